@@ -434,9 +434,10 @@ class Weights:
         ]
         if unused:
             shown = ", ".join(printable(name, 80) for name in unused[:4])
+            what = "1 tensor is" if len(unused) == 1 else f"{len(unused)} tensors are"
             raise ArchitectureError(
-                f"{len(unused)} tensors of this file are not part of its architecture as this"
-                f" version knows it: {shown}" + (", ..." if len(unused) > 4 else ""),
+                f"{what} not part of the architecture as this version knows it: {shown}"
+                + (", ..." if len(unused) > 4 else ""),
                 file=self.source.path,
             )
 

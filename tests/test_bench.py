@@ -13,7 +13,7 @@ import iqforge
 import pytest
 import torch
 from iqforge.cli import main
-from iqforge.errors import EvaluationError
+from iqforge.errors import EvaluationError, NonFiniteError
 from iqforge.runtime.bench.bench import Runner, deviation, run_test
 from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.cost import Cost
@@ -137,7 +137,7 @@ def test_tokens_are_those_that_generate_draws(spec):
 def test_logits_that_are_not_finite_are_an_error():
     model = Model(SyntheticSource("llama-tiny:IQ4_K"), torch.device("cpu"))
     model.network.output_norm.weight.fill_(float("nan"))
-    with model, pytest.raises(EvaluationError, match="position 1 are not finite"):
+    with model, pytest.raises(NonFiniteError, match="output.weight"):
         run_test(model, BenchTest(n_gen=3), repetitions=1)
 
 

@@ -65,6 +65,18 @@ def test_experts_are_counted_by_the_share_of_their_layer():
         assert Cost.of(model).token_flop == 2 * (4 * ffn + 3 * net + attention)
 
 
+def test_one_row_of_every_embedding_is_read():
+    with golden("gemma4_e") as model:
+        cost = Cost.of(model)
+        used = {t.name: t for t in model.source.tensors if model.weights.uses(t.name)}
+        table = used["per_layer_token_embd.weight"]  # the other one is the output matrix too
+        others = [t for t in used.values() if t is not table]
+        assert cost.step_bytes == table.row_bytes + sum(t.n_bytes for t in others)
+        assert cost.token_flop == sum(
+            2 * t.n_elements for t in others if len(t.shape) > 1 and t.name != "token_embd.weight"
+        )
+
+
 def test_a_window_bounds_what_is_read():
     with golden("gemma3") as model:
         mixers = [block.mixer for block in model.network.blocks]

@@ -115,6 +115,20 @@ def test_a_full_pool_is_an_error_and_harms_nothing():
         a.reserve(98)
 
 
+def test_a_sequence_that_has_ended_is_refused():
+    shared = pool(0, n_tokens=256, n_sequences=2)
+    a, b = shared.sequence(), shared.sequence()
+    extend(a, list(range(100)))
+    snapshot = a.snapshot()
+    shared.end(a)
+    shared.end(a)  # changes nothing
+    extend(b, list(range(200)))
+    for use in (lambda: extend(a, [1]), lambda: a.restore(snapshot)):
+        with pytest.raises(UsageError, match="the sequence has ended"):
+            use()
+    assert held(b, 0) == list(range(200))
+
+
 def test_layers_with_a_window_keep_no_more_than_it():
     state = pool(0, 100).sequence(reserved=True)
     extend(state, list(range(1000)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from ..layers.block import Mixer
+from ..linear import Embedding
 from ..model import Model
 from ..state.cache import CacheSettings
 from ..state.sequence import State
@@ -17,7 +18,7 @@ from ..state.sequence import State
 class Cost:
     """Bytes and floating-point operations that no implementation can avoid.
 
-    step_bytes: weights read for one token by itself (of experts the used ones; of the embedding one
+    step_bytes: weights read for one token by itself (of experts the used ones; of embeddings one
     row). token_flop: of all matrix products but the output's, per token; output_flop: of the
     output's, per row of logits. last_flop: the part of token_flop in the last block after its keys
     and values, which only tokens with logits need. mixers: what mixes tokens in each block.
@@ -40,6 +41,8 @@ class Cost:
             if model.weights.uses(tensor.name)
         }
         output = OUTPUT if OUTPUT in tensors else TOKEN_EMBEDDING
+        # Tables of embeddings, of which a token reads one row.
+        tables = {p.name for p in model.weights.parameters if p.role == Embedding.role} - {output}
         blocks = model.network.blocks
         # Of the expert tensors of each layer.
         shares = [min((m.expert_share for m in block.row_layers), default=1.0) for block in blocks]
@@ -47,16 +50,12 @@ class Cost:
         for name, tensor in tensors.items():
             parsed = TensorName.parse(name)
             share = 1.0 if parsed.expert_layer is None else shares[parsed.expert_layer]
-            step_bytes += (
-                tensor.row_bytes
-                if name == TOKEN_EMBEDDING and name != output
-                else share * tensor.n_bytes
-            )
+            step_bytes += tensor.row_bytes if name in tables else share * tensor.n_bytes
             if len(tensor.shape) < 2:
                 continue
             if name == output:
                 output_flop = 2.0 * tensor.n_elements
-            elif name != TOKEN_EMBEDDING:
+            elif name not in tables:
                 token_flop += 2 * share * tensor.n_elements
                 if parsed.layer == len(blocks) - 1 and parsed.is_after_keys:
                     last_flop += 2 * share * tensor.n_elements

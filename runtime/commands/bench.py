@@ -153,8 +153,11 @@ def measure(
 
     from ...version import __version__
     from ..bench.record import record
+    from .flags import NO_SCORES
 
-    cores, opened, loaded_as, limits, said = torch.get_num_threads(), None, None, None, set()
+    cores, opened, loaded_as, limits = torch.get_num_threads(), None, None, None
+    # -amb matters if one of the settings is without flash attention.
+    said = set() if all(setting["flash_attn"] for setting in settings) else {NO_SCORES}
     tests = options.tests()
     try:
         for setting in settings:

@@ -118,6 +118,9 @@ def open_model(
     return model
 
 
+NO_SCORES = ("-amb", "flash attention has no matrix of scores")
+
+
 def model_notes(model: Model) -> list[tuple[str, str]]:
     """Return (flag, why) of the switches about experts and attention, and of the overrides, that
     change nothing with this model.
@@ -155,7 +158,7 @@ def _attention_notes(model: Model) -> list[tuple[str, str]]:
     if not latent and chosen.mla != usual.mla:
         notes.append(("-mla", "the model has no latent attention"))
     if not latent and chosen.attention_buffer and chosen.flash_attention:
-        notes.append(("-amb", "flash attention has no matrix of scores"))
+        notes.append(NO_SCORES)
     if not chosen.sparse_attention and not model.hyperparameters.has("attention.indexer.top_k"):
         notes.append(("--dsa", "the model has no sparse attention"))
     if len(latent) == len(model.network.blocks) and model.cache is not None:

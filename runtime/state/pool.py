@@ -70,7 +70,8 @@ class Pool:
         return State(capacity, layers, self.settings, tables, self.windows, context or capacity)
 
     def end(self, state: State) -> None:
-        """Give back the memory of a sequence, which must not be used afterwards."""
+        """Give back the memory of a sequence, which can no longer be used."""
+        state.ended = True
         for table in state.tables.values():
             for block in table.blocks:
                 if block >= 0:

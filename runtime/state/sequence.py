@@ -28,8 +28,8 @@ class State:
     """One sequence: `n_past` tokens of at most `capacity` are in it. `layers[i]` is what mixer i
     keeps of them (None for nothing), in the rows that one of the `tables`, by window, says.
 
-    context: the tokens that were asked for, of which `capacity` is rounded up. A pass calls
-    `reserve` before and `advance` after it.
+    context: the tokens that were asked for, of which `capacity` is rounded up. ended: the pool has
+    the memory back. A pass calls `reserve` before and `advance` after it.
     """
 
     capacity: int
@@ -39,6 +39,7 @@ class State:
     windows: list[int]  # of each layer, as in `tables`
     context: int
     n_past: int = 0
+    ended: bool = False
     _snapshots: WeakSet[Snapshot] = field(default_factory=WeakSet)
 
     @property
@@ -55,8 +56,9 @@ class State:
 
     def reserve(self, n: int) -> None:
         """Take memory for `n` more tokens. ShapeError for more than `capacity`, UsageError if the
-        pool has no more.
+        pool has no more, or if the sequence has ended.
         """
+        self._check_not_ended()
         for table in self.tables.values():
             table.reserve(self.n_past + n)
 
@@ -129,6 +131,7 @@ class State:
         """Go back, or forward, to where `snapshot` was taken. UsageError for one of another
         sequence.
         """
+        self._check_not_ended()
         if snapshot not in self._snapshots:
             raise UsageError("the snapshot is of another sequence")
         n = snapshot.n_past
@@ -152,6 +155,10 @@ class State:
             if layer.by_position and not self.tables[self.windows[i]].window:
                 del snapshot._saved[i]  # the cache has them again
         self.n_past = snapshot._intact = n
+
+    def _check_not_ended(self) -> None:
+        if self.ended:
+            raise UsageError("the sequence has ended: its memory was given back to the pool")
 
     def _keep_for_snapshots(self, n: int) -> None:
         """Positions from `n` on may be overwritten: copy what snapshots need of them."""
