@@ -31,10 +31,12 @@ MODULES = (
     "prompt",
     "prompt_delta",
     "prompt_grouped",
+    "prompt_mla",
     "rearrange",
     "step_attention",
     "step_between",
     "step_delta",
+    "step_mla",
     "step_router",
     "step_sample",
 )

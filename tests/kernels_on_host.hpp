@@ -17,6 +17,7 @@
 #define __launch_bounds__(...)
 #define __restrict__
 #define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
 #undef INFINITY
 #define INFINITY __builtin_inff()
 
@@ -106,6 +107,13 @@ inline float bf16_to_float(unsigned short b) { return __uint_as_float((unsigned)
 inline unsigned short float_to_bf16(float x) {
     const unsigned b = __float_as_uint(x);
     return (unsigned short)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+template <bool F16> unsigned pack2(float low, float high) {
+    return F16 ? float_to_half(low) | (unsigned)float_to_half(high) << 16 : float_to_bf16(low) | (unsigned)float_to_bf16(high) << 16;
+}
+template <bool F16> float2 unpack2(unsigned packed) {
+    const unsigned short low = packed, high = packed >> 16;
+    return F16 ? make_float2(half_to_float(low), half_to_float(high)) : make_float2(bf16_to_float(low), bf16_to_float(high));
 }
 inline float warp_sum(float x) { for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(~0u, x, d); return x; }
 inline float warp_max(float x) { for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d)); return x; }

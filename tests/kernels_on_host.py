@@ -88,9 +88,7 @@ def library(folder: Path, spec: KernelSpec, run: str) -> ctypes.CDLL:
         pytest.skip("g++ is not installed: the kernels are not tried on the CPU")
     defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
     # mma needs the cache's types, which the sources name first
-    source = expand(spec.sources)
-    if run is RUN_ATTENTION:
-        source = source.replace("struct Mixer {", MMA + "struct Mixer {", 1)
+    source = expand(spec.sources).replace("struct Mixer {", MMA + "struct Mixer {", 1)
     (folder / "kernel.cpp").write_text(f'#include "{HEADER}"\n{defines}{source}{run}')
     subprocess.run(
         [
@@ -159,6 +157,57 @@ extern "C" void run_gated(const float* remembered, const float* seen, const floa
     launch_on_host((tokens + GATED_WARPS - 1) / GATED_WARPS, n_heads, 32 * GATED_WARPS, [&] {
         gated(remembered, seen, since, z, pitch, weight, eps, tokens, padded, out);
     });
+}
+"""
+
+
+RUN_LATENT = """
+extern "C" void run(int splits, const float* q, const float* kv, const float* norm, float eps,
+                    const float* angles, const uint4* keys, const uint4* values, u8* cache,
+                    const int* position, float scale, float* out) {
+    const int tiles = (PAIRS + R - 1) / R;
+    std::vector<u16> queries((size_t)tiles * R * 2 * DK, 0xffff);
+    std::vector<float> partial((size_t)tiles * splits * PART, NAN);
+    launch_on_host(HEADS + 1, (RANK + KEY_ROWS - 1) / KEY_ROWS, THREADS, [&] {
+        latent_queries(q, kv, norm, eps, angles, keys, cache, position, scale, queries.data());
+    });
+    launch_on_host(splits, tiles, THREADS, [&] {
+        latent_attention(queries.data(), cache, position, partial.data());
+    });
+    launch_on_host(HEADS, (VALUE + VALUE_ROWS - 1) / VALUE_ROWS, THREADS, [&] {
+        latent_values(partial.data(), position, splits, values, out);
+    });
+}
+"""
+
+
+RUN_LATENT_PROMPT = """
+extern "C" void norm(const uint4* x, int tokens, int n, int stride, const float* weight, float eps,
+                     uint4* out) {
+    launch_on_host((tokens + WARPS - 1) / WARPS, 1, THREADS,
+                   [&] { norm_rows(x, tokens, n, stride, weight, eps, out); });
+}
+extern "C" void rows(const uint4* x, int tokens, int rank, int rope, int stride,
+                     const float* weight, float eps, const float* cos, const float* sin,
+                     int per_sequence, void* rows, long long first) {
+    launch_on_host((tokens + WARPS - 1) / WARPS, 1, THREADS, [&] {
+        latent_rows(x, tokens, rank, rope, stride, weight, eps, cos, sin, per_sequence, rows,
+                    first);
+    });
+}
+extern "C" void heads(const uint4* q, int tokens, int heads, int nope, int rope, int stride,
+                      const float* cos, const float* sin, int per_sequence, const float* factors,
+                      void* out) {
+    const int units = tokens * heads * (nope + rope) / 8;
+    launch_on_host((units + THREADS - 1) / THREADS, 1, THREADS, [&] {
+        latent_heads(q, tokens, heads, nope, rope, stride, cos, sin, per_sequence, factors, out);
+    });
+}
+extern "C" void keys(const uint4* rows, long long positions, int width, int heads, int nope,
+                     int rope, uint4* keys) {
+    const int units = positions * heads * rope / 8;
+    launch_on_host((units + THREADS - 1) / THREADS, 1, THREADS,
+                   [&] { latent_keys(rows, positions, width, heads, nope, rope, keys); });
 }
 """
 

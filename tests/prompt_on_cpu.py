@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from iqforge.cuda_kernels import prompt
+from iqforge.cuda_kernels import prompt, prompt_mla
 from iqforge.runtime.cuda import prompt_delta, prompt_graphs
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.cuda.prompt_weights import PromptOutput
@@ -72,6 +72,34 @@ def rotate_heads(qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=Non
             torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
         )
     v[first : first + tokens] = values
+
+
+def norm_rows(x, weight, eps, out):
+    out.copy_(step_on_cpu.normed(x.float(), weight, eps))
+
+
+def _turned(x, cos, sin):
+    angles = torch.stack([cos, sin], -1).repeat(len(x) // len(cos), 1, 1)
+    return step_on_cpu.rotated(x, angles, 2 * cos.shape[-1], False)
+
+
+def latent_rows(x, weight, eps, cos, sin, rows, first):
+    c, key = x.float().split([len(weight), 2 * cos.shape[1]], 1)
+    c = step_on_cpu.normed(c, weight, eps)
+    rows[first : first + len(x)] = torch.cat([_turned(key[:, None], cos, sin)[:, 0], c], 1)
+
+
+def latent_heads(q, cos, sin, factors, out):
+    q = q.float().unflatten(1, out.shape[1:])
+    nope = out.shape[2] - 2 * cos.shape[1]
+    q = torch.cat([q[..., :nope], _turned(q[..., nope:], cos, sin)], -1)
+    if factors is not None:
+        q = q * factors.repeat(len(q) // len(factors))[:, None, None]
+    out.copy_(q)
+
+
+def latent_keys(rows, rope, keys):
+    keys[..., -rope:] = rows[:, None, :rope]
 
 
 def route(logits, ids, weights, ser=None):
@@ -201,3 +229,5 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
     for kernel in (add_norm, silu_gate, converted, gather_rows, rotate_heads, route, group_rows):
         monkeypatch.setattr(prompt, kernel.__name__, kernel)
+    for kernel in (norm_rows, latent_rows, latent_heads, latent_keys):
+        monkeypatch.setattr(prompt_mla, kernel.__name__, kernel)

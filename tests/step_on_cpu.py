@@ -16,13 +16,14 @@ from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
 from iqforge.cuda_kernels.step_router import Routing
 from iqforge.runtime.cuda import (
-    delta_shapes,
     step_delta,
     step_frame,
     step_layers,
+    step_mla,
     step_moe,
     step_sampling,
 )
+from iqforge.runtime.cuda.registry import DELTA_KERNELS, LATENT_KERNELS
 from iqforge.runtime.layers.attention import attend_with_scores, temperature
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet
@@ -107,7 +108,9 @@ def decode_matrices(m, dtype, ids):
 @kernel
 def expert_gate_up(h, weight, eps, gate, up, ids, out):
     for row, x in enumerate(normed(h, weight, eps)):
-        g, u = (decode_matrices(m, torch.float32, ids[row].long()) @ x for m in (gate, up))
+        given = [m for m in (gate, up) if m is not None]  # or both in one
+        both = [decode_matrices(m, torch.float32, ids[row].long()) @ x for m in given]
+        g, u = both if len(both) == 2 else both[0].chunk(2, -1)
         out[row] = F.silu(g) * u
 
 
@@ -192,7 +195,8 @@ class Attention:
         )
         q, gates = q.split(s.key_length, -1) if s.gate else (q, None)
         q, k = (
-            self.rotated(normed(x, weight, eps), angles) for x, weight in ((q, q_norm), (k, k_norm))
+            rotated(normed(x, weight, eps), angles, s.n_rot, s.neox)
+            for x, weight in ((q, q_norm), (k, k_norm))
         )
         total = start + s.rows
         cache_k[start:total], cache_v[start:total] = k, v
@@ -204,14 +208,40 @@ class Attention:
         )[0]
         out.copy_((mixed if gates is None else mixed * gates.sigmoid()).reshape(out.shape))
 
-    def rotated(self, x, angles):
-        turned, rest = x[..., : self.shape.n_rot], x[..., self.shape.n_rot :]
-        a, b = turned.chunk(2, -1) if self.shape.neox else (turned[..., 0::2], turned[..., 1::2])
-        cos, sin = (angles[:, None, :, i] for i in (0, 1))
-        a, b = a * cos - b * sin, a * sin + b * cos
-        return torch.cat(
-            [a, b, rest] if self.shape.neox else [torch.stack([a, b], -1).flatten(-2), rest], -1
-        )
+
+def rotated(x, angles, n_rot, neox):
+    turned, rest = x[..., :n_rot], x[..., n_rot:]
+    a, b = turned.chunk(2, -1) if neox else (turned[..., 0::2], turned[..., 1::2])
+    cos, sin = (angles[:, None, :, i] for i in (0, 1))
+    a, b = a * cos - b * sin, a * sin + b * cos
+    return torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
+
+
+class Latent:
+    """Latent attention over caches of floats."""
+
+    def __init__(self, shape, splits, device):
+        self.shape = shape
+
+    def __call__(self, *arguments):
+        kernel(self.run)(*arguments)
+
+    def run(self, q, kv, norm, eps, angles, keys, values, cache, positions, scale, out):
+        s, start = self.shape, int(positions[0])
+        key, c = kv[:, None, s.rank :], normed(kv[:, : s.rank], norm, eps)
+        q = q.view(s.rows, s.heads, -1)
+        turned, key = (rotated(x, angles, s.rope, s.neox) for x in (q[..., s.nope :], key))
+        total = start + s.rows
+        cache[start:total, 0] = torch.cat([key[:, 0], c], -1)
+        absorbed = torch.einsum("nhd,hrd->nhr", q[..., : s.nope], keys.float())
+        q = torch.cat([turned, absorbed], -1) * scale
+        if s.temperature is not None:
+            q = q * temperature(Temperature(*s.temperature), positions.long())[:, None, None]
+        rows = cache[:total, 0].float()
+        hidden = torch.arange(total)[None] > positions[:, None]
+        scores = (q @ rows.T).masked_fill(hidden[:, None], float("-inf"))
+        mixed = scores.softmax(-1) @ rows[:, s.rope :]
+        out.copy_(torch.einsum("nhr,hvr->nhv", mixed, values.float()).flatten(1))
 
 
 class Router:
@@ -319,7 +349,8 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
     attention and of products. `emptied` counts calls of torch.cuda.empty_cache.
     """
     seen = SimpleNamespace(emptied=0)
-    monkeypatch.setenv(delta_shapes.VARIABLE, "1")
+    for variable in (DELTA_KERNELS, LATENT_KERNELS):
+        monkeypatch.setenv(variable, "1")
     Graph.alive, Graph.replays, Graph.recording = weakref.WeakSet(), 0, None
 
     @contextmanager
@@ -358,6 +389,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_frame, "StepAttention", Attention),
         (step_frame, "StepRouter", Router),
         (step_delta, "StepDelta", Delta),
+        (step_mla, "StepLatentAttention", Latent),
         (step_frame, "step_angles", angles),
         (step_layers, "decode_rows", embed),
         (step_layers, "BETWEEN", torch.float32),

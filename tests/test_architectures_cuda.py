@@ -9,7 +9,7 @@ import pytest
 import torch
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.architectures import architectures
-from iqforge.runtime.cuda import delta_shapes
+from iqforge.runtime.cuda.registry import DELTA_KERNELS, LATENT_KERNELS
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 
@@ -48,7 +48,8 @@ def test_the_fast_path_is_near_float32(made, precision, monkeypatch):
     kernels are said to evaluate everything.
     """
     case, file, tokens, expected = made
-    monkeypatch.setenv(delta_shapes.VARIABLE, "1")
+    for variable in (DELTA_KERNELS, LATENT_KERNELS):
+        monkeypatch.setenv(variable, "1")
     slow: list[str] = []
     with load_model(file, device=DEVICE, precision=precision, verbose=slow.append) as model:
         once, again = model.forward(tokens).cpu(), model.forward(tokens).cpu()

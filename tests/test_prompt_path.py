@@ -16,7 +16,7 @@ import pytest
 import torch
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda import prompt_graphs, prompt_weights
+from iqforge.runtime.cuda import prompt_graphs, prompt_mla, prompt_weights
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt_path import PromptPath
@@ -328,6 +328,14 @@ def fast(request, tmp_path):
     return tmp_path / "f32.gguf", tiny.tokens
 
 
+def check_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare rows in half precision with float32. A router that chooses between nearly equal
+    experts may decide otherwise for a few tokens.
+    """
+    off = (found - expected).abs().amax(1) / expected.abs().max()
+    assert (off < 0.05).double().mean() > 0.85, off
+
+
 def test_other_architectures(fast, opened):
     """Windows, biases, shared experts, other routers, norms after a branch: for new sequences, for
     pieces of a kept one, and for last rows alone.
@@ -341,16 +349,16 @@ def test_other_architectures(fast, opened):
         assert all("decoded" in why or "one after" in why for _, why in context.slow)
         tokens = torch.tensor(ids)[None]
         expected = model.hidden(tokens)[0]
-        spread = {"rtol": 0.05, "atol": 0.05 * expected.abs().max().item()}
-        torch.testing.assert_close(normed(model, path.run(tokens, 0)), expected, **spread)
+        every = normed(model, path.run(tokens, 0)).clone()
+        check_near(every, expected)
         last = path.run(tokens, 0, last=True)
-        torch.testing.assert_close(normed(model, last), expected[-1:], **spread)
+        torch.testing.assert_close(normed(model, last), every[-1:], **PRECISION)
         state, rows = model.new_state(64, CacheSettings()), []
         for first, end in ((0, 13), (13, 14), (14, 40)):
             state.reserve(end - first)
             rows.append(normed(model, path.run(tokens[:, first:end], first, state)).clone())
             state.advance(end - first)
-        torch.testing.assert_close(torch.cat(rows), expected, **spread)
+        check_near(torch.cat(rows), expected)
 
 
 def test_graphs_of_other_architectures(monkeypatch, fast, opened):
@@ -369,3 +377,31 @@ def test_graphs_of_other_architectures(monkeypatch, fast, opened):
             found = normed(model, captured.run(tokens, 0))
             torch.testing.assert_close(found, expected, **PRECISION)
     assert prompt_on_cpu.Graph.replays > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [CacheSettings("bf16"), CacheSettings("q8_0", hadamard_k=True), CacheSettings("f32")],
+    ids=lambda s: s.type_k,
+)
+def test_latent_attention_with_other_caches(monkeypatch, tmp_path, opened, settings):
+    """For new sequences and pieces of a kept one; also with keys and values of one head at a
+    time.
+    """
+    tiny = make_tiny_model(CASES["deepseek_v3"], WIDE, tmp_path / "hf")
+    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    tokens = torch.tensor(tiny.tokens)[None]
+    with load_model(tmp_path / "f32.gguf", cache=settings) as model:
+        path = PromptPath(model.network, context := Context(CPU, torch.float16, settings))
+        assert {kind for kind, _ in context.slow} <= {"MoE"}
+        expected = model.hidden(tokens)[0]
+        found = normed(model, path.run(tokens, 0)).clone()
+        check_near(found, expected)
+        state, rows = model.new_state(64, settings), []
+        for first, end in ((0, 13), (13, 14), (14, 40)):
+            state.reserve(end - first)
+            rows.append(normed(model, path.run(tokens[:, first:end], first, state)).clone())
+            state.advance(end - first)
+        check_near(torch.cat(rows), expected)
+        monkeypatch.setattr(prompt_mla, "BUFFER_BYTES", 1)
+        torch.testing.assert_close(normed(model, path.run(tokens, 0)), found, **PRECISION)

@@ -606,4 +606,7 @@ FAST = (
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
+    "mistral4",
+    "deepseek_v2_lite",
+    "deepseek_v3",
 )

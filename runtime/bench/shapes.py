@@ -48,6 +48,17 @@ class DeltaSizes:
 
 
 @dataclass(frozen=True)
+class LatentSizes:
+    """Sizes of latent attention, as in `MLASpec`."""
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a model.
 
@@ -56,7 +67,8 @@ class Shape:
     gate. merged: gate and up of experts are one matrix. gate: gates after attention. delta: layers
     of which most have a delta net instead of attention. rotated: elements of a head that
     are rotated; 0 for all. ffn_norm: the name of the norm before the feed-forward layer.
-    post_norms: norms after both halves of a block. keys: further keys.
+    post_norms: norms after both halves of a block. latent: its attention is latent attention.
+    keys: further keys.
     """
 
     architecture: str
@@ -89,6 +101,7 @@ class Shape:
     ffn_norm: str = "ffn_norm"
     post_norms: tuple[str, str] | None = None
     tied: bool = False
+    latent: LatentSizes | None = None
     keys: dict[str, Value] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -107,6 +120,8 @@ class Shape:
         yield "attn_norm.weight", (self.width,)
         if self.delta is not None and (layer + 1) % self.delta.interval:
             yield from self.delta.tensors(self.width)
+        elif self.latent is not None:
+            yield from self._latent(self.latent)
         else:
             yield from self._attention()
         if self.post_norms:
@@ -128,6 +143,20 @@ class Shape:
             yield "attn_k_norm.weight", (self.head,)
         if self.sinks:
             yield "attn_sinks.weight", (self.n_heads,)
+
+    def _latent(self, s: LatentSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+        heads, key = self.n_heads, s.nope + s.rope
+        if s.q_rank:
+            yield "attn_q_a.weight", (s.q_rank, self.width)
+            yield "attn_q_a_norm.weight", (s.q_rank,)
+            yield "attn_q_b.weight", (heads * key, s.q_rank)
+        else:
+            yield "attn_q.weight", (heads * key, self.width)
+        yield "attn_kv_a_mqa.weight", (s.kv_rank + s.rope, self.width)
+        yield "attn_kv_a_norm.weight", (s.kv_rank,)
+        yield "attn_k_b.weight", (heads, s.kv_rank, s.nope)
+        yield "attn_v_b.weight", (heads, s.value, s.kv_rank)
+        yield "attn_output.weight", (self.width, heads * s.value)
 
     def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{self.ffn_norm}.weight", (self.width,)
@@ -183,6 +212,17 @@ class Shape:
                 "expert_used_count": u32(self.n_used),
                 "expert_feed_forward_length": u32(self.hidden),
             }
+        if (s := self.latent) is not None:  # as llama.cpp describes it: heads of latent vectors
+            out |= {
+                "attention.q_lora_rank": u32(s.q_rank),
+                "attention.kv_lora_rank": u32(s.kv_rank),
+                "attention.key_length": u32(s.kv_rank + s.rope),
+                "attention.value_length": u32(s.kv_rank),
+                "attention.key_length_mla": u32(s.nope + s.rope),
+                "attention.value_length_mla": u32(s.value),
+            }
+            if not s.q_rank:
+                del out["attention.q_lora_rank"]
         if self.n_dense:
             out["leading_dense_block_count"] = u32(self.n_dense)
         if self.delta is not None:
@@ -221,6 +261,7 @@ _YARN = {
     "rope.scaling.factor": f32(32.0),
     "rope.scaling.original_context_length": u32(4096),
 }
+_YARN_OF_LATENT = _YARN | {"rope.scaling.factor": f32(40.0)}
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 SHAPES = {
@@ -369,5 +410,66 @@ SHAPES = {
         ),
         ffn_norm="post_attention_norm",
         keys={"attention.sliding_window": u32(128), **_YARN},
+    ),
+    "deepseek-v2-lite": Shape(
+        "deepseek2",
+        "16B.A2.4B",
+        27,
+        2048,
+        16,
+        1,
+        192,
+        1408,
+        102400,
+        10000.0,
+        163840,
+        1e-6,
+        64,
+        6,
+        n_dense=1,
+        dense_hidden=10944,
+        shared=2816,
+        rotated=64,
+        latent=LatentSizes(0, 512, 128, 64, 128),
+        keys={
+            "expert_gating_func": u32(1),
+            "expert_shared_count": u32(2),
+            "expert_weights_norm": boolean(False),
+            "expert_weights_scale": f32(1.0),
+            **_YARN_OF_LATENT,
+            "rope.scaling.yarn_log_multiplier": f32(0.0707),
+        },
+    ),
+    "deepseek-v3": Shape(
+        "deepseek2",
+        "671B.A37B",
+        61,
+        7168,
+        128,
+        1,
+        192,
+        2048,
+        129280,
+        10000.0,
+        163840,
+        1e-6,
+        256,
+        8,
+        n_dense=3,
+        dense_hidden=18432,
+        shared=2048,
+        rotated=64,
+        choice_bias=True,
+        latent=LatentSizes(1536, 512, 128, 64, 128),
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(1),
+            "expert_group_count": u32(8),
+            "expert_group_used_count": u32(4),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(2.5),
+            **_YARN_OF_LATENT,
+            "rope.scaling.yarn_log_multiplier": f32(0.1),
+        },
     ),
 }

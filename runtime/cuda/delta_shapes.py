@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from ..layers.delta_net import DeltaNet
 from ..linear import Linear
 from .context import Context
 from .registry import Slow
-
-# With 1, delta nets run on kernels. Compiled for the CPU these agree with the reference path. They
-# are off until they have been compared and measured on a GPU (tests/test_delta_cuda.py).
-VARIABLE = "IQFORGE_DELTA_KERNELS"
-
-
-def check_wanted() -> None:
-    """`Slow` unless kernels of delta nets are switched on."""
-    if os.environ.get(VARIABLE) != "1":
-        raise Slow(f"its kernels are off ({VARIABLE}=1 switches them on)")
 
 
 def rates_in_order(ba: torch.Tensor, key_heads: int) -> torch.Tensor:

@@ -20,7 +20,7 @@ from ..layers.batch import Batch
 from ..layers.delta_net import DeltaNet
 from ..state.recurrent import RecurrentState
 from .context import Context
-from .delta_shapes import check_devices, check_wanted, inputs, rates
+from .delta_shapes import check_devices, inputs, rates
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm, last_rows, post_normed
 from .prompt_weights import Product
@@ -34,7 +34,6 @@ class PromptDelta(Staged):
     def __init__(self, branch: PlacedBranch, context: Context):
         net: DeltaNet = branch.module
         s = net.spec
-        check_wanted()
         check_norm(branch.norm, context)
         check_devices(net, context)
         self.branch, self.norm, self.net, self.context = branch, branch.norm, net, context

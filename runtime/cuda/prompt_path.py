@@ -17,7 +17,13 @@ from ..layers.norm import RMSNorm
 from ..network import Network
 from ..ranges import opened, ranged, recording
 from ..state.sequence import State
-from . import prompt_attention, prompt_delta, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
+from . import (  # noqa: F401, they declare executors
+    prompt_attention,
+    prompt_delta,
+    prompt_ffn,
+    prompt_mla,
+    prompt_moe,
+)
 from .context import Context
 from .executor import Executor, operation
 from .prompt_graphs import PromptGraphs, Stage, Staged

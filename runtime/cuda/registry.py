@@ -7,6 +7,7 @@ with the reason, and the module runs on the reference path.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet
 from ..layers.ffn import GatedFFN
+from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
 from ..layers.specs import FFNSpec
@@ -26,6 +28,10 @@ _Factory = TypeVar("_Factory", bound=Callable)
 
 PROMPT: dict[type, Callable] = {}
 STEP: dict[type, Callable] = {}
+# With 1, these layers run on kernels. Compiled for a CPU they agree with the reference path. They
+# are off until they have been compared and measured on a GPU (test_delta_cuda.py,
+# test_latent_cuda.py).
+DELTA_KERNELS, LATENT_KERNELS = "IQFORGE_DELTA_KERNELS", "IQFORGE_LATENT_KERNELS"
 
 
 class Slow(Exception):
@@ -110,6 +116,8 @@ def check_description(branch: Branch) -> None:
         raise Slow("a norm after it")
     if isinstance(module, Attention):
         _check_attention(module)
+    elif isinstance(module, MLA):
+        _check_latent_attention(module)
     elif isinstance(module, MoE):
         _check_experts(module)
     elif isinstance(module, GatedFFN):
@@ -117,7 +125,9 @@ def check_description(branch: Branch) -> None:
             raise Slow(f"activation {module.spec.activation}")
         if module.gate_up is not None:
             raise Slow("gate and up in one matrix")
-    elif not isinstance(module, DeltaNet):
+    elif isinstance(module, DeltaNet):
+        _check_wanted(DELTA_KERNELS)
+    else:
         raise Slow("no kernels for this kind of layer")
 
 
@@ -133,6 +143,19 @@ def _check_attention(m: Attention) -> None:
     }
     if found := [name for name, has in beyond.items() if has]:
         raise Slow(" and ".join(found))
+
+
+def _check_wanted(variable: str) -> None:
+    if os.environ.get(variable) != "1":
+        raise Slow(f"its kernels are off ({variable}=1 switches them on)")
+
+
+def _check_latent_attention(m: MLA) -> None:
+    if m.top_k:
+        raise Slow("attention to chosen positions only")
+    if m.rope.long is not None:
+        raise Slow("a rotation that depends on the context")
+    _check_wanted(LATENT_KERNELS)
 
 
 def _check_experts(m: MoE) -> None:

@@ -14,7 +14,7 @@ from ..ranges import ranged
 from ..state.recurrent import RecurrentState
 from ..state.sequence import State
 from .context import Context
-from .delta_shapes import check_devices, check_wanted, inputs, rates
+from .delta_shapes import check_devices, inputs, rates
 from .executor import operation
 from .registry import STEP, PlacedBranch, Slow, executor
 from .step_frame import Frame, StepSequence
@@ -34,7 +34,6 @@ class StepDeltaLayer(StepBranch):
 
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
-        check_wanted()
         net: DeltaNet = branch.module
         s = net.spec
         check_devices(net, context)

@@ -26,7 +26,7 @@ from ..network import Network
 from ..ranges import opened
 from ..sampling import Sampling
 from ..state.sequence import State
-from . import step_attention, step_moe  # noqa: F401, they declare executors
+from . import step_attention, step_mla, step_moe  # noqa: F401, they declare executors
 from .context import Context
 from .registry import STEP, Slow, choose, placed
 from .step_delta import StepDeltaLayer

@@ -6,6 +6,8 @@
 
 typedef unsigned int u32;
 
+#ifndef ON_HOST  // the test that runs kernels on the CPU has its own of these two
+
 template <bool F16> __device__ __forceinline__ u32 pack2(float low, float high) {
     u32 packed;
     if constexpr (F16) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -23,6 +25,8 @@ template <bool F16> __device__ __forceinline__ float2 unpack2(u32 packed) {
         return make_float2(__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000u));
     }
 }
+
+#endif
 
 template <bool F16> __device__ __forceinline__ void unpack8(uint4 packed, float (&x)[8]) {
     const u32 words[4] = {packed.x, packed.y, packed.z, packed.w};

@@ -1,0 +1,299 @@
+// Latent attention of the 1 to 8 newest positions of a sequence in its absorbed form, in three
+// launches. The cache has one row [rotated key | latent vector] of DK = ROPE + RANK elements per
+// position, which is the key of all heads; its last RANK elements are their value.
+//
+//   latent_queries    new cache rows, and queries [rotated | W_k^T q] of all heads
+//   latent_attention  softmax(q K^T) V over the cache, for one range of positions per block
+//   latent_values     the join of the ranges, and W_v of every head
+//
+// A pair is a head of one of the new positions. A block of latent_attention takes R = 16 pairs over
+// one pass of its range, and leaves (unnormalised mix, maximum, sum) of each.
+//
+// Compiled per shape: ROWS, HEADS, NOPE, ROPE, RANK, VALUE, TYPE_K and TYPE_V (the cache's), HALF (of
+// the matrices: 1 float16, 0 bfloat16), NEOX_PAIRS, TEMPERATURE, TEMPERATURE_LENGTH, TILE (positions
+// in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE), MOST_SPLITS,
+// KEY_ROWS and VALUE_ROWS (of a matrix, per block), SHARED_BYTES, PART_FLOATS.
+#include "attention/cache.cuh"
+#include "attention/rows.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int R = 16, PAIRS = ROWS * HEADS, HEADS_KV = 1, DK = ROPE + RANK, DV = RANK, HAD_V = 0;
+constexpr int STRIDE_K = DK * 2 + 16, STRIDE_V = STRIDE_K;  // bytes; rows start in other banks
+constexpr int ROW_K = row_bytes(TYPE_K, DK);
+constexpr float LOG2E = 1.4426950408889634f;
+
+#include "attention/mma.cuh"
+
+// Shared memory: tiles | queries | scores | probabilities | rescaling, maxima, sums.
+constexpr int STAGE = TILE * STRIDE_K;
+constexpr int AT_Q = STAGES * STAGE, AT_S = AT_Q + Mixer::Q_BYTES, AT_P = AT_S + R * TILE * 4, AT_M = AT_P + Mixer::P_BYTES,
+              SHARED = AT_M + 3 * R * 4;
+constexpr int PART = R * DV + 2 * R;  // floats that a range leaves in memory: mixes, maxima, sums
+static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
+static_assert(ROPE % 16 == 0 && RANK % 16 == 0 && NOPE % 8 == 0 && SHORTEST % TILE == 0 && ROWS <= WARPS, "a shape this is made for");
+
+// How the positions are divided: by their number alone. `active` of `splits` ranges are not empty.
+struct Ranges {
+    int size, active;
+    __device__ __forceinline__ Ranges(int n_kv, int splits) {
+        const int share = (n_kv + splits - 1) / splits;
+        size = max(SHORTEST, (share + TILE - 1) / TILE * TILE);
+        active = (n_kv + size - 1) / size;
+    }
+};
+
+// The factor of queries at a position.
+__device__ __forceinline__ float temperature(int position) {
+    return TEMPERATURE ? 1.f + (float)(TEMPERATURE) * log1pf((float)(position / TEMPERATURE_LENGTH)) : 1.f;
+}
+
+__device__ __forceinline__ float2 two_halves(u32 w) {
+    return HALF ? make_float2(half_to_float((u16)w), half_to_float((u16)(w >> 16)))
+                : make_float2(bf16_to_float((u16)w), bf16_to_float((u16)(w >> 16)));
+}
+
+// COUNT rows of a matrix with COLS columns, by all threads: LANES of them share a row.
+template <int COLS, int COUNT>
+struct Rows {
+    static constexpr int UNITS = COLS / 8;
+    static constexpr int LANES = UNITS % 32 == 0 ? 32 : UNITS % 16 == 0 ? 16 : UNITS % 8 == 0 ? 8 : 4;
+    static constexpr int EACH = (UNITS + LANES - 1) / LANES, GROUPS = THREADS / LANES, MINE = (COUNT + GROUPS - 1) / GROUPS;
+    uint4 w[MINE][EACH];
+    const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+
+    // Rows first .. first+COUNT-1 of `total` rows at `from`.
+    __device__ __forceinline__ void load(const uint4* from, int first, int total) {
+#pragma unroll
+        for (int m = 0; m < MINE; m++)
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                const int row = first + group + GROUPS * m, unit = lane + LANES * e;
+                const bool inside = group + GROUPS * m < COUNT && row < total && unit < UNITS;
+                w[m][e] = inside ? from[(long long)row * UNITS + unit] : make_uint4(0, 0, 0, 0);
+            }
+    }
+
+    // put(row, product) for every row that is there, in its first lane.
+    template <typename Put>
+    __device__ __forceinline__ void times(const float* x, int first, int total, Put put) const {
+#pragma unroll
+        for (int m = 0; m < MINE; m++) {
+            float sum = 0.f;
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                const int unit = min(lane + LANES * e, UNITS - 1);  // zeros of w beyond the last
+                const float4 a = *(const float4*)(x + 8 * unit), b = *(const float4*)(x + 8 * unit + 4);
+                const float2 p = two_halves(w[m][e].x), q = two_halves(w[m][e].y), s = two_halves(w[m][e].z), t = two_halves(w[m][e].w);
+                sum = fmaf(p.x, a.x, fmaf(p.y, a.y, fmaf(q.x, a.z, fmaf(q.y, a.w, sum))));
+                sum = fmaf(s.x, b.x, fmaf(s.y, b.y, fmaf(t.x, b.z, fmaf(t.y, b.w, sum))));
+            }
+#pragma unroll
+            for (int d = LANES / 2; d; d >>= 1) sum += __shfl_xor_sync(0xffffffff, sum, d);
+            const int row = first + group + GROUPS * m;
+            if (lane == 0 && group + GROUPS * m < COUNT && row < total) put(row, sum);
+        }
+    }
+};
+
+// q float32[ROWS, HEADS, NOPE + ROPE]; kv float32[ROWS, RANK + ROPE]; norm float32[RANK]; angles float32[ROWS, ROPE/2, 2];
+// w_k half[HEADS, RANK, NOPE]; cache [capacity, DK]; position: cached positions before these rows; queries [pairs, 2, DK] in the
+// type of the cache, the rounded values and the rounding errors. Grid (HEADS + 1, ceil(RANK / KEY_ROWS)).
+extern "C" __global__ void __launch_bounds__(THREADS)
+latent_queries(const float* q, const float* kv, const float* __restrict__ norm, float eps, const float* angles,
+               const uint4* __restrict__ w_k, u8* cache, const int* __restrict__ position, float scale, u16* queries) {
+    __shared__ __align__(16) float x[ROWS * (DK > NOPE ? DK : NOPE)];
+    __shared__ __align__(16) char kept[WARPS * STRIDE_K];
+    const int head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, p0 = *position;
+    const bool is_head = head < HEADS;
+    const int first = blockIdx.y * KEY_ROWS;
+    Rows<NOPE, KEY_ROWS> rows;
+    if (is_head) rows.load(w_k + (long long)head * RANK * (NOPE / 8), first, RANK);
+    wait_for_inputs();
+    start_dependents();
+    if (!is_head) {  // the new rows of the cache
+        if (blockIdx.y || warp >= ROWS) return;
+        Row<RANK> c, weight;
+        Row<ROPE> k;
+        Turns<ROPE> turns;
+        c.fetch(kv + warp * DK, lane);
+        k.fetch(kv + warp * DK + RANK, lane);
+        weight.fetch(norm, lane);
+        turns.fetch(angles + warp * ROPE, lane);
+        float* row = x + warp * DK;
+        c.norm(weight, eps);
+        k.put(row, lane);
+        turns.template apply<NEOX_PAIRS>(row, lane);
+        c.put(row + ROPE, lane);
+        store_row<TYPE_K, DK>(row, cache + (long long)(p0 + warp) * ROW_K, kept + warp * STRIDE_K, lane);
+        return;
+    }
+    const auto factor = [&](int row) { return scale * temperature(p0 + row) * LOG2E; };  // exponentials are powers of 2
+    const auto put = [&](int row, int i, float value) {
+        u16* to = queries + ((long long)row * HEADS + head) * 2 * DK + i;
+        two_parts(value, to, to + DK);
+    };
+    for (int i = threadIdx.x; i < ROWS * NOPE; i += THREADS) {
+        const int row = i / NOPE;
+        x[i] = __ldcg(q + ((long long)row * HEADS + head) * (NOPE + ROPE) + i % NOPE) * factor(row);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int row = 0; row < ROWS; row++)
+        rows.times(x + row * NOPE, first, RANK, [&](int i, float sum) { put(row, ROPE + i, sum); });
+    if (blockIdx.y) return;
+    __syncthreads();
+    if (warp >= ROWS) return;
+    Row<ROPE> turned;
+    Turns<ROPE> turns;
+    turned.fetch(q + ((long long)warp * HEADS + head) * (NOPE + ROPE) + NOPE, lane);
+    turns.fetch(angles + warp * ROPE, lane);
+    float* row = x + warp * ROPE;
+    turned.put(row, lane);
+    turns.template apply<NEOX_PAIRS>(row, lane);
+    for (int i = lane; i < ROPE; i += 32) put(warp, i, row[i] * factor(warp));
+}
+
+// partial float32[tiles of R pairs, splits, PART]. Grid (splits, tiles). Pairs after the last are arbitrary, and so are their results.
+extern "C" __global__ void __launch_bounds__(THREADS)
+latent_attention(const u16* queries, const u8* cache, const int* __restrict__ position, float* __restrict__ partial) {
+#ifndef ON_HOST
+    extern __shared__ __align__(16) char shared[];
+#endif
+    char *q = shared + AT_Q, *probabilities = shared + AT_P;
+    float *scores = (float*)(shared + AT_S), *rescale = (float*)(shared + AT_M), *maxima = rescale + R, *sums = maxima + R;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = blockIdx.y * R;
+    const int p0 = *position, n_kv = p0 + ROWS;
+    const Ranges ranges(n_kv, gridDim.x);
+    const int first = (int)blockIdx.x * ranges.size, last = min(first + ranges.size, n_kv);
+    if (first >= n_kv) return;
+
+    // Positions from .. until-1 as far as they are in the tile.
+    auto load = [&](int tile, int from, int until) {
+        const int at = first + tile * TILE, low = max(at, from), high = min(min(at + TILE, last), until);
+        load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(shared + tile % STAGES * STAGE + (low - at) * STRIDE_K, cache, low, high - low, 0);
+    };
+    // A probability of 0 times the memory after the last row could be NaN.
+    auto clear = [&](int tile) {
+        const int n = last - (first + tile * TILE);
+        char* from = shared + tile % STAGES * STAGE + n * STRIDE_K;
+        const int parts = n > 0 && n < TILE ? (15 - (n - 1) % 16) * (STRIDE_K / 16) : 0;
+        for (int i = threadIdx.x; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
+    };
+    // The cache rows of earlier steps do not depend on the previous launch.
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) {
+        load(s, 0, p0);
+        clear(s);
+    }
+    for (int r = threadIdx.x; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
+
+    wait_for_inputs();
+    start_dependents();
+    constexpr int UNITS = DK / 8;
+    for (int i = threadIdx.x; i < 2 * R * UNITS; i += THREADS) {
+        const int unit = i % UNITS, part = i / UNITS % 2, r = i / UNITS / 2;
+        copy16<true>(q + part * Mixer::Q_PART + r * STRIDE_Q + unit * 16, (const u8*)(queries + ((long long)(pair + r) * 2 + part) * DK + unit * 8));
+    }
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) load(s, p0, n_kv);
+    end_of_copies();  // one group has all of the first tiles
+#pragma unroll
+    for (int s = 1; s < STAGES; s++) end_of_copies();
+
+    Mixer mixer;
+    const int tiles = (last - first + TILE - 1) / TILE;
+    for (int t = 0; t < tiles; t++) {
+        const int at = first + t * TILE, n = min(TILE, last - at);
+        const char *tile_k = shared + t % STAGES * STAGE, *tile_v = tile_k + ROPE * 2;
+        wait_for_copies<STAGES - 1>();
+        __syncthreads();
+        Mixer::score(q, tile_k, scores);
+        __syncthreads();
+
+        // Probabilities against the running maximum: a warp takes a row.
+        for (int r = warp; r < R; r += WARPS) {
+            const int visible = min(n, p0 + min((pair + r) / HEADS, ROWS - 1) + 1 - at);
+            float s[TILE / 32], most = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < TILE / 32; i++) {
+                const int position = 32 * i + lane;
+                s[i] = position < visible ? scores[r * TILE + position] : -INFINITY;
+                most = fmaxf(most, s[i]);
+            }
+            const float before = maxima[r], now = fmaxf(before, warp_max(most));
+            const float base = now == -INFINITY ? 0.f : now;  // a row that sees nothing of this range yet
+            float sum = 0.f;
+#pragma unroll
+            for (int i = 0; i < TILE / 32; i++) {
+                const float p = exp2f(s[i] - base);
+                Mixer::put_probability(probabilities, r, 32 * i + lane, p);
+                sum += p;
+            }
+            sum = warp_sum(sum);
+            __syncwarp();  // all lanes have read the maximum so far
+            if (lane == 0) {
+                const float factor = exp2f(before - base);
+                rescale[r] = factor;
+                sums[r] = fmaf(sums[r], factor, sum);
+                maxima[r] = now;
+            }
+        }
+        __syncthreads();
+        mixer.add(probabilities, tile_v, rescale, n);
+        __syncthreads();
+        load(t + STAGES, 0, n_kv);
+        clear(t + STAGES);
+        end_of_copies();  // a group in any case, so that the count of groups in flight stays the same
+    }
+    float* mine = partial + ((long long)blockIdx.y * gridDim.x + blockIdx.x) * PART;
+    mixer.finish(nullptr, [&](int r, int i, float x, float y) { *(float2*)(mine + r * DV + i) = make_float2(x, y); });
+    for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
+}
+
+// w_v half[HEADS, VALUE, RANK]; out float32[ROWS, HEADS, VALUE]. Grid (HEADS, ceil(VALUE / VALUE_ROWS)).
+extern "C" __global__ void __launch_bounds__(THREADS)
+latent_values(const float* partial, const int* __restrict__ position, int splits, const uint4* __restrict__ w_v, float* __restrict__ out) {
+    __shared__ __align__(16) float x[ROWS * RANK];
+    __shared__ float share[ROWS * MOST_SPLITS];
+    const int head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * VALUE_ROWS;
+    const int active = Ranges(*position + ROWS, splits).active;
+    Rows<RANK, VALUE_ROWS> rows;
+    rows.load(w_v + (long long)head * VALUE * (RANK / 8), first, VALUE);
+    wait_for_inputs();
+    start_dependents();
+    // The share of every range in each row comes first, then sums whose loads do not wait.
+    const auto parts = [&](int row) { return partial + (long long)((row * HEADS + head) / R) * splits * PART; };
+    if (warp < ROWS) {
+        const int r = (warp * HEADS + head) % R;
+        const float* from = parts(warp) + R * DV + r;
+        float most = -INFINITY, sum = 0.f;
+        for (int s = lane; s < active; s += 32) {
+            const float m = __ldcg(from + (long long)s * PART), l = __ldcg(from + (long long)s * PART + R);
+            const float now = fmaxf(most, m), base = now == -INFINITY ? 0.f : now;
+            sum = fmaf(sum, exp2f(most - base), l * exp2f(m - base));
+            most = now;
+            share[warp * MOST_SPLITS + s] = m;
+        }
+        const float all = warp_max(most);
+        sum = warp_sum(sum * exp2f(most - all));
+        for (int s = lane; s < active; s += 32) share[warp * MOST_SPLITS + s] = exp2f(share[warp * MOST_SPLITS + s] - all) / sum;
+    }
+    __syncthreads();
+    for (int i = 4 * threadIdx.x; i < ROWS * RANK; i += 4 * THREADS) {
+        const int row = i / RANK, r = (row * HEADS + head) % R;
+        const float* from = parts(row) + r * DV + i % RANK;
+        float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 8
+        for (int s = 0; s < active; s++) {
+            const float factor = share[row * MOST_SPLITS + s];
+            const float4 y = __ldcg((const float4*)(from + (long long)s * PART));
+            sum.x = fmaf(factor, y.x, sum.x), sum.y = fmaf(factor, y.y, sum.y);
+            sum.z = fmaf(factor, y.z, sum.z), sum.w = fmaf(factor, y.w, sum.w);
+        }
+        *(float4*)(x + i) = sum;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int row = 0; row < ROWS; row++)
+        rows.times(x + row * RANK, first, VALUE, [&](int i, float sum) { out[((long long)row * HEADS + head) * VALUE + i] = sum; });
+}

@@ -1,0 +1,227 @@
+"""Latent attention of a decoding step: `attention/mla.cu` for one shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import UnsupportedTypeError
+from .compile.launch import function, launch
+from .compile.spec import KernelSpec
+from .step_attention import TYPES, shared_limit
+
+THREADS = 256
+PAIRS = 16  # heads of new positions in a block
+MOST_SPLITS = 256
+SHORTEST = 64  # the fewest positions of a block
+KEY_ROWS, VALUE_ROWS = 64, 32  # rows of a head's matrix in a block
+MOST_RANK, MOST_ROWS = 1024, 8
+_HALVES = {torch.bfloat16: 0, torch.float16: 1}
+FUNCTIONS = ("latent_queries", "latent_attention", "latent_values")
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """The shape that the kernels are compiled for. `rows` new positions; heads of `nope` + `rope`
+    elements, values of `value`; `rank`: length of the latent vector. type: of the cache, by ggml
+    name; half: of the matrices. temperature: (scale, original context).
+    """
+
+    rows: int
+    heads: int
+    nope: int
+    rope: int
+    rank: int
+    value: int
+    type: str
+    half: torch.dtype
+    neox: bool = False
+    temperature: tuple[float, int] | None = None
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of the cache."""
+        return self.rope + self.rank
+
+    @property
+    def tiles(self) -> int:
+        """Blocks of pairs."""
+        return -(-self.rows * self.heads // PAIRS)
+
+    @property
+    def part_floats(self) -> int:
+        """Return the floats of a range, as `PART` of the kernel."""
+        return PAIRS * self.rank + 2 * PAIRS
+
+    def shared_bytes(self, tile: int, stages: int) -> int:
+        """Return the bytes of shared memory, as `SHARED` of the kernel."""
+        stride = 2 * self.width + 16
+        probabilities = 2 * PAIRS * (2 * tile + 16)
+        return (stages * tile + 2 * PAIRS) * stride + 4 * PAIRS * (tile + 3) + probabilities
+
+    def tile(self, limit: int) -> tuple[int, int]:
+        """Return (positions, tiles in flight) of shared memory such that all of it stays below
+        `limit` bytes; (0, 0) if nothing does.
+        """
+        for stages in (2, 1):
+            if self.shared_bytes(SHORTEST, stages) <= limit:
+                return SHORTEST, stages
+        return 0, 0
+
+    def spec(self, limit: int) -> KernelSpec:
+        """Return the kernels. Raise UnsupportedTypeError if they do not fit `limit` bytes of shared
+        memory per block.
+        """
+        tile, stages = self.tile(limit)
+        if not tile:
+            raise UnsupportedTypeError(
+                f"latent attention with rows of {self.width} needs more than {limit} bytes of"
+                " shared memory"
+            )
+        t, length = self.temperature or (0.0, 1)
+        values = {
+            "ROWS": self.rows,
+            "HEADS": self.heads,
+            "NOPE": self.nope,
+            "ROPE": self.rope,
+            "RANK": self.rank,
+            "VALUE": self.value,
+            "TYPE_K": TYPES[self.type],
+            "TYPE_V": TYPES[self.type],
+            "HALF": _HALVES[self.half],
+            "NEOX_PAIRS": str(self.neox).lower(),
+            "TEMPERATURE": repr(float(t)) if t else 0,
+            "TEMPERATURE_LENGTH": length,
+            "TILE": tile,
+            "STAGES": stages,
+            "SHORTEST": SHORTEST,
+            "MOST_SPLITS": MOST_SPLITS,
+            "KEY_ROWS": KEY_ROWS,
+            "VALUE_ROWS": VALUE_ROWS,
+            "SHARED_BYTES": self.shared_bytes(tile, stages),
+            "PART_FLOATS": self.part_floats,
+        }
+        sizes = f"{self.heads}x{self.width}x{self.nope}x{self.rows}"
+        return KernelSpec(
+            f"latent_{self.type}_{sizes}".lower(),
+            ("attention/mla.cu",),
+            tuple((key, str(value)) for key, value in values.items()),
+            FUNCTIONS,
+        )
+
+
+def fits(shape: LatentShape, limit: int) -> bool:
+    """Return whether there are kernels for the shape where a block has `limit` bytes of shared
+    memory.
+    """
+    return (
+        shape.type in ("F16", "BF16")
+        and shape.half in _HALVES
+        and shape.rows <= MOST_ROWS
+        and shape.rope % 16 == shape.rank % 16 == shape.nope % 8 == 0
+        and 4 * MOST_ROWS * max(shape.width, shape.nope) + 8 * (2 * shape.width + 16) <= 48 * 1024
+        and shape.rank <= MOST_RANK
+        and shape.tile(limit)[0] > 0
+    )
+
+
+class StepLatentAttention:
+    """Launch latent attention of one shape over caches of up to `capacity` positions. Instances
+    keep scratch, so layers on one stream share them.
+    """
+
+    def __init__(self, shape: LatentShape, splits: int, device: torch.device):
+        """A shape that `fits`. splits: of `splits_of`."""
+        limit = shared_limit(device)
+        spec = shape.spec(limit)
+        self.shape, self.splits = shape, splits
+        self._kernels = [function(spec, name, device) for name in FUNCTIONS]
+        self._shared = shape.shared_bytes(*shape.tile(limit))
+        half = torch.float16 if shape.type == "F16" else torch.bfloat16
+        self._queries = torch.zeros(shape.tiles * PAIRS, 2, shape.width, dtype=half, device=device)
+        self._partial = torch.empty(shape.tiles * splits * shape.part_floats, device=device)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        angles: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        cache: torch.Tensor,
+        positions: torch.Tensor,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Compute attention for rows at positions[0], positions[0] + 1, ... (int32 on the device):
+        out float32[rows, heads * value].
+
+        q: float32[rows, heads * (nope + rope)]; kv: float32[rows, rank + rope], the latent vector
+        before its norm and the key before its rotation; angles: float32[rows, rope/2, 2], cosine
+        and sine; keys: half[heads, rank, nope], W_k transposed; values: half[heads, value, rank];
+        cache: [capacity, 1, rope + rank], which gets the new rows.
+        """
+        s = self.shape
+        queries, attention, results = self._kernels
+        launch(
+            queries,
+            (s.heads + 1, -(-s.rank // KEY_ROWS)),
+            THREADS,
+            q,
+            kv,
+            norm,
+            np.float32(eps),
+            angles,
+            keys,
+            cache,
+            positions,
+            np.float32(scale),
+            self._queries,
+            pdl=True,
+        )
+        launch(
+            attention,
+            (self.splits, s.tiles),
+            THREADS,
+            self._queries,
+            cache,
+            positions,
+            self._partial,
+            shared=self._shared,
+            pdl=True,
+        )
+        launch(
+            results,
+            (s.heads, -(-s.value // VALUE_ROWS)),
+            THREADS,
+            self._partial,
+            positions,
+            np.int32(self.splits),
+            values,
+            out,
+            pdl=True,
+        )
+
+
+def splits_of(shape: LatentShape, capacity: int, device: torch.device) -> int:
+    """Return the ranges that positions are divided into, at most: a number that only the shape, the
+    capacity and the device determine, so that a captured launch stays valid.
+    """
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    most = min(MOST_SPLITS, max(1, blocks // shape.tiles))
+    return max(1, min(-(-capacity // SHORTEST), most))
+
+
+def specs() -> list[KernelSpec]:
+    """Return the shapes of DeepSeek-V2-Lite and V3. Others are compiled on first use."""
+    shapes = [
+        LatentShape(1, 16, 128, 64, 512, 128, "F16", torch.float16),
+        LatentShape(8, 16, 128, 64, 512, 128, "BF16", torch.bfloat16),
+        LatentShape(1, 128, 128, 64, 512, 128, "F16", torch.float16),
+        LatentShape(2, 4, 192, 64, 256, 128, "F16", torch.bfloat16, True, (0.1, 8192)),
+    ]
+    return [shape.spec(224 * 1024) for shape in shapes]

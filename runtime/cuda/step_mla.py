@@ -1,0 +1,118 @@
+"""The executor of latent attention in a decoding step."""
+
+from __future__ import annotations
+
+import torch
+
+from ...cuda_kernels import matvec
+from ...cuda_kernels.matvec_plan import NORM_MATVEC
+from ...cuda_kernels.step_attention import shared_limit
+from ...cuda_kernels.step_mla import LatentShape, StepLatentAttention, fits, splits_of
+from ..layers.mla import MLA
+from ..ranges import ranged
+from ..state.cache import CacheSettings
+from ..state.latent import LatentCache, settings_of
+from .context import Context
+from .executor import operation
+from .latent_weights import HeadMatrices
+from .registry import STEP, PlacedBranch, Slow, executor
+from .step_frame import STEP_ROWS, Frame
+from .step_layers import StepBranch, StepSum, on_device
+
+
+@executor(STEP, MLA)
+class StepLatentLayer(StepBranch):
+    """The absorbed form. Queries, latent vector and rotated key in one launch (two if queries have
+    a latent vector); norm, rotation, cache and attention to latent vectors in three; the output
+    projection onto h.
+
+    W_k and W_v are kept in half besides the packed ones: 2 bytes for each of their elements.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        m: MLA = branch.module
+        self.m, self.spec, self.rope = m, m.spec, m.rope
+        if not m.switches.flash_attention:
+            raise Slow("scores in memory (-fa 0)")
+        for norm in (m.kv_norm, m.q_norm):
+            if norm is not None and norm.weight.device != context.device:
+                raise Slow(f"a norm of latent vectors is not on {context.device}")
+        if (m.q_a is None) != (m.q_norm is None):
+            raise Slow("latent vectors of queries without a norm")
+        first = m.q if m.q_a is None else m.q_a
+        self.first = [on_device(x, context, NORM_MATVEC) for x in (first, m.kv_a)]
+        self.q = None if m.q_a is None else on_device(m.q, context, NORM_MATVEC)
+        self.output = StepSum(m.output, branch, context)
+        matrices = HeadMatrices(m, context)
+        self._limit = shared_limit(context.device)
+        self._half = torch.float16
+        self._check(settings_of(context.settings or CacheSettings())[0].k.name)
+        self.keys, self.values = matrices.kept()
+        self._half = self.keys.dtype
+
+    def check(self, state) -> None:
+        cache = state.layers[self.layer]
+        if not isinstance(cache, LatentCache) or not cache.rows.is_whole:
+            raise Slow("a cache whose positions do not follow each other")
+        self._check(cache.rows.type_k.name)
+
+    def _check(self, type: str) -> None:
+        if not fits(self._shape(STEP_ROWS, type), self._limit):
+            s = self.spec
+            raise Slow(
+                f"latent vectors of {s.kv_rank}, keys of {s.rope_length} and a cache of"
+                f" {type.lower()}: no kernel, or too little shared memory for it"
+            )
+
+    def _shape(self, n: int, type: str) -> LatentShape:
+        s, t = self.spec, self.spec.temperature
+        return LatentShape(
+            n,
+            s.heads,
+            s.nope_length,
+            s.rope_length,
+            s.kv_rank,
+            s.value_length,
+            type,
+            self._half,
+            self.rope.style == "neox",
+            None if t is None else (t.scale, t.original_context),
+        )
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        m, s, cache = self.m, self.spec, state.layers[self.layer].rows
+        q, kv = outs = [
+            frame.buffer(name, matrix.rows)
+            for name, matrix in zip(("latent q", "latent kv"), self.first, strict=True)
+        ]
+        operation(matvec.norm_matvec, h, self.norm, self.eps, self.first, outs)
+        if self.q is not None and m.q_norm is not None:
+            latent, q = q, frame.buffer("q", self.q.rows)
+            norm = m.q_norm
+            operation(matvec.norm_matvec, latent, norm.weight, norm.eps, [self.q], [q])
+        mixed = frame.buffer("mixed", s.heads * s.value_length)
+        attention(frame, self._shape(frame.n, cache.type_k.name), cache.capacity)(
+            q,
+            kv,
+            m.kv_norm.weight,
+            m.kv_norm.eps,
+            frame.angles(self.rope),
+            self.keys,
+            self.values,
+            cache.k,
+            frame.positions,
+            s.scale,
+            mixed,
+        )
+        self.output(frame, mixed, h)
+
+
+def attention(frame: Frame, shape: LatentShape, capacity: int) -> StepLatentAttention:
+    """Return the kernels that sequences of this capacity share."""
+    splits = splits_of(shape, capacity, frame.device)
+    return frame.once(
+        ("latent attention", shape, splits),
+        lambda: StepLatentAttention(shape, splits, frame.device),
+    )

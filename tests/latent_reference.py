@@ -1,0 +1,78 @@
+"""Latent attention in float64 on the same bytes, to compare kernels of the decode step with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from iqforge.cuda_kernels.step_mla import LatentShape
+from iqforge.runtime.layers.attention import temperature
+from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.layers.rope import Rope
+from iqforge.runtime.layers.specs import Temperature
+
+F16, BF16 = torch.float16, torch.bfloat16
+# Rows, heads, nope, rope, rank, value, type of the cache, of the matrices, neox, temperature.
+SHAPES = [
+    LatentShape(1, 3, 24, 16, 64, 40, "F16", F16),
+    LatentShape(2, 20, 64, 32, 80, 32, "BF16", F16, True),
+    LatentShape(3, 8, 192, 64, 256, 128, "F16", BF16, False, (0.2, 64)),
+]
+WIDE_SHAPES = [
+    LatentShape(1, 16, 128, 64, 512, 128, "F16", F16),
+    LatentShape(8, 16, 128, 64, 512, 128, "BF16", BF16),
+    LatentShape(2, 128, 128, 64, 512, 128, "F16", F16),
+    LatentShape(4, 5, 192, 64, 512, 256, "BF16", F16),
+]
+
+
+def latent_error(
+    shape: LatentShape, n_past: int, capacity: int, device: torch.device, run: Callable
+) -> tuple[float, float]:
+    """Return (relative error of the output, share of the new elements in the cache that equal the
+    reference's). run(q, kv, norm, eps, angles, keys, values, cache, positions, scale, out) launches
+    the kernels; it is called twice.
+    """
+    g = torch.Generator(device).manual_seed(n_past)
+    random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
+    s = shape
+    stored = F16 if s.type == "F16" else BF16
+    cache = torch.full((capacity, 1, s.width), float("nan"), dtype=stored, device=device)
+    cache[:n_past] = random(n_past, 1, s.width).to(stored)
+    q, kv = random(s.rows, s.heads, s.nope + s.rope), random(s.rows, s.width)
+    norm = RMSNorm(1 + 0.1 * random(s.rank), 1e-6)
+    keys = (random(s.heads, s.rank, s.nope) * s.nope**-0.5).to(s.half)
+    values = (random(s.heads, s.value, s.rank) * s.rank**-0.5).to(s.half)
+    rope = Rope("neox" if s.neox else "norm", s.rope, 10000.0, device=device)
+    positions = torch.arange(n_past, n_past + s.rows, device=device)
+    cos, sin = rope.angles(positions)
+    scale = (s.nope + s.rope) ** -0.5
+    results = []
+    for _ in range(2):
+        out = torch.full((s.rows, s.heads * s.value), float("nan"), device=device)
+        angles = torch.stack([cos, sin], -1).contiguous()
+        arguments = (q.flatten(1), kv, norm.weight, norm.eps, angles, keys, values, cache)
+        run(*arguments, positions.int(), scale, out)
+        results.append(out)
+    assert torch.equal(results[0], results[1])
+
+    turn = cos.double(), sin.double()
+    c = kv[:, : s.rank].double()
+    c = c * torch.rsqrt(c.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
+    new = torch.cat([rope(kv[:, None, s.rank :].double(), turn)[:, 0], c], -1)
+    same = (new.float().to(stored) == cache[n_past : n_past + s.rows, 0]).double().mean().item()
+    rows = cache[: n_past + s.rows, 0].double()
+    absorbed = torch.einsum("nhd,hrd->nhr", q[..., : s.nope].double(), keys.double())
+    query = torch.cat([rope(q[..., s.nope :].double(), turn), absorbed], -1) * scale
+    if s.temperature is not None:
+        query = query * temperature(Temperature(*s.temperature), positions)[:, None, None]
+    hidden = torch.arange(len(rows), device=device)[None] > positions[:, None]
+    scores = torch.einsum("nhw,mw->nhm", query, rows).masked_fill(hidden[:, None], float("-inf"))
+    mixed = scores.softmax(-1) @ rows[:, s.rope :]
+    expected = torch.einsum("nhr,hvr->nhv", mixed, values.double()).flatten(1)
+    return ((results[0].double() - expected).norm() / expected.norm()).item(), same
+
+
+def allowed(shape: LatentShape) -> float:
+    """Return the allowed error: queries and probabilities have 16 bits in bfloat16."""
+    return 5e-5 if shape.type == "BF16" else 5e-6

@@ -1,0 +1,46 @@
+"""Kernels of latent attention in a decoding step without a GPU: compiled by g++, except for a few
+hardware instructions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from iqforge.cuda_kernels.step_mla import fits
+
+from .kernels_on_host import LIMIT, RUN_LATENT, library, pointer
+from .latent_reference import SHAPES, allowed, latent_error
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_latent_attention(shape, tmp_path):
+    assert fits(shape, LIMIT)
+    kernel = library(tmp_path, shape.spec(LIMIT), RUN_LATENT)
+
+    def run(splits, q, kv, norm, eps, angles, keys, values, cache, positions, scale, out):
+        kernel.run(
+            splits,
+            *map(pointer, (q, kv, norm)),
+            ctypes.c_float(eps),
+            *map(pointer, (angles, keys, values, cache, positions)),
+            ctypes.c_float(scale),
+            pointer(out),
+        )
+
+    # A block alone, also on a tile that is not full, and several that have to be joined.
+    for n_past, splits in ((0, 8), (61, 8), (300, 8), (180, 1)):
+        error, same = latent_error(shape, n_past, 512, torch.device("cpu"), partial(run, splits))
+        assert error < allowed(shape)
+        # Norm and rotation round differently, which can move an element to the next number.
+        assert same > 0.99
+
+
+def test_shapes_without_kernels():
+    shape = SHAPES[0]
+    for change in ({"type": "Q8_0"}, {"nope": 20}, {"rope": 8}, {"rank": 72}, {"rows": 9}):
+        assert not fits(replace(shape, **change), LIMIT)
+    assert not fits(replace(shape, rank=512), 64 * 1024)
