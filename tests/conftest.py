@@ -94,9 +94,41 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduler(config, log)
 
 
-# Slow, besides the tests marked so, are tests that need one of these fixtures, and those of the
-# searches for all types but these.
+# Slow, besides the tests marked so, are tests that need one of these fixtures, those of modules that
+# compile kernels by g++ or whole searches, single ones that do so, and those of the searches for all
+# types but these.
 SLOW_FIXTURES = {"demo", "host_units"}
+SLOW_MODULES = {
+    "test_step_kernels_on_host.py",
+    "test_matvec_on_host.py",
+    "test_delta_on_host.py",
+    "test_convert_multimodal.py",
+    "test_compilation.py",
+    "test_device_calls.py",
+    "test_search_choices.py",
+    "test_architectures_commands.py",
+    "test_mla_commands.py",
+}
+SLOW_TESTS = {
+    "test_no_type_falls_back",
+    "test_quantized_weights_are_the_decoded_ones",
+    "test_merged_gate_and_up_change_nothing",
+    "test_importance_matrix_and_what_is_quantized_with_it",
+    "test_bench_and_sweep_bench_restore_the_context",
+    "test_keys_that_are_set",
+    "test_checkpoint_folders_are_quantized_to_a_size_too",
+    "test_values_are_fitted_as_products_use_them",
+    "test_blocks_of_the_checkpoint_are_kept",
+    "test_every_expert_uses_its_own_importance",
+    "test_memory_stays_far_below_the_tensor",
+    "test_memory_is_the_peak_of_the_run",
+    "test_quantizing_names_missing_bytes_and_resumes",
+    "test_quantizing_finds_every_expert",
+    "test_recipe_on_the_command_line",
+    "test_killed_at_random_moments",
+    "test_layouts_with_a_search_of_their_own_hold_the_same_rows",
+    "test_sensitivities_are_measured",
+}
 QUICK_TYPES = {"Q4_0", "Q8_0", "Q4_K", "IQ4_NL"}
 
 
@@ -106,5 +138,10 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
     for item in items:
         compiled = item.path.name == "test_encode.py" and WHAT_IS_COMPILED.search(item.name)
-        if SLOW_FIXTURES & set(item.fixturenames) or (compiled and compiled[1] not in QUICK_TYPES):
+        if (
+            SLOW_FIXTURES & set(item.fixturenames)
+            or item.path.name in SLOW_MODULES
+            or getattr(item, "originalname", "") in SLOW_TESTS
+            or (compiled and compiled[1] not in QUICK_TYPES)
+        ):
             item.add_marker(pytest.mark.slow)

@@ -135,15 +135,20 @@ def attention_error(
 
 # Fields of a shape that only some models have, for a case as above.
 FEATURES = [
-    ((1, 8, 2, 64, 64, "f16", "f16", 64, "neox", False, False), {"biases": True, "sinks": True}),
-    ((2, 4, 2, 64, 64, "bf16", "bf16", 32, "neox", False, True), {"window": 70, "sinks": True}),
-    ((3, 2, 1, 64, 64, "f16", "f16", 16, "neox", False, True), {"gate": True, "biases": True}),
+    (
+        (2, 4, 2, 64, 64, "bf16", "bf16", 32, "neox", False, True),
+        {"window": 70, "sinks": True, "biases": True},
+    ),
+    (
+        (3, 2, 1, 64, 64, "f16", "f16", 16, "neox", False, True),
+        {"gate": True, "biases": True, "value_norm": True},
+    ),
     ((1, 2, 2, 64, 64, "q8_0", "q8_0", 64, "neox", True, True), {"gate": True, "window": 129}),
-    ((2, 2, 1, 48, 48, "f32", "f32", 48, "norm", False, False), {"softcap": 2.0, "window": 5}),
-    ((4, 1, 2, 64, 64, "f16", "f16", 64, "norm", False, False), {"temperature": (0.1, 64)}),
-    ((2, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True), {"value_norm": True}),
+    (
+        (2, 2, 1, 48, 48, "f32", "f32", 48, "norm", False, False),
+        {"softcap": 2.0, "window": 5, "temperature": (0.1, 64)},
+    ),
     ((3, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True), {"own_kv": False, "window": 64}),
-    ((8, 2, 1, 32, 64, "q4_0", "f32", 32, "neox", False, False), {"own_kv": False}),
 ]
 
 
@@ -155,11 +160,8 @@ def allowed(case: tuple) -> float:
 
 
 ROUTINGS = [
-    Routing(),
-    Routing(norm=False, scale=0.5),
     Routing(sigmoid=True, choice_bias=True, scale=2.5),
-    Routing(sigmoid=True, norm=False, groups=4, groups_used=2),
-    Routing(sigmoid=True, choice_bias=True, groups=2, groups_used=1),
+    Routing(sigmoid=True, norm=False, logit_bias=True, groups=4, groups_used=2),
     Routing(norm=False, scale=16.0, groups=4, groups_used=2, group_best=1),
     Routing(logit_bias=True),
 ]

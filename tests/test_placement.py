@@ -141,6 +141,8 @@ def test_patterns_without_a_tensor_are_reported(moe):
                         weights=weights,
                         source=model.source,
                         hyperparameters=model.hyperparameters,
+                        network=model.network,
+                        cache=model.cache,
                     )
                 )
                 == expected

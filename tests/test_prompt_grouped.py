@@ -14,7 +14,10 @@ from iqforge.cuda_kernels import ops, prompt_grouped
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.cuda import prompt_moe
 from iqforge.runtime.cuda.context import Context
-from iqforge.runtime.cuda.registry import Branch
+from iqforge.runtime.cuda.registry import PlacedBranch
+from iqforge.runtime.layers.block import Branch
+from iqforge.runtime.layers.moe import MoE, Router
+from iqforge.runtime.layers.specs import RouterSpec
 
 from .permuted_columns import permutation
 
@@ -115,10 +118,9 @@ def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
     for name in ("check_norm", "packed"):
         monkeypatch.setattr(prompt_moe, name, lambda *arguments: None)
     experts = SimpleNamespace(gate_up=None, gate=None, up=None, down=None)
-    moe = SimpleNamespace(
-        n_experts=8, n_used=2, experts=experts, router=SimpleNamespace(device=context.device)
-    )
-    prompt_moe.PromptMoE(Branch(3, None, moe, False), context)
+    router = Router(SimpleNamespace(device=context.device, bias=None), RouterSpec(8, 2))
+    branch = Branch(None, MoE(router, experts))
+    prompt_moe.PromptMoE(PlacedBranch(3, branch, context.device), context)
     context.report_all()
     assert told == (
         []
