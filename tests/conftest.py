@@ -94,9 +94,9 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduler(config, log)
 
 
-# Slow, besides the tests marked so, are tests that need one of these fixtures, those of modules that
-# compile kernels by g++ or whole searches, single ones that do so, and those of the searches for all
-# types but these.
+# Slow, besides the tests marked so, are tests that need one of these fixtures, those of modules
+# that compile kernels by g++ or whole searches, single ones that do so, and those of the searches
+# for all types but these.
 SLOW_FIXTURES = {"demo", "host_units"}
 SLOW_MODULES = {
     "test_step_kernels_on_host.py",
