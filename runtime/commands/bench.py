@@ -157,7 +157,9 @@ def measure(
 
     cores, opened, loaded_as, limits = torch.get_num_threads(), None, None, None
     # -amb matters if one of the settings is without flash attention.
-    said = set() if all(setting["flash_attn"] for setting in settings) else {NO_SCORES}
+    said: set[tuple[str, str]] = (
+        set() if all(setting["flash_attn"] for setting in settings) else {NO_SCORES}
+    )
     tests = options.tests()
     try:
         for setting in settings:
