@@ -62,9 +62,10 @@ def parse_ser(text: str) -> tuple[int, float] | None:
 
 
 def parse_on_off(name: str, value: object) -> bool:
-    """`-fa`, `-fa on|off|auto|1|0`."""
+    """Return the value of a flag such as `-fa`, `-fa on|off|auto|1|0`, or of its option."""
     known = {
         True: True,
+        False: False,
         "on": True,
         "1": True,
         "auto": True,

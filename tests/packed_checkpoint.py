@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from .tiny_checkpoint import make_tiny_llama
 
 NAME = "model.layers.1.mlp.up_proj"
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def packed_llama(folder: Path, change, section: dict | None) -> Path:
@@ -61,3 +62,21 @@ def pack(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
         .movedim(-1, dim)
         .contiguous()
     )
+
+
+def nvfp4_parts(
+    rows: int, cols: int, factor: float, seed: int = 0
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return the stored tensors of a random NVFP4 matrix, and its values without the factor of the
+    matrix.
+    """
+    random = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (rows, cols), generator=random)
+    scale = (torch.rand((rows, cols // 16), generator=random) * 300).to(torch.float8_e4m3fn)
+    parts = {
+        "weight": (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8),
+        "weight_scale": scale,
+        "weight_scale_2": torch.tensor(factor),
+        "input_scale": torch.tensor(factor / 2),
+    }
+    return parts, E2M1[codes] * scale.float().repeat_interleave(16, 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import iqforge
 import pytest
+import torch
 from iqforge import cli
 from iqforge.cli import COMMANDS, main
 from iqforge.commandline.parser import Parser
@@ -376,3 +377,22 @@ def test_sensitivity_runs_in_float32():
 def test_errors_name_the_keyword_and_the_flag(options, message):
     with pytest.raises(UsageError, match=message):
         iqforge.load_model(DEMO, **options)
+
+
+@pytest.mark.parametrize(
+    "words, field, value",
+    [
+        (["--no-dsa"], "sparse_attention", False),
+        (["--dsa", "off"], "sparse_attention", False),
+        (["--dsa"], "sparse_attention", True),
+        (["-fa", "off"], "flash_attention", False),
+        (["-fa"], "flash_attention", True),
+        ([], "flash_attention", True),
+    ],
+)
+def test_switches_that_are_on_or_off(words, field, value):
+    parser = argparse.ArgumentParser()
+    LoadOptions.add_flags(parser)
+    options = LoadOptions.from_flags(parser.parse_args(words))
+    settings = options.settings(torch.device("cpu"))
+    assert getattr(settings["switches"], field) is value

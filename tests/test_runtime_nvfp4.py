@@ -14,7 +14,7 @@ from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.switches import Switches
 from safetensors.torch import load_file, save_file
 
-from .test_convert_packed import nvfp4_parts
+from .packed_checkpoint import nvfp4_parts
 from .tiny_checkpoint import PROSE, make_tiny_llama, make_tiny_qwen3moe
 
 SECTION = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}

@@ -159,6 +159,8 @@ def _attention_notes(model: Model) -> list[tuple[str, str]]:
         notes.append(("-mla", "the model has no latent attention"))
     if not latent and chosen.attention_buffer and chosen.flash_attention:
         notes.append(NO_SCORES)
+    if chosen.swa_full and not any(block.mixer.window for block in model.network.blocks):
+        notes.append(("--swa-full", "the model has no sliding window"))
     if not chosen.sparse_attention and not model.hyperparameters.has("attention.indexer.top_k"):
         notes.append(("--dsa", "the model has no sparse attention"))
     if len(latent) == len(model.network.blocks) and model.cache is not None:
