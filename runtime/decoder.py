@@ -80,7 +80,7 @@ class Decoder:
             w,
             width,
             n_layers,
-            p.number(f"attention.layer_{kind}_epsilon"),
+            p.number(f"attention.layer_{kind}_epsilon", least=0),
             heads[:n_layers],
             kv_heads[:n_layers],
             p.integer("attention.key_length", head_size, most=_LARGEST_HEAD),
@@ -282,9 +282,16 @@ class Decoder:
                 f" {fields['groups_used']} are used",
                 file=p.file,
             )
+        n_used = p.integer("expert_used_count", most=n_experts)
+        if n_used > n_experts // fields["groups"] * fields["groups_used"]:
+            raise ConfigError(
+                f"{n_used} of {n_experts} experts cannot be in {fields['groups_used']} of"
+                f" {fields['groups']} groups",
+                file=p.file,
+            )
         return RouterSpec(
             n_experts,
-            p.integer("expert_used_count", most=n_experts),
+            n_used,
             _SCORES.get(function, score),
             norm=p.flag("expert_weights_norm", norm),
             scale=p.number("expert_weights_scale", 1.0) or 1.0,

@@ -31,16 +31,27 @@ class Hyperparameters:
             key, get(self.metadata, self._full(key), int, file=self.file), least, most
         )
 
-    def number(self, key: str, default: Any = _REQUIRED, *, above: float | None = None) -> float:
-        """A float, greater than `above` where that is given."""
+    def number(
+        self,
+        key: str,
+        default: Any = _REQUIRED,
+        *,
+        above: float | None = None,
+        least: float | None = None,
+    ) -> float:
+        """A float, greater than `above` and at least `least` where these are given."""
         if default is not _REQUIRED and not self.has(key):
             return default
         value = get(self.metadata, self._full(key), float, file=self.file)
-        if value != value or abs(value) == float("inf") or (above is not None and value <= above):
+        expected = "a finite number"
+        wrong = value != value or abs(value) == float("inf")
+        if above is not None:
+            wrong, expected = wrong or value <= above, f"more than {above}"
+        if least is not None:
+            wrong, expected = wrong or value < least, f"at least {least}"
+        if wrong:
             raise ConfigError(
-                f"metadata key '{self._full(key)}' is {value}"
-                + ("" if above is None else f", expected more than {above}"),
-                file=self.file,
+                f"metadata key '{self._full(key)}' is {value}, expected {expected}", file=self.file
             )
         return value
 

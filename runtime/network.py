@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..errors import IqforgeError
 from .layers.batch import Batch
 from .layers.block import Block
 from .layers.norm import Norm
@@ -90,15 +91,22 @@ class Network:
 
     def hidden(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return final hidden states float32[rows, width], normed, for tokens int64[rows] as
-        `batch` says, and append them to the sequences of its states.
+        `batch` says, and append them to the sequences of its states. If there is no memory for one
+        of them, all stay as they are.
         """
-        for state, n in zip(batch.states or (), batch.lengths, strict=False):
-            state.reserve(n)
+        states = batch.states or ()
+        try:
+            for state, n in zip(states, batch.lengths, strict=False):
+                state.reserve(n)
+        except IqforgeError:
+            for state in states:
+                state.release_unused()
+            raise
         h = self.embed(tokens)
         batch = self.prepared(tokens, h, batch)
         for layer, block in enumerate(self.blocks):
             h = block(h.to(block.device), batch.at(layer, block.device))
-        for state, n in zip(batch.states or (), batch.lengths, strict=False):
+        for state, n in zip(states, batch.lengths, strict=False):
             state.advance(n)
         return self.output_norm(h.to(self.output_device))
 

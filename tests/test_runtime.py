@@ -20,7 +20,7 @@ from iqforge.errors import (
     UsageError,
 )
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.values import i32, string, u32
+from iqforge.formats.values import f32, i32, string, u32
 from iqforge.runtime.layers.rope import Rope, Scaling
 from iqforge.runtime.model import load_model
 
@@ -28,6 +28,7 @@ from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import PlainForward, write_gguf
 
+NAN = float("nan")
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 40).tolist()]
 
 
@@ -220,6 +221,9 @@ def test_missing_devices_and_files(models, tmp_path):
         ({"llama.attention.key_length": u32(2**31 - 1)}, ConfigError, "key_length"),
         ({"llama.embedding_length": u32(512)}, MalformedFileError, r"asks for \[\d+, 512\]"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, ConfigError, "epsilon"),
+        ({"llama.attention.layer_norm_rms_epsilon": f32(-1)}, ConfigError, "is -1.0, expected at"),
+        ({"llama.attention.layer_norm_rms_epsilon": f32(NAN)}, ConfigError, "expected at least 0"),
+        ({"llama.rope.freq_base": f32(1)}, ConfigError, "freq_base' is 1.0, expected more than 1"),
         ({"llama.rope.dimension_count": u32(16)}, ConfigError, "dimension_count"),
         ({"llama.rope.scaling.type": string("longrope")}, ConfigError, "longrope"),
         ({"llama.logit_scale": i32(3)}, ConfigError, "logit_scale"),
@@ -241,6 +245,46 @@ def test_expert_counts_that_cannot_be(models, tmp_path):
             )
         with pytest.raises((ConfigError, MalformedFileError)):
             load_model(path)
+
+
+@pytest.mark.parametrize(
+    "groups, n_groups_used, message",
+    [
+        (3, 1, "4 experts cannot be in 3 groups"),
+        (2, 3, "cannot be in 2 groups of which 3 are used"),
+        (4, 1, "2 of 4 experts cannot be in 1 of 4 groups"),
+    ],
+)
+def test_groups_of_experts_that_cannot_be(models, tmp_path, groups, n_groups_used, message):
+    keys = {"expert_group_count": groups, "expert_group_used_count": n_groups_used}
+    changed = {f"qwen3moe.{key}": u32(value) for key, value in keys.items()}
+    with open_gguf(models["moe"]) as source:
+        path = write_gguf(tmp_path / "groups.gguf", source, metadata=changed)
+    with pytest.raises(ConfigError, match=message):
+        load_model(path)
+
+
+def test_a_rotation_of_an_odd_number_of_elements(models, tmp_path):
+    with open_gguf(models["moe"]) as source:
+        odd = {"qwen3moe.rope.dimension_count": u32(7)}
+        path = write_gguf(tmp_path / "odd.gguf", source, metadata=odd)
+    with pytest.raises(ConfigError, match="dimension_count' is 7, expected an even number"):
+        load_model(path)
+
+
+def test_a_batch_that_finds_no_memory_leaves_all_sequences_as_they_are(models):
+    with load_model(models["llama"]) as model:
+        pool = model.new_pool(256, 2)
+        a, b = pool.sequence(), pool.sequence()
+        model.extend_together([(TOKENS[:30], a), (TOKENS[:20], b)])
+        free = pool.n_free
+        with pytest.raises(UsageError, match="all 256 positions"):
+            model.extend_together([(TOKENS * 2, a), (TOKENS * 4, b)])
+        assert pool.n_free == free and (a.n_past, b.n_past) == (30, 20)
+        together = model.extend_together([([5], a), ([6], b)])
+        for tokens, found in (([*TOKENS[:30], 5], together[0]), ([*TOKENS[:20], 6], together[1])):
+            expected = model.extend(tokens, model.new_state(64))
+            assert torch.allclose(found, expected, atol=2e-3)
 
 
 def test_missing_and_undecodable_tensors(models, tmp_path):

@@ -62,6 +62,11 @@ class State:
         for table in self.tables.values():
             table.reserve(self.n_past + n)
 
+    def release_unused(self) -> None:
+        """Give back memory that was taken for tokens which did not come."""
+        for table in self.tables.values():
+            table.truncate(self.n_past)
+
     def advance(self, n: int) -> None:
         """`n` more tokens are in the sequence. What no later token can see is released."""
         self.n_past += n
