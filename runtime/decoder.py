@@ -272,30 +272,29 @@ class Decoder:
         p = self.p
         n_experts = p.integer("expert_count")
         function = p.integer("expert_gating_func", 0, least=0, most=max(_SCORES))
-        fields = {
-            "groups": p.integer("expert_group_count", 0, least=0, most=n_experts) or 1,
-            "groups_used": p.integer("expert_group_used_count", 0, least=0, most=n_experts) or 1,
-        }
-        if n_experts % fields["groups"] or fields["groups_used"] > fields["groups"]:
+        groups = p.integer("expert_group_count", 0, least=0, most=n_experts) or 1
+        groups_used = p.integer("expert_group_used_count", 0, least=0, most=n_experts)
+        if groups == 1:
+            groups_used = groups_used or 1
+        if n_experts % groups or not 1 <= groups_used <= groups:
             raise ConfigError(
-                f"{n_experts} experts cannot be in {fields['groups']} groups of which"
-                f" {fields['groups_used']} are used",
+                f"{n_experts} experts cannot be in {groups} groups of which {groups_used} are used",
                 file=p.file,
             )
         n_used = p.integer("expert_used_count", most=n_experts)
-        if n_used > n_experts // fields["groups"] * fields["groups_used"]:
+        if n_used > n_experts // groups * groups_used:
             raise ConfigError(
-                f"{n_used} of {n_experts} experts cannot be in {fields['groups_used']} of"
-                f" {fields['groups']} groups",
+                f"{n_used} of {n_experts} experts cannot be in {groups_used} of {groups} groups",
                 file=p.file,
             )
+        fields = {"groups": groups, "groups_used": groups_used} if groups > 1 else {}
         return RouterSpec(
             n_experts,
             n_used,
             _SCORES.get(function, score),
             norm=p.flag("expert_weights_norm", norm),
             scale=p.number("expert_weights_scale", 1.0) or 1.0,
-            **{**spec, **(fields if fields["groups"] > 1 else {})},
+            **{**spec, **fields},
         )
 
     def experts(self, layer: int, n: int, hidden: int, spec: FFNSpec = FFNSpec()) -> Experts:

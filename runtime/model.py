@@ -323,7 +323,7 @@ class Model:
         `forward`, or more than the state holds.
         """
         tokens = self._checked(_as_tensor(token_ids)[None])[0]
-        arguments.instance("state", state, State)
+        self._check_state(state)
         if state.n_past + len(tokens) > state.capacity:
             raise ShapeError(
                 f"{state.n_past} tokens and {len(tokens)} more do not fit a sequence of at most"
@@ -350,7 +350,9 @@ class Model:
         path they are evaluated one after the other. ShapeError as for `extend`.
         """
         tokens = [self._checked(_as_tensor(ids)[None])[0] for ids, _ in pieces]
-        states = [arguments.instance("state", state, State) for _, state in pieces]
+        states = [self._check_state(state) for _, state in pieces]
+        if not states:
+            raise ShapeError("there are no sequences to extend")
         if len({id(state) for state in states}) != len(states):
             raise UsageError("a sequence is in the batch twice")
         if (total := sum(map(len, tokens))) > self.ubatch:
@@ -372,7 +374,7 @@ class Model:
         yielded so far. ShapeError for more tokens than the state holds, EvaluationError for logits
         that are not finite.
         """
-        arguments.instance("state", state, State)
+        self._check_state(state)
         arguments.instance("sampling", sampling, Sampling)
         n = arguments.whole_number("n", n)
         if state.n_past + n > state.capacity:
@@ -456,6 +458,13 @@ class Model:
 
     def __exit__(self, *exc) -> None:
         self.close()
+
+    def _check_state(self, state: State) -> State:
+        arguments.instance("state", state, State)
+        mixers = [block.mixer for block in self.network.blocks]
+        if len(mixers) != len(state.mixers) or mixers[0] is not state.mixers[0]:
+            raise UsageError("the sequence is of another model", file=self.source.path)
+        return state
 
     def _checked(self, tokens: torch.Tensor) -> torch.Tensor:
         if not isinstance(tokens, torch.Tensor):

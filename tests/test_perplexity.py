@@ -21,6 +21,7 @@ from iqforge.errors import (
     EvaluationError,
     IqforgeError,
     MalformedFileError,
+    NonFiniteError,
     NotFoundError,
     TruncatedFileError,
 )
@@ -276,12 +277,13 @@ def test_models_that_cannot_be_evaluated(tiny, tmp_path):
         )
         with load_model(path) as model, pytest.raises(EvaluationError, match="EOS"):
             measure_perplexity(model, PROSE, n_ctx=N_CTX)
+        _, start = source.location("blk.1.ffn_up.weight")
     data = bytearray((tiny / "f32.gguf").read_bytes())
-    data[-4:] = struct.pack("<f", math.nan)
+    data[start : start + 4] = struct.pack("<f", math.nan)
     (tmp_path / "nan.gguf").write_bytes(data)
     with (
         load_model(tmp_path / "nan.gguf") as model,
-        pytest.raises(EvaluationError, match="not finite"),
+        pytest.raises(NonFiniteError, match="blk.1.ffn_up.weight.*not a number"),
     ):
         measure_perplexity(model, PROSE, n_ctx=N_CTX, save_logits=tmp_path / "nan.kld")
     assert not list(tmp_path.glob("nan.kld*"))

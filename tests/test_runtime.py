@@ -23,6 +23,7 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.values import f32, i32, string, u32
 from iqforge.runtime.layers.rope import Rope, Scaling
 from iqforge.runtime.model import load_model
+from iqforge.runtime.sampling import Sampling
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
@@ -253,6 +254,7 @@ def test_expert_counts_that_cannot_be(models, tmp_path):
         (3, 1, "4 experts cannot be in 3 groups"),
         (2, 3, "cannot be in 2 groups of which 3 are used"),
         (4, 1, "2 of 4 experts cannot be in 1 of 4 groups"),
+        (2, 0, "cannot be in 2 groups of which 0 are used"),
     ],
 )
 def test_groups_of_experts_that_cannot_be(models, tmp_path, groups, n_groups_used, message):
@@ -270,6 +272,23 @@ def test_a_rotation_of_an_odd_number_of_elements(models, tmp_path):
         path = write_gguf(tmp_path / "odd.gguf", source, metadata=odd)
     with pytest.raises(ConfigError, match="dimension_count' is 7, expected an even number"):
         load_model(path)
+
+
+def test_sequences_that_do_not_fit_the_call(models):
+    with load_model(models["llama"]) as model, load_model(models["llama"]) as other:
+        pool = model.new_pool(200, 2)
+        for capacity in (0, -1, 257, "x"):
+            with pytest.raises(UsageError, match="capacity is .*, expected 1 to 256"):
+                pool.sequence(capacity)
+        for use in (
+            lambda: other.extend([1], pool.sequence(64)),
+            lambda: other.extend_together([([1], pool.sequence(64))]),
+            lambda: list(other.follow(1, pool.sequence(64), 3, Sampling())),
+        ):
+            with pytest.raises(UsageError, match="the sequence is of another model"):
+                use()
+        with pytest.raises(ShapeError, match="no sequences"):
+            model.extend_together([])
 
 
 def test_a_batch_that_finds_no_memory_leaves_all_sequences_as_they_are(models):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...errors import UsageError
 from .cache import CacheSettings, padded
 from .sequence import State
 from .table import BLOCK_TOKENS, Blocks, Table
@@ -53,9 +54,14 @@ class Pool:
         self, capacity: int | None = None, *, reserved: bool = False, context: int = 0
     ) -> State:
         """An empty sequence for at most `capacity` tokens (None: all of the pool). reserved: take
-        the memory for all of them now. context: see `State`.
+        the memory for all of them now. context: see `State`. UsageError for a capacity that the
+        pool cannot have.
         """
         capacity = self.n_tokens if capacity is None else capacity
+        if not isinstance(capacity, int) or not 1 <= capacity <= self.n_tokens:
+            raise UsageError(
+                f"capacity is {capacity!r}, expected 1 to {self.n_tokens}, which the pool holds"
+            )
         tables = {
             window: Table(blocks, capacity, window) for window, blocks in self._blocks.items()
         }
@@ -67,7 +73,15 @@ class Pool:
                 self.mixers, self.windows, self._storages, strict=True
             )
         ]
-        return State(capacity, layers, self.settings, tables, self.windows, context or capacity)
+        return State(
+            capacity,
+            layers,
+            self.settings,
+            tables,
+            self.windows,
+            context or capacity,
+            [mixer for mixer, _ in self.mixers],
+        )
 
     def end(self, state: State) -> None:
         """Give back the memory of a sequence, which can no longer be used."""

@@ -28,8 +28,9 @@ class State:
     """One sequence: `n_past` tokens of at most `capacity` are in it. `layers[i]` is what mixer i
     keeps of them (None for nothing), in the rows that one of the `tables`, by window, says.
 
-    context: the tokens that were asked for, of which `capacity` is rounded up. ended: the pool has
-    the memory back. A pass calls `reserve` before and `advance` after it.
+    context: the tokens that were asked for, of which `capacity` is rounded up. mixers: those of the
+    network that it belongs to. ended: the pool has the memory back. A pass calls `reserve` before
+    and `advance` after it.
     """
 
     capacity: int
@@ -38,6 +39,7 @@ class State:
     tables: dict[int, Table]
     windows: list[int]  # of each layer, as in `tables`
     context: int
+    mixers: list[Any]
     n_past: int = 0
     ended: bool = False
     _snapshots: WeakSet[Snapshot] = field(default_factory=WeakSet)
