@@ -99,15 +99,20 @@ def pytest_xdist_make_scheduler(config, log):
 # for all types but these.
 SLOW_FIXTURES = {"demo", "host_units"}
 SLOW_MODULES = {
-    "test_step_kernels_on_host.py",
-    "test_matvec_on_host.py",
-    "test_delta_on_host.py",
-    "test_convert_multimodal.py",
-    "test_compilation.py",
-    "test_device_calls.py",
-    "test_search_choices.py",
     "test_architectures_commands.py",
+    "test_compilation.py",
+    "test_convert_multimodal.py",
+    "test_delta_on_host.py",
+    "test_device_calls.py",
+    "test_kernel_races.py",
+    "test_latent_on_host.py",
+    "test_latent_prompt_on_host.py",
+    "test_matvec_on_host.py",
     "test_mla_commands.py",
+    "test_prompt_experts_on_host.py",
+    "test_rearrange_on_host.py",
+    "test_search_choices.py",
+    "test_step_kernels_on_host.py",
 }
 SLOW_TESTS = {
     "test_no_type_falls_back",
