@@ -138,7 +138,14 @@ QUICK_TYPES = {"Q4_0", "Q8_0", "Q4_K", "IQ4_NL"}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    everything = config.option.markexpr == "slow" or "IQFORGE_TEST_FULL" in os.environ
+    for item in items:
+        if item.get_closest_marker("full") is not None:
+            item.add_marker(pytest.mark.slow)
+            if not everything:
+                reason = "part of the full matrix: -m slow, or IQFORGE_TEST_FULL=1"
+                item.add_marker(pytest.mark.skip(reason=reason))
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
     for item in items:

@@ -42,13 +42,13 @@ OTHER_TYPES = {
 EXACT = CacheSettings("f32", "f32")
 
 SMALL_AND_WIDE = [
-    pytest.param(case, size, marks=[pytest.mark.slow] if size == "wide" else [])
+    pytest.param(case, size, marks=[pytest.mark.full] if size == "wide" else [])
     for size in SIZES
     for case in CASES
 ]
 QUICK = {case: TYPES[number % len(TYPES)] for number, case in enumerate(CASES)}
 CASES_AND_TYPES = [
-    pytest.param(case, type, marks=[] if QUICK[case] == type else [pytest.mark.slow])
+    pytest.param(case, type, marks=[] if QUICK[case] == type else [pytest.mark.full])
     for case in CASES
     for type in TYPES
 ]
@@ -145,7 +145,7 @@ def test_logits_are_those_of_transformers(models, case, size):
     assert (logits.argmax(1) == tiny.logits.argmax(1)).all(), tiny
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case, number",
     [(case, number) for case, variants in VARIANTS.items() for number in range(len(variants))],
