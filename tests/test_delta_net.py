@@ -299,7 +299,7 @@ def test_importance_matrix_and_what_is_quantized_with_it(mini, tmp_path, capsys)
     assert measured[1] == pytest.approx(measured[0], rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_perplexity_is_that_of_transformers(mini, capsys):
     """60 windows of 512 tokens; transformers gives 26.7187 for the same windows."""
     text = shared("text/wiki.test.txt")

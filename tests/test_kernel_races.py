@@ -216,7 +216,7 @@ def test_a_delta_net(rows, tmp_path):
     assert not races(tmp_path, step_delta.delta_spec(shape), RUN_DELTA, MAIN_DELTA)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_delta_nets_of_a_prompt(stages, tmp_path):
     heads = DeltaHeads(1, 2, 20, 12, 3, False, False)
     spec = prompt_delta.delta_spec(heads, torch.bfloat16, stages)
