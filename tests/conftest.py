@@ -66,6 +66,7 @@ FIRST = (
     "test_perplexity.py",
     "test_imatrix.py",
     "test_step_kernels_on_host.py",
+    "test_tokenizer_kinds.py",
     "test_bench.py",
     "test_first_hour.py",
 )
@@ -133,6 +134,14 @@ SLOW_TESTS = {
     "test_killed_at_random_moments",
     "test_layouts_with_a_search_of_their_own_hold_the_same_rows",
     "test_sensitivities_are_measured",
+    "test_layers_that_are_left_out_do_not_count",
+    "test_threads_do_not_change_a_byte",
+    "test_checkpoint_and_shards_give_the_same_file",
+    "test_which_importances_are_used",
+    "test_figures_are_their_definitions",
+    "test_searches_use_importances_where_the_table_says_so",
+    "test_expert_switches_without_effect_are_reported_once",
+    "test_the_file_is_as_the_dry_run_predicted",
 }
 QUICK_TYPES = {"Q4_0", "Q8_0", "Q4_K", "IQ4_NL"}
 
