@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from iqforge.cuda_kernels.step_mla import LatentShape
+from iqforge.cuda_kernels.step_mla import SHORTEST, LatentShape
 from iqforge.runtime.layers.attention import temperature
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
@@ -73,6 +73,19 @@ def latent_error(
     return ((results[0].double() - expected).norm() / expected.norm()).item(), same
 
 
-def allowed(shape: LatentShape) -> float:
-    """Return the allowed error: queries and probabilities have 16 bits in bfloat16."""
-    return 5e-5 if shape.type == "BF16" else 5e-6
+def allowed(shape: LatentShape, n_past: int, splits: int) -> float:
+    """Return the allowed relative error for so many positions in `splits` ranges.
+
+    - Tensor cores add to float32 and cut off what does not fit: half a unit in the last place is
+      lost on average in every addition, always towards 0, so that losses add up. A score takes an
+      addition for every 16 elements of a row, a mixture one for every 16 positions of a range;
+      both twice, as queries and probabilities consist of two parts.
+    - Two parts have 22 bits in float16 (less of small numbers, whose second part is subnormal) and
+      16 in bfloat16. These errors are independent and add up as their squares do. What is left of
+      them is a few units of the last bit, as the scores here are a few times 1.
+    - Products with W_k and W_v, norm, exponentials and the join are float32: some units.
+    """
+    span = max(SHORTEST, -(-(n_past + shape.rows) // splits))
+    additions = 2 * -(-shape.width // 16) + 2 * -(-min(span, n_past + shape.rows) // 16)
+    parts = 6 * 2.0**-17 if shape.type == "BF16" else 16 * 2.0**-23
+    return additions * 2.0**-24 + parts + 16 * 2.0**-24

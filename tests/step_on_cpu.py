@@ -23,7 +23,6 @@ from iqforge.runtime.cuda import (
     step_moe,
     step_sampling,
 )
-from iqforge.runtime.cuda.registry import DELTA_KERNELS, LATENT_KERNELS
 from iqforge.runtime.layers.attention import attend_with_scores, temperature
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet
@@ -349,8 +348,6 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
     attention and of products. `emptied` counts calls of torch.cuda.empty_cache.
     """
     seen = SimpleNamespace(emptied=0)
-    for variable in (DELTA_KERNELS, LATENT_KERNELS):
-        monkeypatch.setenv(variable, "1")
     Graph.alive, Graph.replays, Graph.recording = weakref.WeakSet(), 0, None
 
     @contextmanager

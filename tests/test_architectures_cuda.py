@@ -4,25 +4,38 @@ float32.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import iqforge
 import pytest
 import torch
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.architectures import architectures
-from iqforge.runtime.cuda.registry import DELTA_KERNELS, LATENT_KERNELS
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 
-from .tiny_cases import CASES, WIDE
+from .choices import by_token, comparable, recorded
+from .tiny_cases import CASES, N_TOKENS, WIDE
 from .tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
+PROMPTS, ENOUGH = 4, 40  # texts, and tokens of all of them that have to be compared
+PIECES = [20, 8, 1, 1, 1, 1, 8]
+
+
+class Made(NamedTuple):
+    """A Q8_0 file, token ids of some texts, and logits and choices of each on the CPU."""
+
+    case: object
+    file: object
+    texts: list[list[int]]
+    logits: list[torch.Tensor]
+    choices: list[list[torch.Tensor]]
 
 
 @pytest.fixture(scope="module", params=list(CASES))
 def made(request, tmp_path_factory):
-    """(case, Q8_0 file, token ids, logits on the CPU)."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     pytest.importorskip("transformers")
@@ -30,36 +43,67 @@ def made(request, tmp_path_factory):
     tiny = make_tiny_model(case, WIDE, folder / "hf")
     iqforge.convert_model(tiny.folder, folder / "f32.gguf", "f32")
     iqforge.quantize_model(folder / "f32.gguf", folder / "q.gguf", Recipe("Q8_0", pure=True))
-    with load_model(folder / "q.gguf") as model:
-        return case, folder / "q.gguf", tiny.tokens, model.forward(tiny.tokens)
+    random = torch.Generator().manual_seed(tiny.seed)
+    texts = [tiny.tokens]
+    while len(texts) < PROMPTS:
+        texts.append(torch.randint(2, 300, (N_TOKENS,), generator=random).tolist())
+    logits, choices = [], []
+    with pytest.MonkeyPatch.context() as patch, load_model(folder / "q.gguf") as model:
+        for tokens in texts:
+            with recorded(patch) as found:
+                logits.append(model.forward(tokens))
+            choices.append(by_token(found, [N_TOKENS]))
+    return Made(case, folder / "q.gguf", texts, logits, choices)
 
 
 def test_float32_is_the_cpu_s(made):
-    _, file, tokens, expected = made
-    with load_model(file, device=DEVICE, precision="f32") as model:
+    tokens, expected = made.texts[0], made.logits[0]
+    with load_model(made.file, device=DEVICE, precision="f32") as model:
         first, second = model.forward(tokens).cpu(), model.forward(tokens).cpu()
     assert torch.equal(first, second)
     assert (first - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
+def at_once(model, tokens: list[int]) -> torch.Tensor:
+    return model.forward(tokens).cpu()
+
+
+def in_pieces(model, tokens: list[int]) -> torch.Tensor:
+    state, parts = model.new_state(64, CacheSettings()), torch.tensor(tokens).split(PIECES)
+    return torch.cat([model.extend(part, state, all_logits=True).cpu() for part in parts])
+
+
+WAYS = (at_once, in_pieces)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
 def test_the_fast_path_is_near_float32(made, precision, monkeypatch):
-    """At once, in pieces of a kept sequence and token by token; and no layer is slow of which
+    """At once, and in pieces of a kept sequence of which some are steps. No layer is slow of which
     kernels are said to evaluate everything.
+
+    Every token is compared for which all routers and indexers chose as in float32, and did so for
+    all tokens that it sees.
     """
-    case, file, tokens, expected = made
-    for variable in (DELTA_KERNELS, LATENT_KERNELS):
-        monkeypatch.setenv(variable, "1")
     slow: list[str] = []
-    with load_model(file, device=DEVICE, precision=precision, verbose=slow.append) as model:
-        once, again = model.forward(tokens).cpu(), model.forward(tokens).cpu()
-        state, rows = model.new_state(64, CacheSettings()), []
-        for piece in torch.tensor(tokens).split([20, 8, 1, 1, 1, 1, 8]):
-            rows.append(model.extend(piece, state, all_logits=True).cpu())
-    assert torch.equal(once, again)
-    if architectures()[case.architecture].gpu:
+    options = {"device": DEVICE, "precision": precision}
+    with load_model(made.file, verbose=slow.append, **options) as model:
+        found, again = (
+            [[way(model, text) for way in WAYS] for text in made.texts] for _ in range(2)
+        )
+    for one, other in zip(found, again, strict=True):
+        assert all(map(torch.equal, one, other))
+    if architectures()[made.case.architecture].gpu:
         assert not slow
-    # A router that chooses between nearly equal experts may decide otherwise in half precision.
-    for found in (once, torch.cat(rows)):
-        off = (found - expected).square().mean(1).sqrt() / expected.std()
-        assert off.median() < 0.03, (case.name, off)
+
+    compared = [0, 0]
+    with recorded(monkeypatch) as calls, load_model(made.file, **options) as model:
+        for number, (tokens, expected) in enumerate(zip(made.texts, made.logits, strict=True)):
+            for way, pieces in enumerate(([N_TOKENS], PIECES)):
+                calls.clear()
+                logits = WAYS[way](model, tokens)
+                assert torch.equal(logits, found[number][way])  # graphs compute the same
+                same = comparable(by_token(calls, pieces), made.choices[number], N_TOKENS)
+                compared[way] += int(same.sum())
+                off = (logits - expected).square().mean(1).sqrt() / expected.std()
+                assert (off[same] < 0.03).all(), (made.case.name, number, way, same, off)
+    assert min(compared) >= ENOUGH, compared

@@ -39,7 +39,7 @@ def test_latent_attention(shape, tmp_path):
     # A block alone, also on a tile that is not full, and several that have to be joined.
     for n_past, splits in ((0, 8), (61, 8), (300, 8), (180, 1)):
         error, same = latent_error(shape, n_past, 512, torch.device("cpu"), partial(run, splits))
-        assert error < allowed(shape)
+        assert error < allowed(shape, n_past, splits)
         # Norm and rotation round differently, which can move an element to the next number.
         assert same > 0.99
 

@@ -18,7 +18,6 @@ from iqforge.runtime import linear
 from iqforge.runtime.cuda import step_path
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.prompt_path import PromptPath
-from iqforge.runtime.cuda.registry import DELTA_KERNELS, LATENT_KERNELS
 from iqforge.runtime.cuda.step_layers import SlowOutput
 from iqforge.runtime.cuda.step_path import StepPath
 from iqforge.runtime.layers.norm import RMSNorm
@@ -378,27 +377,11 @@ def test_recurrent_states_after_steps_that_ran_ahead(monkeypatch, tmp_path, take
         assert any(isinstance(layer, RecurrentState) for layer in states[1].layers)
 
 
-def test_kernels_of_delta_nets_are_off_unless_asked_for(monkeypatch, tmp_path):
-    tiny = make_tiny_model(CASES["qwen3_5"], WIDE, tmp_path / "hf")
-    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
-    step_on_cpu.install(monkeypatch)
-    monkeypatch.delenv(DELTA_KERNELS)
-    with load_model(tmp_path / "f32.gguf") as model:
-        told: list[str] = []
-        steps = StepPath(model.network, context := Context(CPU, verbose=told.append))
-        context.report_all()
-        assert len(told) == 1 and DELTA_KERNELS in told[0] and not steps.captures
-        found = list(steps.follow(5, model.new_state(64), 9, GREEDY))
-        assert found == list(model.follow(5, model.new_state(64), 9, GREEDY))
-
-
-def test_kernels_of_latent_attention_are_off_unless_asked_for(monkeypatch, tmp_path):
+def test_latent_attention_is_slow_for_quantized_caches_only(monkeypatch, tmp_path):
     tiny = make_tiny_model(CASES["deepseek_v3"], WIDE, tmp_path / "hf")
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     step_on_cpu.install(monkeypatch)
-    for type, switched in (("f16", True), ("q8_0", True), ("f16", False)):
-        if not switched:
-            monkeypatch.delenv(LATENT_KERNELS)
+    for type in ("f16", "q8_0"):
         with load_model(tmp_path / "f32.gguf") as model:
             told: list[str] = []
             settings = CacheSettings(type)
@@ -406,7 +389,7 @@ def test_kernels_of_latent_attention_are_off_unless_asked_for(monkeypatch, tmp_p
             steps = StepPath(model.network, context)
             context.report_all()
             slow = [x for x in told if "slow path: MLA" in x]
-            why = "its kernels are off" if not switched else "a cache of q8_0: no kernel"
-            assert len(slow) == (not switched or type != "f16") and all(why in x for x in slow)
+            assert len(slow) == (type != "f16")
+            assert all("a cache of q8_0: no kernel" in x for x in slow)
             found = list(steps.follow(5, model.new_state(64, settings), 9, GREEDY))
             assert found == list(model.follow(5, model.new_state(64, settings), 9, GREEDY))

@@ -22,7 +22,7 @@ _FLASH_LAYERS = (47, 48)
 _GROUPS = {("softmax", 160): (8, 3), ("sigmoid", 256): (8, 4)}
 
 
-@architecture("deepseek2")
+@architecture("deepseek2", gpu=True)
 def build(d: Decoder) -> Network:
     parts = LatentParts.read(d)
     router = parts.router("sigmoid" if d.n_layers in _FLASH_LAYERS else "softmax")

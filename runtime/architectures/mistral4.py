@@ -14,7 +14,7 @@ from . import architecture
 _TEMPERATURE = 0.1  # of the released models; converters write no key for it
 
 
-@architecture("mistral4")
+@architecture("mistral4", gpu=True)
 def build(d: Decoder) -> Network:
     scale = d.p.number("attention.temperature_scale", _TEMPERATURE)
     context = d.p.integer("rope.scaling.original_context_length", 0)

@@ -14,7 +14,7 @@ from ..network import Network
 from . import architecture
 
 
-@architecture("qwen35", "qwen35moe")
+@architecture("qwen35", "qwen35moe", gpu=True)
 def build(d: Decoder) -> Network:
     p, rope = d.p, d.rope("neox")
     recurrent = recurrent_layers(d)

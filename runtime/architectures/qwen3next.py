@@ -13,7 +13,7 @@ from ..network import Network
 from . import architecture
 
 
-@architecture("qwen3next")
+@architecture("qwen3next", gpu=True)
 def build(d: Decoder) -> Network:
     p, rope, router = d.p, d.rope("neox"), d.router_spec()
     recurrent = recurrent_layers(d)

@@ -7,7 +7,6 @@ with the reason, and the module runs on the reference path.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,10 +27,6 @@ _Factory = TypeVar("_Factory", bound=Callable)
 
 PROMPT: dict[type, Callable] = {}
 STEP: dict[type, Callable] = {}
-# With 1, these layers run on kernels. Compiled for a CPU they agree with the reference path. They
-# are off until they have been compared and measured on a GPU (test_delta_cuda.py,
-# test_latent_cuda.py).
-DELTA_KERNELS, LATENT_KERNELS = "IQFORGE_DELTA_KERNELS", "IQFORGE_LATENT_KERNELS"
 
 
 class Slow(Exception):
@@ -125,9 +120,7 @@ def check_description(branch: Branch) -> None:
             raise Slow(f"activation {module.spec.activation}")
         if module.gate_up is not None:
             raise Slow("gate and up in one matrix")
-    elif isinstance(module, DeltaNet):
-        _check_wanted(DELTA_KERNELS)
-    else:
+    elif not isinstance(module, DeltaNet):
         raise Slow("no kernels for this kind of layer")
 
 
@@ -145,17 +138,11 @@ def _check_attention(m: Attention) -> None:
         raise Slow(" and ".join(found))
 
 
-def _check_wanted(variable: str) -> None:
-    if os.environ.get(variable) != "1":
-        raise Slow(f"its kernels are off ({variable}=1 switches them on)")
-
-
 def _check_latent_attention(m: MLA) -> None:
     if m.top_k:
         raise Slow("attention to chosen positions only")
     if m.rope.long is not None:
         raise Slow("a rotation that depends on the context")
-    _check_wanted(LATENT_KERNELS)
 
 
 def _check_experts(m: MoE) -> None:
