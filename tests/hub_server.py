@@ -38,6 +38,7 @@ class Hub:
         self.tokens_at_the_store: set[str | None] = set()
         self.versions: Counter[str] = Counter()  # raised by a test to give a file another ETag
         self.lock = threading.Lock()
+        self._read: dict[str, tuple] = {}
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -120,9 +121,20 @@ class Hub:
         else:
             reply(handler, 401, b"Invalid username or password.")
 
+    def read(self, name: str) -> tuple[memoryview, str]:
+        """Return a file and its digest, read once for as long as the file stays the same."""
+        file = self.folder / name
+        state = (file.stat().st_mtime_ns, file.stat().st_size)
+        with self.lock:
+            if self._read.get(name, (None,))[0] != state:
+                data = file.read_bytes()
+                digest = hashlib.sha256(data).hexdigest()[:16]
+                self._read[name] = (state, memoryview(data), digest)
+            return self._read[name][1:]
+
     def content(self, handler, name: str) -> None:
-        data = (self.folder / name).read_bytes()
-        etag = f'"{hashlib.sha256(data).hexdigest()[:16]}-{self.versions[name]}"'
+        data, digest = self.read(name)
+        etag = f'"{digest}-{self.versions[name]}"'
         asked = handler.headers.get("Range")
         if asked is None:
             reply(handler, 200, data, {"ETag": etag})
