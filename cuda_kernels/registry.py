@@ -28,6 +28,7 @@ from .compile.spec import ARCHITECTURES, KernelSpec
 MODULES = (
     "matvec",
     "ops",
+    "peer",
     "prompt",
     "prompt_delta",
     "prompt_grouped",

@@ -1,0 +1,174 @@
+"""Time the sum of one token's hidden vector over GPUs within a CUDA graph, and sums of prompts.
+
+    python benchmarks/sums.py --ranks 4
+
+Every rank is a process with one GPU. First the results are checked against the sum in the order of
+ranks. Then, for each way, the microseconds of one sum in a graph of many, and the same bits in all
+runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from iqforge.cuda_kernels.peer import PeerLinks
+from iqforge.runtime.parallel.group import Group
+from iqforge.runtime.parallel.launch import run_ranks
+from iqforge.runtime.parallel.ranks import Ranks
+
+IN_GRAPH = 64  # sums
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time sums over GPUs.")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--width", type=int, default=8192)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--tokens", type=int, default=2048, help="of a prompt")
+    args = parser.parse_args()
+    ranks = Ranks.here()
+    if ranks is None:
+        return run_ranks([sys.executable, *sys.argv], args.ranks)
+    measure(ranks, args)
+    return 0
+
+
+def say(group: Group, text: str) -> None:
+    if group.rank == 0:
+        print(text, flush=True)
+
+
+def measure(ranks: Ranks, args: argparse.Namespace) -> None:
+    device = torch.device("cuda", ranks.local_rank)
+    group = Group(ranks, device, timeout=60)
+    elements = max(8 * args.width, 8 * (args.vocabulary // ranks.size + 16))
+    begun = time.perf_counter()
+    links = PeerLinks(ranks.rank, ranks.size, elements, device, group.exchange, timeout=20)
+    say(group, f"links in {time.perf_counter() - begun:.2f} s")
+    check_sums(group, links, args.width)
+    check_gather(group, links, args.vocabulary)
+    for rows in (1, 2, 4, 8):
+        time_ways(group, links, rows, args.width)
+    time_gather(group, links, args.vocabulary)
+    time_prompts(group, args.tokens, args.width)
+    group.wait()
+    links.close()
+    group.close()
+
+
+def parts(group: Group, shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Return the parts of all ranks, the same on each."""
+    made = torch.Generator().manual_seed(5)
+    return [torch.randn(shape, generator=made).to(group.device) for _ in range(group.size)]
+
+
+def check_sums(group: Group, links: PeerLinks, width: int) -> None:
+    for rows in (1, 3, 8):
+        found = parts(group, (rows, width))
+        start = torch.linspace(-1, 1, rows * width, device=group.device).view(rows, width)
+        total = found[0].clone()
+        for part in found[1:]:
+            total += part
+        for assign in (False, True):
+            for _ in range(5):
+                x, h = found[group.rank].clone(), start.clone()
+                links.sum(x, h, assign=assign)
+                torch.cuda.synchronize()
+                wanted = total if assign else start + total
+                assert torch.equal(h, wanted), (rows, assign, (h - wanted).abs().max())
+                assert not x.any()
+    say(group, "sums: the bits of the sum in order of ranks")
+
+
+def check_gather(group: Group, links: PeerLinks, vocabulary: int) -> None:
+    ends = [vocabulary * (r + 1) // group.size // 16 * 16 for r in range(group.size)]
+    ends[0] = ends[0] // 2 // 16 * 16
+    ends[-1] = vocabulary
+    own = slice(ends[group.rank - 1] if group.rank else 0, ends[group.rank])
+    for rows in (1, 2):
+        whole = torch.arange(rows * vocabulary, device=group.device).float().view(rows, -1)
+        out = torch.zeros_like(whole)
+        for _ in range(3):
+            out.zero_()
+            links.gather(whole[:, own].contiguous(), out, ends)
+            torch.cuda.synchronize()
+            assert torch.equal(out, whole)
+    say(group, "gather: right")
+
+
+def timed(group: Group, call, repetitions: int = 50) -> float:
+    """Microseconds of one of IN_GRAPH calls in a graph: the best of several replays."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for _ in range(IN_GRAPH):
+            call()
+    times = []
+    for _ in range(repetitions):
+        group.wait()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / IN_GRAPH)
+    times.sort()
+    return times[len(times) // 2]
+
+
+def time_ways(group: Group, links: PeerLinks, rows: int, width: int) -> None:
+    x, h = (torch.zeros(rows, width, device=group.device) for _ in range(2))
+    mine = timed(group, lambda: links.sum(x, h))
+
+    def nccl() -> None:
+        dist.all_reduce(x)
+        h.add_(x)
+
+    other = timed(group, nccl)
+    only = timed(group, lambda: dist.all_reduce(x))
+    say(
+        group,
+        f"{group.size} GPUs, {rows} x {width} f32 in a graph: {mine:.2f} us with the residual;"
+        f" NCCL {only:.2f} us, with the residual {other:.2f} us",
+    )
+
+
+def time_gather(group: Group, links: PeerLinks, vocabulary: int) -> None:
+    ends = [vocabulary * (r + 1) // group.size for r in range(group.size)]
+    n = ends[group.rank] - (ends[group.rank - 1] if group.rank else 0)
+    x = torch.zeros(1, n, device=group.device)
+    out = torch.zeros(1, vocabulary, device=group.device)
+    found = timed(group, lambda: links.gather(x, out, ends))
+    say(group, f"{group.size} GPUs, logits of {vocabulary}: {found:.2f} us")
+
+
+def time_prompts(group: Group, tokens: int, width: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(tokens, width, device=group.device, dtype=dtype)
+        for _ in range(3):
+            dist.all_reduce(x)
+        torch.cuda.synchronize()
+        group.wait()
+        begun = time.perf_counter()
+        for _ in range(20):
+            dist.all_reduce(x)
+        torch.cuda.synchronize()
+        each = (time.perf_counter() - begun) / 20
+        moved = 2 * (group.size - 1) / group.size * x.nbytes / each
+        say(
+            group,
+            f"{group.size} GPUs, {tokens} x {width} {dtype}: NCCL {1e6 * each:.0f} us,"
+            f" {moved / 1e9:.0f} GB/s each way",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

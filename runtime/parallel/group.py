@@ -1,0 +1,194 @@
+"""The ranks that evaluate one model together: sums, concatenations and decisions.
+
+A rank is a process with one device. Every rank runs the same program on the same tokens, holds its
+part of the weights, and meets the others here. On CPUs ranks talk through gloo, on GPUs through
+NCCL. Sums add the parts in the order of ranks, or in the order that NCCL derives from shapes, so
+that a run repeats bit for bit and all ranks have the same numbers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from ...errors import DeviceError, UsageError
+from .payload import decoded, encoded
+from .ranks import Ranks
+
+DEFAULT_TIMEOUT = 600.0  # seconds
+_GRACE = 3.0  # seconds in which other ranks say that they wait, too
+FEW_ROWS = 32  # at most so many rows move in float32, whatever the type: latency decides there
+
+_Result = TypeVar("_Result")
+
+
+class Group:
+    """The group of this process, rank `rank` of `size`, which computes on `device`.
+
+    reduce_type: see `payload`. timeout: seconds that a rank waits for others. Close it to leave.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        device: torch.device,
+        *,
+        reduce_type: str = "f32",
+        timeout: float = DEFAULT_TIMEOUT,
+    ):
+        self.ranks, self.rank, self.size, self.device = ranks, ranks.rank, ranks.size, device
+        self.reduce_type, self.timeout = reduce_type, timeout
+        self._calls = 0
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self._store = _joined(ranks, device, timeout)
+
+    def __repr__(self) -> str:
+        return f"<Group rank {self.rank} of {self.size} on {self.device}>"
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of x float32[rows, width] over all ranks, float32, the same bits on each.
+
+        What is moved has the type `reduce_type`, or float32 for few rows.
+        """
+        kind = "f32" if len(x) <= FEW_ROWS else self.reduce_type
+        if x.device.type == "cuda" and kind != "q8_0":
+            moved = encoded(x.contiguous(), kind)
+            self._named("a sum", lambda: dist.all_reduce(moved))
+            return moved.float()
+        parts = self._all(encoded(x.contiguous(), kind))
+        total = decoded(parts[0], x)
+        for part in parts[1:]:
+            total = total + decoded(part, x)
+        return total
+
+    def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+        """Return [rows, ends[-1]], the columns of all ranks side by side; x [rows, n] are those of
+        this rank, and those of rank r end before column ends[r].
+        """
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        padded = x.new_zeros(len(x), max(counts))
+        padded[:, : x.shape[1]] = x
+        parts = self._all(padded)
+        return torch.cat([part[:, :n] for part, n in zip(parts, counts, strict=True)], dim=1)
+
+    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of rank 0, int64 of any shape, on the device of `tokens`. All ranks
+        pass as many.
+        """
+        held = tokens.to("cpu", torch.int64).contiguous()
+        self._named("tokens", lambda: dist.broadcast(held, 0))
+        return held.to(tokens.device)
+
+    def from_first(self, value: _Result) -> _Result:
+        """Return the value of rank 0, any object that can be pickled."""
+        held = [value]
+        self._named("a decision", lambda: dist.broadcast_object_list(held, 0, device=_CPU))
+        return held[0]
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        found: list[Any] = [None] * self.size
+        self._named("values", lambda: dist.all_gather_object(found, value))
+        return found
+
+    def agree(self, wanted: bool) -> bool:
+        """Return whether any rank wants it: to stop, for example."""
+        flag = torch.tensor([wanted], dtype=torch.int32)
+        self._named("a decision", lambda: dist.all_reduce(flag, dist.ReduceOp.MAX))
+        return bool(flag[0])
+
+    def wait(self) -> None:
+        """Return when all ranks have come here."""
+        self.agree(False)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self._named("results", lambda: dist.all_gather(parts, x))
+        return parts
+
+    def _named(self, what: str, call: Callable[[], _Result]) -> _Result:
+        """Call a collective. DeviceError that names the ranks that did not come to it."""
+        self._calls += 1
+        begun = time.monotonic()
+        try:
+            return call()
+        except (RuntimeError, ValueError) as error:
+            raise DeviceError(self._explained(what, time.monotonic() - begun, str(error))) from None
+
+    def _explained(self, what: str, seconds: float, error: str) -> str:
+        """Say for whom this rank has waited: for those that do not say that they wait as well."""
+        missing = []
+        try:
+            self._store.set(f"waits/{self.rank}", str(self._calls))
+            time.sleep(_GRACE)
+            missing = [
+                str(rank) for rank in range(self.size) if not self._store.check([f"waits/{rank}"])
+            ]
+        except RuntimeError:  # the store was in a rank that is gone
+            missing = ["0"] if self.rank else []
+        named = f"rank {' and rank '.join(missing)}" if missing else "other ranks"
+        last = error.strip().splitlines()[-1] if error.strip() else "no reason given"
+        return (
+            f"rank {self.rank} of {self.size} has waited {seconds:.0f} s for {what} of {named},"
+            f" at most {self.timeout:.0f} s (--timeout): {last[:200]}"
+        )
+
+
+_CPU = torch.device("cpu")
+
+
+def _joined(ranks: Ranks, device: torch.device, timeout: float) -> Any:
+    """Join the other ranks, and return the store that all of them reach."""
+    on_gpu = device.type == "cuda"
+    if ranks.one_host:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    # Sums in the memory of NVLink switches: without, sums repeat, and they may not be used on hosts
+    # that are shared.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    limit = datetime.timedelta(seconds=timeout)
+    if dist.is_initialized():
+        raise UsageError("this process has joined a group of ranks already")
+    options: dict[str, Any] = {"timeout": limit, "rank": ranks.rank, "world_size": ranks.size}
+    try:
+        if ranks.store_socket is not None and ranks.rank == 0:
+            listening = socket.socket(fileno=os.dup(ranks.store_socket))
+            port = listening.getsockname()[1]
+            options["store"] = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  it is public
+                "127.0.0.1",
+                port,
+                ranks.size,
+                True,
+                limit,
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
+        elif ranks.launched:
+            options["store"] = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  it is public
+                "127.0.0.1", ranks.port, ranks.size, False, limit, wait_for_workers=False
+            )
+        else:
+            options["init_method"] = "env://"
+        if on_gpu:
+            options["device_id"] = device
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", **options)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(
+            f"rank {ranks.rank} of {ranks.size} cannot reach the others: {reason}"
+        ) from None
+    return _get_default_store()

@@ -1,0 +1,68 @@
+"""A rank of the tests of `test_parallel.py`: `python parallel_program.py CASE [FOLDER]`. Each rank
+writes what it found to FOLDER/<rank>.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from iqforge.runtime.parallel.group import Group
+from iqforge.runtime.parallel.ranks import Ranks
+
+TYPES = ("f32", "bf16", "f16", "q8_0")
+
+
+def parts(size: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(40, 64, generator=generator) for _ in range(size)]
+
+
+def collectives(group: Group) -> dict:
+    size, rank = group.size, group.rank
+    found, total = {}, torch.stack(parts(size)).double().sum(0)
+    for kind in TYPES:
+        group.reduce_type = kind
+        y = group.sum(parts(size)[rank])
+        found[kind] = {
+            "error": float((y - total).abs().max()),
+            "digits": y.view(torch.int32).sum().item(),
+        }
+    few = group.sum(parts(size)[rank][:8])
+    found["few"] = float((few - total[:8]).abs().max())
+    ends = [0, 3, 8][-size:]
+    own = slice(ends[rank - 1] if rank else 0, ends[rank])
+    whole = torch.arange(16.0).view(2, 8)
+    found["gather"] = torch.equal(group.gather(whole[:, own], ends), whole)
+    found["tokens"] = group.tokens(torch.tensor([rank + 7])).tolist()
+    found["first"] = group.from_first({"rank": rank})
+    found["all"] = group.exchange(rank)
+    found["agree"] = [group.agree(rank == 1), group.agree(False)]
+    return found
+
+
+def main() -> None:
+    case = sys.argv[1]
+    ranks = Ranks.here()
+    assert ranks is not None
+    torch.set_num_threads(1)
+    group = Group(ranks, torch.device("cpu"), timeout=3 if case == "late" else 60)
+    if case == "collectives":
+        Path(sys.argv[2], f"{ranks.rank}.json").write_text(json.dumps(collectives(group)))
+    group.wait()
+    if case == "killed" and ranks.rank == 1:
+        os.kill(os.getpid(), 9)
+    if case == "refused" and ranks.rank == 1:
+        raise SystemExit("the file of rank 1 is broken")
+    if case == "late" and ranks.rank == 1:
+        time.sleep(60)
+    group.sum(torch.ones(4, 4))
+    group.close()
+
+
+if __name__ == "__main__":
+    main()
