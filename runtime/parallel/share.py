@@ -1,0 +1,68 @@
+"""What one rank holds of a model: the sizes of its layers, and how its results meet those of the
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from ..layers.specs import AttentionSpec, DeltaNetSpec, MLASpec
+from .plan import LayerShare, SplitPlan, length
+
+
+class Meeting(Protocol):
+    """What a rank does together with the others; `group.Group` between processes."""
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of x float32[rows, width] over all ranks, the same bits on each."""
+        ...
+
+    def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+        """Return [rows, ends[-1]], the columns of all ranks side by side; x [rows, n] are those of
+        this rank, and those of rank r end before column ends[r].
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rank `rank` of `plan`, which meets the others in `meeting`.
+
+    Methods take the description of a whole layer and return that of the rank's part; None if the
+    rank has no part of it.
+    """
+
+    plan: SplitPlan
+    rank: int
+    meeting: Meeting
+
+    def layer(self, layer: int) -> LayerShare:
+        """Return what this rank computes of a layer."""
+        return self.plan.layers[layer][self.rank]
+
+    def attention(self, layer: int, spec: AttentionSpec) -> AttentionSpec | None:
+        part = self.layer(layer)
+        if not part.n_heads:
+            return None
+        return replace(spec, heads=part.n_heads, kv_heads=part.n_kv_heads)
+
+    def latent(self, layer: int, spec: MLASpec) -> MLASpec | None:
+        n = self.layer(layer).n_heads
+        return replace(spec, heads=n) if n else None
+
+    def delta_net(self, layer: int, spec: DeltaNetSpec) -> DeltaNetSpec | None:
+        """The value heads of a key head are on its rank: side by side in files that are not
+        `tiled`, else in as many ranges as a key head has value heads.
+        """
+        n = length(self.layer(layer).key_heads)
+        value_heads = spec.value_heads // spec.key_heads * n
+        return replace(spec, key_heads=n, value_heads=value_heads) if n else None
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The end of each rank's rows of the output matrix, for `Meeting.gather`."""
+        return tuple(stop for _, stop in self.plan.vocabulary)
