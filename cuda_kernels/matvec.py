@@ -3,6 +3,8 @@ steps.
 
     # out = W rms_norm(h)
     norm_matvec(h, norm_weight, eps, [q, k, v], [out_q, out_k, out_v])
+    # out = W x
+    plain_matvec(x, [up], [out])
     # out = silu(G rms_norm(h)) * (U rms_norm(h))
     gate_up(h, norm_weight, eps, gate, up, out)
     # h += W x
@@ -21,6 +23,7 @@ weights while the previous one still runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -53,6 +56,27 @@ from .ops import PackedMatrix
 MatrixPart = tuple[PackedMatrix, torch.Tensor, int, int]
 
 
+@dataclass(frozen=True)
+class RowRange:
+    """`rows` rows of a matrix from row `first` on."""
+
+    matrix: PackedMatrix
+    first: int
+    rows: int
+
+    @property
+    def type(self) -> GGMLType:
+        return self.matrix.type
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes * self.rows // self.matrix.total_rows
+
+
 def specs() -> list[KernelSpec]:
     return sample_specs()
 
@@ -80,7 +104,7 @@ def norm_matvec(
     h: torch.Tensor,
     norm_weight: torch.Tensor | None,
     eps: float,
-    matrices: Sequence[PackedMatrix],
+    matrices: Sequence[PackedMatrix | RowRange],
     outs: Sequence[torch.Tensor],
     *,
     pdl: bool = True,
@@ -89,12 +113,33 @@ def norm_matvec(
     n <= 8. Up to three matrices of one type make one launch. norm_weight: float32[cols], None for
     ones. Raise ShapeError for tensors that do not fit.
     """
+    for group in _by_type(matrices, outs):
+        _product(NORM_MATVEC, h, norm_weight, eps, group, pdl)
+
+
+def plain_matvec(
+    x: torch.Tensor,
+    matrices: Sequence[PackedMatrix | RowRange],
+    outs: Sequence[torch.Tensor],
+    *,
+    pdl: bool = True,
+) -> None:
+    """Compute outs[i] float32[n, rows] = matrices[i] times x float32[n, cols], 1 <= n <= 8. Up to
+    three matrices of one type make one launch. Raise ShapeError for tensors that do not fit.
+    """
+    for group in _by_type(matrices, outs):
+        _product(NORM_MATVEC, x, None, 0.0, group, pdl, plain=True)
+
+
+def _by_type(
+    matrices: Sequence[PackedMatrix | RowRange], outs: Sequence[torch.Tensor]
+) -> list[list[MatrixPart]]:
+    """Return groups of up to three matrices of one type."""
     by_type: dict[str, list[MatrixPart]] = {}
     for m, out in zip(matrices, outs, strict=True):
-        by_type.setdefault(m.type.name, []).append((m, out, m.rows, 0))
-    for group in by_type.values():
-        for i in range(0, len(group), 3):
-            _product(NORM_MATVEC, h, norm_weight, eps, group[i : i + 3], pdl)
+        part = (m.matrix, out, m.rows, m.first) if isinstance(m, RowRange) else (m, out, m.rows, 0)
+        by_type.setdefault(m.type.name, []).append(part)
+    return [group[i : i + 3] for group in by_type.values() for i in range(0, len(group), 3)]
 
 
 def matvec_add(x: torch.Tensor, matrix: PackedMatrix, h: torch.Tensor, *, pdl: bool = True) -> None:
@@ -137,6 +182,8 @@ def _product(
     eps: float,
     parts: list[MatrixPart],
     pdl: bool,
+    *,
+    plain: bool = False,
 ) -> None:
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
     between = {MATVEC_ADD: x, GATE_UP: parts[0][1]}.get(kind)  # gate and up give it, down takes it
@@ -197,12 +244,13 @@ def _product(
                 ]
             arguments += [None, None, np.int32(0), np.int32(0), np.int32(0)] * (3 - len(parts))
             if type.is_float:
-                spec, shared = float_spec(type, cols, len(now), kind, split), len(now) * cols * 4
+                spec = float_spec(type, cols, len(now), kind, split, plain)
+                shared = len(now) * cols * 4
             else:
                 cut = here.plan(type, cols, len(now), kind)
                 matrices = len(parts) if kind == NORM_MATVEC else 1
                 spec, shared = (
-                    quantized_spec(type, cols, len(now), kind, cut, matrices, half),
+                    quantized_spec(type, cols, len(now), kind, cut, matrices, half, plain),
                     here.shared_of(kind, cut),
                 )
                 # On every multiprocessor, also where there are few rows: see

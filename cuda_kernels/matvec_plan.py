@@ -158,9 +158,10 @@ def quantized_spec(
     plan: MatvecPlan,
     matrices: int = 1,
     bf16: bool = False,
+    plain: bool = False,
 ) -> KernelSpec:
     """Return the kernel of a product with a quantized type; `matrices` below each other for
-    NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16.
+    NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. plain: x is not normed.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -181,10 +182,11 @@ def quantized_spec(
         "SPREAD_X": int(plan.spread),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
         "BF16_OUT": int(bf16 and kind == GATE_UP),
+        **({"PLAIN": 1} if plain else {}),
     }
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_spread' * plan.spread}"
-    name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}"
+    name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{'_plain' * plain}"
     return KernelSpec(
         name,
         (unit_header(type), *own, "matvec/experts.cu" if experts else "matvec/matvec.cu"),
@@ -194,8 +196,12 @@ def quantized_spec(
 
 
 @functools.cache
-def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> KernelSpec:
-    """Return the kernel of a product with F32, F16 or BF16. `split` warps share a row."""
+def float_spec(
+    type: GGMLType, cols: int, n: int, kind: int, split: int, plain: bool = False
+) -> KernelSpec:
+    """Return the kernel of a product with F32, F16 or BF16. `split` warps share a row. plain: x is
+    not normed.
+    """
     warps, vectors = max(split, 4), cols * type.block_bytes // 16
     defines = {
         "TYPE": type.name,
@@ -207,9 +213,10 @@ def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> Kern
         "WARPS": warps,
         "SPLIT": split,
         "UNROLL": min(4, -(-vectors // (32 * split))),
+        **({"PLAIN": 1} if plain else {}),
     }
     return KernelSpec(
-        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}",
+        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}{'_plain' * plain}",
         ("matvec/float.cu",),
         tuple((k, str(v)) for k, v in defines.items()),
         (NAMES[kind],),
@@ -273,6 +280,7 @@ def sample_specs() -> list[KernelSpec]:
         type = plain_type(name)
         if type.is_float:
             found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
+            found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4, plain=True))
             continue
         if name not in _OWN:
             found.append(
@@ -293,4 +301,6 @@ def sample_specs() -> list[KernelSpec]:
                     type, cols, n, kind, plan(type, cols, n, kind, limit), matrices, bf16
                 )
             )
+        cut = plan(type, 4096, 1, NORM_MATVEC, limit)
+        found.append(quantized_spec(type, 4096, 1, NORM_MATVEC, cut, 3, plain=True))
     return found

@@ -25,6 +25,7 @@ _GROUP_THREADS = 1024
 def _rows_spec(half: torch.dtype) -> KernelSpec:
     names = (
         *(f"add_norm_{n}" for n in _NORM_UNITS),
+        *(f"add_layer_norm_{n}" for n in _NORM_UNITS),
         "silu_gate",
         "gelu_gate",
         "gather_rows",
@@ -79,6 +80,8 @@ def add_norm(
     weights: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
     permuted: bool = False,
+    centered: bool = False,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """Compute h += delta and out = h / sqrt(mean(h^2) + eps) * weight in half, and in float32 in
     `exact` where that is given.
@@ -86,7 +89,8 @@ def add_norm(
     delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n,
     width] of experts: row rows[t, k] of it, times weights[t, k], is added to token t, k ascending;
     rows below 0 are left out. Without `out`, h += delta is all. permuted: the columns of `out` in
-    the order of `prompt_grouped` (width is a multiple of 128 then).
+    the order of `prompt_grouped` (width is a multiple of 128 then). centered: the mean is
+    subtracted from h first, and `bias` float32[width], if given, added in the end.
     """
     tokens, width = h.shape
     given = out if out is not None else delta
@@ -95,8 +99,9 @@ def add_norm(
     half = given.dtype
     units = next(n for n in _NORM_UNITS if n * _NORM_THREADS * _UNIT >= width)
     slots = 0 if delta is None else 1 if weights is None else weights.shape[1]
+    name = "add_layer_norm" if centered else "add_norm"
     launch(
-        function(_rows_spec(half), f"add_norm_{units}", h.device),
+        function(_rows_spec(half), f"{name}_{units}", h.device),
         tokens,
         _NORM_THREADS,
         h,
@@ -105,6 +110,7 @@ def add_norm(
         rows,
         np.int32(slots),
         weight,
+        *((bias,) if centered else ()),
         np.float32(eps),
         out,
         np.int32(permuted),

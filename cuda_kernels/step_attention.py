@@ -222,7 +222,7 @@ class StepAttention:
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         eps: float,
-        angles: torch.Tensor,
+        angles: torch.Tensor | None,
         cache_k: torch.Tensor,
         cache_v: torch.Tensor,
         positions: torch.Tensor,
@@ -237,7 +237,8 @@ class StepAttention:
         the caches, and `out` float32[rows, heads * value_length] gets the weighted sum of all
         values so far.
 
-        angles: float32[rows, n_rot/2, 2], cosine and sine. The caches must have the capacity.
+        angles: float32[rows, n_rot/2, 2], cosine and sine, for shapes that rotate. The caches must
+        have the capacity.
         biases: float32 of q, k and v, and sinks float32[heads], for shapes that have them.
         """
         q_bias, k_bias, v_bias = biases or (None, None, None)
@@ -255,7 +256,7 @@ class StepAttention:
                 q_norm,
                 k_norm,
                 np.float32(eps),
-                angles[rows],
+                None if angles is None else angles[rows],
                 cache_k,
                 cache_v,
                 positions[rows],

@@ -9,8 +9,12 @@ from .compile.launch import function, launch
 from .compile.spec import KernelSpec
 
 THREADS = 256
+ACTIVATIONS = ("silu", "gelu", "gelu_erf", "relu_squared")  # their numbers in the kernel
 BETWEEN = KernelSpec(
-    "step_between", ("step/between.cu",), (), ("add_normed", "gelu_gate", "scale", "take_share")
+    "step_between",
+    ("step/between.cu",),
+    (),
+    ("add_normed", "gelu_gate", "layer_norm", "activate", "scale", "take_share"),
 )
 
 
@@ -55,6 +59,59 @@ def gelu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
         up,
         out,
         np.int32(out.numel()),
+        pdl=True,
+    )
+
+
+def layer_norm(
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    out: torch.Tensor,
+) -> None:
+    """Compute out = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias for h and out float32[n,
+    width], weight and bias float32[width].
+    """
+    n, width = h.shape
+    launch(
+        function(BETWEEN, "layer_norm", h.device),
+        n,
+        THREADS,
+        h,
+        weight,
+        bias,
+        np.float32(eps),
+        out,
+        np.int32(width),
+        pdl=True,
+    )
+
+
+def activate(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    activation: str,
+    *,
+    bias: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+) -> None:
+    """Compute out = activation(x + bias), times up + up_bias if that is given, for x, up and out
+    float32[n, cols] and biases float32[cols]. out may be x.
+    """
+    launch(
+        function(BETWEEN, "activate", x.device),
+        -(-x.numel() // THREADS),
+        THREADS,
+        x,
+        bias,
+        up,
+        up_bias,
+        out,
+        np.int32(ACTIVATIONS.index(activation)),
+        np.int32(x.shape[-1]),
+        np.int32(x.numel()),
         pdl=True,
     )
 

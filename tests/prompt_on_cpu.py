@@ -23,7 +23,18 @@ from .step_on_cpu import CPU
 
 
 def add_norm(
-    h, weight, eps, out, *, delta=None, rows=None, weights=None, exact=None, permuted=False
+    h,
+    weight,
+    eps,
+    out,
+    *,
+    delta=None,
+    rows=None,
+    weights=None,
+    exact=None,
+    permuted=False,
+    centered=False,
+    bias=None,
 ):
     assert not permuted and (delta is None or weights is not None or len(delta) == len(h))
     if delta is not None:
@@ -33,7 +44,11 @@ def add_norm(
             else (delta.float()[rows.long().clamp(0)] * weights[..., None]).sum(1)
         )
     if out is not None:
-        x = step_on_cpu.normed(h, weight, eps)
+        x = (
+            F.layer_norm(h, weight.shape, weight, bias, eps)
+            if centered
+            else step_on_cpu.normed(h, weight, eps)
+        )
         out.copy_(x)
         if exact is not None:
             exact.copy_(x)

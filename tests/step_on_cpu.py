@@ -26,9 +26,10 @@ from iqforge.runtime.cuda import (
 from iqforge.runtime.layers.attention import attend_with_scores, temperature
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet
+from iqforge.runtime.layers.ffn import activate as activated
 from iqforge.runtime.layers.moe import Router as Choice
 from iqforge.runtime.layers.norm import RMSNorm
-from iqforge.runtime.layers.specs import DeltaNetSpec, RouterSpec, Temperature
+from iqforge.runtime.layers.specs import DeltaNetSpec, FFNSpec, RouterSpec, Temperature
 from iqforge.runtime.resident import Resident, ResidentMatrix
 from iqforge.runtime.state.recurrent import RecurrentState
 from iqforge.runtime.weights import Weights
@@ -78,6 +79,8 @@ def normed(h, weight, eps):
 
 
 def whole(m):
+    if isinstance(m, matvec.RowRange):
+        return decode_matrix(m.matrix, torch.float32)[m.first : m.first + m.rows]
     return decode_matrix(m, torch.float32)
 
 
@@ -88,6 +91,26 @@ def norm_matvec(h, weight, eps, matrices, outs):
 
 
 @kernel
+def plain_matvec(x, matrices, outs):
+    for m, out in zip(matrices, outs, strict=True):
+        out.copy_(F.linear(x, whole(m)))
+
+
+@kernel
+def layer_norm(h, weight, bias, eps, out):
+    out.copy_(F.layer_norm(h, weight.shape, weight, bias, eps))
+
+
+def activate(x, out, activation, *, bias=None, up=None, up_bias=None):
+    kernel(_activate)(x, out, activation, bias, up, up_bias)
+
+
+def _activate(x, out, activation, bias, up, up_bias):
+    y = activated(FFNSpec(activation), x.clone() if bias is None else x + bias)
+    out.copy_(y if up is None else y * (up if up_bias is None else up + up_bias))
+
+
+@kernel
 def matvec_add(x, m, h):
     h += F.linear(x.float(), whole(m))
 
@@ -95,7 +118,9 @@ def matvec_add(x, m, h):
 @kernel
 def gate_up(h, weight, eps, gate, up, out):
     x = normed(h, weight, eps)
-    out.copy_(F.silu(F.linear(x, whole(gate))) * F.linear(x, whole(up)))
+    both = [F.linear(x, whole(m)) for m in (gate, up) if m is not None]
+    g, u = both if len(both) == 2 else both[0].chunk(2, -1)
+    out.copy_(F.silu(g) * u)
 
 
 def decode_matrices(m, dtype, ids):
@@ -195,6 +220,8 @@ class Attention:
         q, gates = q.split(s.key_length, -1) if s.gate else (q, None)
         q, k = (
             rotated(normed(x, weight, eps), angles, s.n_rot, s.neox)
+            if s.n_rot
+            else normed(x, weight, eps)
             for x, weight in ((q, q_norm), (k, k_norm))
         )
         total = start + s.rows
@@ -380,6 +407,8 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (matvec, "limits", lambda index: DeviceLimits(132, products, products // 2, products // 2)),
         (step_between, "add_normed", add_normed),
         (step_between, "gelu_gate", gelu_gate),
+        (step_between, "layer_norm", layer_norm),
+        (step_between, "activate", activate),
         (step_between, "scale", scale),
         (step_between, "take_share", take_share),
         (step_moe, "BETWEEN", torch.float32),
@@ -393,6 +422,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_sampling, "GreedySampler", Sampler),
         (step_sampling, "DrawSampler", Sampler),
         (matvec, "norm_matvec", norm_matvec),
+        (matvec, "plain_matvec", plain_matvec),
         (matvec, "matvec_add", matvec_add),
         (matvec, "gate_up", gate_up),
         (matvec, "expert_gate_up", expert_gate_up),

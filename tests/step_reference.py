@@ -149,6 +149,7 @@ FEATURES = [
         {"softcap": 2.0, "window": 5, "temperature": (0.1, 64)},
     ),
     ((3, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True), {"own_kv": False, "window": 64}),
+    ((2, 2, 1, 64, 64, "f16", "f16", 0, "norm", False, False), {"biases": True}),
 ]
 
 

@@ -153,6 +153,14 @@ class TestOnGpu:
         matvec.norm_matvec(h, w, EPS, ms, outs)
         for m, out in zip(ms, outs, strict=True):
             assert_close(out, normed(h, w, m.type) @ weights(m)[0].T)
+        matvec.plain_matvec(h, ms, outs)
+        for m, out in zip(ms, outs, strict=True):
+            assert_close(out, rounded(h, m.type) @ weights(m)[0].T)
+        parts, found = [(5, 60), (65, 68)], [poison(n, 60), poison(n, 68)]
+        matvec.norm_matvec(h, w, EPS, [matvec.RowRange(ms[0], *part) for part in parts], found)
+        every = normed(h, w, ms[0].type) @ weights(ms[0])[0].T
+        for (first, rows), out in zip(parts, found, strict=True):
+            assert_close(out, every[:, first : first + rows])
         matvec.norm_matvec(h, None, EPS, ms[:1], outs[:1])
         assert_close(outs[0], normed(h, None, ms[0].type) @ weights(ms[0])[0].T)
 

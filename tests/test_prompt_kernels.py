@@ -82,6 +82,21 @@ def test_add_norm(rng, half, width):
 @gpu
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("width", [64, 6144])
+def test_layer_norm(rng, half, width):
+    h, weight, bias = 5 + randn(rng, 9, width) * 3, randn(rng, width), randn(rng, width)
+    delta, out = randn(rng, 9, width, dtype=half), poisoned(9, width, dtype=half)
+    for offset in (None, bias):
+        before = h.clone()
+        prompt.add_norm(h, weight, 1e-5, out, delta=delta, centered=True, bias=offset)
+        assert torch.equal(h, before + delta.float())
+        given = (weight.double(), None if offset is None else offset.double())
+        close(out, torch.nn.functional.layer_norm(h.double(), (width,), *given, 1e-5))
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
 def test_outputs_of_experts_are_added_in_order(rng, half):
     tokens, k, width = 50, 3, 520
     h, y, weights = (

@@ -609,4 +609,9 @@ FAST = (
     "mistral4",
     "deepseek_v2_lite",
     "deepseek_v3",
+    "phi3",
+    "phi3_within",
+    "phi3_beyond",
+    "smollm3",
+    "starcoder2",
 )

@@ -13,7 +13,7 @@ from ..network import Network
 from . import architecture
 
 
-@architecture("phi3")
+@architecture("phi3", gpu=True)
 def build(d: Decoder) -> Network:
     rope, hidden = _rope(d), d.p.per_layer("feed_forward_length", d.n_layers)
     window = d.p.integer("attention.sliding_window", 0, least=0)

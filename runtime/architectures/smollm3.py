@@ -10,7 +10,7 @@ from . import architecture
 _PERIOD = 4
 
 
-@architecture("smollm3")
+@architecture("smollm3", gpu=True)
 def build(d: Decoder) -> Network:
     rope, hidden = d.rope("norm"), d.p.per_layer("feed_forward_length", d.n_layers)
 

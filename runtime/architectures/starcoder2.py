@@ -9,7 +9,7 @@ from ..network import Network
 from . import architecture
 
 
-@architecture("starcoder2", layer_norm=True)
+@architecture("starcoder2", gpu=True, layer_norm=True)
 def build(d: Decoder) -> Network:
     rope, hidden = d.rope("neox"), d.p.per_layer("feed_forward_length", d.n_layers)
     window = d.p.integer("attention.sliding_window", 0, least=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...cuda_kernels.matvec import RowRange
 from ...cuda_kernels.ops import PackedMatrix
 from ..ranges import RangeName, opened, recording
 from .registry import PlacedBranch
@@ -34,11 +35,15 @@ def operation(function: Callable[..., None], *args: Any) -> None:
         function(*args)
         return
     lists = [arg if isinstance(arg, (list, tuple)) else [arg] for arg in args]
-    matrices = [arg for arg in chain(*lists) if isinstance(arg, PackedMatrix)]
+    matrices = [arg for arg in chain(*lists) if isinstance(arg, (PackedMatrix, RowRange))]
     ids = next((x for x in args if isinstance(x, torch.Tensor) and x.dtype == torch.int32), None)
     n_bytes = sum(
         m.nbytes
-        * (min(1.0, ids.numel() / m.n_matrices) if ids is not None and m.n_matrices > 1 else 1.0)
+        * (
+            min(1.0, ids.numel() / m.n_matrices)
+            if ids is not None and isinstance(m, PackedMatrix) and m.n_matrices > 1
+            else 1.0
+        )
         for m in matrices
     )
     with opened("", function.__name__, n_bytes):

@@ -43,11 +43,12 @@ class PromptAttention(Staged):
     def __init__(self, branch: PlacedBranch, context: Context):
         m: Attention = branch.module
         check_norm(branch.norm, context)
-        if m.rope is None or m.q is None or m.k is None or m.v is None:
-            raise Slow("no rotation, or no projections for each of query, key and value")
+        linears = [x for x in ((m.q, m.k, m.v) if m.qkv is None else (m.qkv,)) if x is not None]
+        if len(linears) == 2 or (m.qkv is None and m.k is None):
+            raise Slow("no projections for each of query, key and value")
         self.rope = m.rope
         if m.spec.key_length != m.spec.value_length or not prompt.heads_fit(
-            m.spec.key_length, self.rope.n_rot
+            m.spec.key_length, 0 if m.rope is None else m.rope.n_rot
         ):
             raise Slow(f"heads of {m.spec.key_length} and {m.spec.value_length}")
         if not m.switches.flash_attention:
@@ -57,10 +58,15 @@ class PromptAttention(Staged):
         ):
             raise Slow("norms of queries and keys differ")
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
-        self.qkv = Product("qkv", [m.q, m.k, m.v], context)
+        self.qkv = Product("qkv", linears, context)
+        n = m.spec.query_rows
         self.q, self.kv = (
-            Product("last queries", [m.q], context),
-            Product("qkv", [m.k, m.v], context),
+            (Product("last queries", linears[:1], context), Product("qkv", linears[1:], context))
+            if m.qkv is None
+            else (
+                Product("last queries", linears, context, slice(0, n)),
+                Product("qkv", linears, context, slice(n, None)),
+            )
         )
         self.output = Product("delta", [m.output], context)
         self.post_norm = branch.branch.post_norm
@@ -182,14 +188,14 @@ class PromptAttention(Staged):
         """
         m, rows = self.m, qkv.joined if qkv.queries is None else qkv.queries
         q = self.context.buffer("queries", (len(rows), m.spec.heads, m.spec.key_length), k.dtype)
-        cos, sin = self.context.angles(self.rope, batch.sequence_positions)
+        cos, sin = self._angles(batch)
         q_norm, k_norm, eps = (
             (m.q_norm.weight, m.k_norm.weight, m.q_norm.eps)
             if m.q_norm and m.k_norm
             else (None, None, 0.0)
         )
         options = {
-            "neox": self.rope.style == "neox",
+            "neox": self.rope is not None and self.rope.style == "neox",
             "q_norm": q_norm,
             "k_norm": k_norm,
             "eps": eps,
@@ -208,6 +214,14 @@ class PromptAttention(Staged):
             )
             q *= temperature(m.spec.temperature, positions)[:, None, None].to(q.dtype)
         return q
+
+    def _angles(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines float32[n, n_rot / 2] of the positions of each sequence."""
+        positions = batch.sequence_positions
+        if self.rope is None:
+            none = torch.empty(len(positions), 0, device=positions.device)
+            return none, none
+        return self.context.angles(self.rope.of_context(batch.contexts[0]), positions)
 
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch

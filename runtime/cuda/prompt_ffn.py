@@ -1,10 +1,12 @@
-"""The gated feed-forward layer over many rows."""
+"""Feed-forward layers over many rows."""
 
 from __future__ import annotations
 
+import torch
+
 from ...cuda_kernels import prompt
 from ..layers.batch import Batch
-from ..layers.ffn import GatedFFN
+from ..layers.ffn import GatedFFN, PlainFFN
 from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm, post_normed
@@ -14,13 +16,13 @@ from .registry import PROMPT, PlacedBranch, executor
 
 @executor(PROMPT, GatedFFN)
 class PromptFFN(Staged):
-    """h += down(silu(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
+    """h += down(act(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
 
     def __init__(self, branch: PlacedBranch, context: Context):
         check_norm(branch.norm, context)
         ffn: GatedFFN = branch.module
         self.branch, self.norm, self.context = branch, branch.norm, context
-        pair = [x for x in (ffn.gate, ffn.up) if x is not None]
+        pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
         self.gate_up = Product("gate_up", pair, context)
         self.down = Product("delta", [ffn.down], context)
         self.activation, self.post_norm = ffn.spec.activation, branch.branch.post_norm
@@ -34,3 +36,32 @@ class PromptFFN(Staged):
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt.silu_gate(gate, up, gated, self.activation)
         stream.add(post_normed(self.down(gated), self.post_norm))
+
+
+_IN_PLACE = {
+    "silu": lambda x: torch.ops.aten.silu_(x),
+    "gelu": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
+    "gelu_erf": lambda x: torch.ops.aten.gelu_(x),
+    "relu_squared": lambda x: x.relu_().square_(),
+}
+
+
+@executor(PROMPT, PlainFFN)
+class PromptPlainFFN(Staged):
+    """h += down(act(up(x))), x = norm(h)."""
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        check_norm(branch.norm, context)
+        ffn: PlainFFN = branch.module
+        self.branch, self.norm = branch, branch.norm
+        self.up, self.down = Product("up", [ffn.up], context), Product("delta", [ffn.down], context)
+        self.activate, self.post_norm = _IN_PLACE[ffn.spec.activation], branch.branch.post_norm
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        return [(True, self._run)]
+
+    def _run(self, stream: Stream, batch: Batch) -> None:
+        hidden = self.up(stream.normed(self.norm))
+        self.activate(hidden)
+        stream.add(post_normed(self.down(hidden), self.post_norm))

@@ -105,7 +105,8 @@ class PromptLatent(Staged):
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
 
     def _angles(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.context.angles(self.m.rope, batch.sequence_positions)
+        rope = self.m.rope.of_context(batch.contexts[0])
+        return self.context.angles(rope, batch.sequence_positions)
 
     def _rows(self, kv: torch.Tensor, rows: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
         norm = self.m.kv_norm

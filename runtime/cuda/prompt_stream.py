@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from ...cuda_kernels import prompt
-from ..layers.norm import Norm, RMSNorm
+from ..layers.norm import LayerNorm, Norm
 from .context import Context
 from .registry import Slow
 
 
-def check_norm(norm: RMSNorm, context: Context) -> None:
+def check_norm(norm: Norm, context: Context) -> None:
     """`Slow` if the stream's kernels cannot apply this norm."""
     if norm.weight.device != context.device:
         raise Slow(f"its norm is not on {context.device}")
@@ -41,14 +41,22 @@ class Stream:
         self._added: dict[str, Any] = {}
 
     def normed(
-        self, norm: RMSNorm, exact: torch.Tensor | None = None, permuted: bool = False
+        self, norm: Norm, exact: torch.Tensor | None = None, permuted: bool = False
     ) -> torch.Tensor:
         """Return norm(h) in half (its columns `permuted` for grouped products), and write it in
         float32 to `exact` if that is given. Valid until the next call.
         """
         out = self.context.buffer("normed", tuple(self.h.shape), self.context.dtype)
         prompt.add_norm(
-            self.h, norm.weight, norm.eps, out, exact=exact, permuted=permuted, **self._added
+            self.h,
+            norm.weight,
+            norm.eps,
+            out,
+            exact=exact,
+            permuted=permuted,
+            centered=isinstance(norm, LayerNorm),
+            bias=norm.bias if isinstance(norm, LayerNorm) else None,
+            **self._added,
         )
         self._added = {}
         return out

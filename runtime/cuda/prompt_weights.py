@@ -33,17 +33,34 @@ def packed(
 
 
 class Product:
-    """x W^T for matrices stacked by rows: half[T, cols] to half[T, all rows], in buffer `name`."""
+    """x W^T for matrices stacked by rows: half[T, cols] to half[T, all rows], in buffer `name`.
+    part: only these rows of the stack, for one matrix.
+    """
 
-    def __init__(self, name: str, linears: list[Linear], context: Context):
+    def __init__(
+        self, name: str, linears: list[Linear], context: Context, part: slice | None = None
+    ):
         self.name, self.context = name, context
         self.matrices = [packed(linear, context, biased=True) for linear in linears]
         self.bias = _joined_bias(linears, context)
         self.cols, self.rows = self.matrices[0].cols, sum(m.rows for m in self.matrices)
+        self._first, self._is_part = 0, part is not None
+        if part is not None:
+            [_] = linears
+            first, last, _ = part.indices(self.rows)
+            self._first, self.rows = first, last - first
+            self.bias = None if self.bias is None else self.bias[part].contiguous()
+            if first % 8 or self.rows % 8:
+                raise Slow(f"rows {first} to {last} of {linears[0].role}, not multiples of 8")
 
     def weights(self) -> torch.Tensor:
         """Decode to half[rows, cols]."""
-        return stacked(self.matrices, self.context)
+        if not self._is_part:
+            return stacked(self.matrices, self.context)
+        [matrix], dtype = self.matrices, self.context.dtype
+        out = self.context.buffer("weights", (self.rows, self.cols), dtype)
+        ops.decode_matrix(matrix, dtype, first_row=self._first, n_rows=self.rows, out=out)
+        return out
 
     def out(self, rows: int) -> torch.Tensor:
         """The buffer for the product of so many rows of x."""

@@ -16,10 +16,10 @@ import torch
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet
-from ..layers.ffn import GatedFFN
+from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.mla import MLA
 from ..layers.moe import MoE
-from ..layers.norm import RMSNorm
+from ..layers.norm import LayerNorm, Norm, RMSNorm
 from ..layers.specs import FFNSpec
 from .context import Context
 
@@ -50,7 +50,7 @@ class PlacedBranch:
         return self.branch.module
 
     @property
-    def norm(self) -> RMSNorm:
+    def norm(self) -> Norm:
         """The norm before the module, which `choose` has checked."""
         return self.branch.norm  # pyright: ignore[reportReturnType]  see there
 
@@ -103,8 +103,10 @@ def choose(table: dict[type, Callable], branch: PlacedBranch, context: Context) 
 def check_description(branch: Branch) -> None:
     """`Slow` for what no kernels evaluate yet, whatever the device and the types of weights."""
     module = branch.module
-    if not isinstance(branch.norm, RMSNorm):
-        raise Slow("no RMS norm before it")
+    if not isinstance(branch.norm, RMSNorm) and not (
+        isinstance(branch.norm, LayerNorm) and isinstance(module, (Attention, PlainFFN))
+    ):
+        raise Slow("no norm before it, or another one")
     if branch.post_norm is not None and (
         isinstance(module, MoE) or not isinstance(branch.post_norm, RMSNorm)
     ):
@@ -118,8 +120,9 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, GatedFFN):
         if module.spec.activation not in ("silu", "gelu"):
             raise Slow(f"activation {module.spec.activation}")
-        if module.gate_up is not None:
-            raise Slow("gate and up in one matrix")
+    elif isinstance(module, PlainFFN):
+        if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
+            raise Slow(f"activation {module.spec.activation}")
     elif not isinstance(module, DeltaNet):
         raise Slow("no kernels for this kind of layer")
 
@@ -129,9 +132,6 @@ def _check_attention(m: Attention) -> None:
         "a cap of scores": m.spec.softcap,
         "norms of values": m.spec.value_norm,
         "keys and values of another layer": m.spec.kv_from is not None,
-        "no rotation": m.rope is None,
-        "a rotation that depends on the context": m.rope is not None and m.rope.long is not None,
-        "query, key and value in one matrix": m.qkv is not None,
         "values that are keys": m.qkv is None and m.spec.kv_from is None and m.v is None,
     }
     if found := [name for name, has in beyond.items() if has]:
@@ -141,8 +141,6 @@ def _check_attention(m: Attention) -> None:
 def _check_latent_attention(m: MLA) -> None:
     if m.top_k:
         raise Slow("attention to chosen positions only")
-    if m.rope.long is not None:
-        raise Slow("a rotation that depends on the context")
 
 
 def _check_experts(m: MoE) -> None:

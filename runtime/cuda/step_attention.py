@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 
-from ...cuda_kernels import matvec
+from ...cuda_kernels.matvec import RowRange
 from ...cuda_kernels.matvec_plan import NORM_MATVEC
+from ...cuda_kernels.ops import PackedMatrix
 from ...cuda_kernels.step_attention import AttentionShape, fits, shared_limit
 from ..layers.attention import Attention
 from ..ranges import ranged
 from ..state.cache import CacheSettings, KVCache
 from .context import Context
-from .executor import operation
 from .registry import STEP, PlacedBranch, Slow, executor
 from .step_frame import Frame
-from .step_layers import StepBranch, StepSum, on_device
+from .step_layers import StepBranch, StepInput, StepSum, on_device
 
 
 @executor(STEP, Attention)
@@ -26,12 +28,12 @@ class StepAttentionLayer(StepBranch):
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         a: Attention = branch.module
-        if a.rope is None or a.q is None or a.k is None or a.v is None:
-            raise Slow("no rotation, or no projections for each of query, key and value")
-        self.a, self.rope = a, a.rope
-        linears = (a.q, a.k, a.v)
-        self.qkv = [on_device(x, context, NORM_MATVEC, biased=True) for x in linears]
-        self.biases = _all_biases([x.bias for x in linears], self.qkv)
+        s = a.spec
+        self.a, self.rope, self.input = a, a.rope, StepInput(branch.norm, context)
+        # Rows of queries, keys and values.
+        self.sizes = s.query_rows, s.kv_heads * s.key_length, s.kv_heads * s.value_length
+        self.qkv, biases = self._projections(context)
+        self.biases = _all_biases(biases, self.sizes, context.device)
         self.output = StepSum(a.output, branch, context)
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
@@ -45,6 +47,23 @@ class StepAttentionLayer(StepBranch):
         )
         self._limit = shared_limit(context.device)
         self._check(a.new_cache(0, context.settings or CacheSettings(), torch.device("cpu")))
+
+    def _projections(
+        self, context: Context
+    ) -> tuple[list[PackedMatrix | RowRange], list[torch.Tensor | None]]:
+        """Return the matrices of queries, keys and values, and their biases."""
+        a = self.a
+        if a.qkv is not None:
+            joined = on_device(a.qkv, context, NORM_MATVEC, biased=True)
+            first = accumulate(self.sizes, initial=0)
+            ranges = [RowRange(joined, at, n) for at, n in zip(first, self.sizes, strict=False)]
+            bias = a.qkv.bias
+            return list(ranges), [None] * 3 if bias is None else list(bias.split(self.sizes))
+        if a.q is None or a.k is None or a.v is None:
+            raise Slow("no projections for each of query, key and value")
+        linears = a.q, a.k, a.v
+        matrices = [on_device(x, context, NORM_MATVEC, biased=True) for x in linears]
+        return list(matrices), [x.bias for x in linears]
 
     def check(self, state) -> None:
         self._check(state.layers[self.layer])
@@ -73,8 +92,8 @@ class StepAttentionLayer(StepBranch):
             s.value_length,
             cache.type_k.name,
             cache.type_v.name,
-            self.rope.n_rot,
-            self.rope.style == "neox",
+            0 if self.rope is None else self.rope.n_rot,
+            self.rope is not None and self.rope.style == "neox",
             a.q_norm is not None,
             cache.hadamard_k,
             cache.hadamard_v,
@@ -89,10 +108,10 @@ class StepAttentionLayer(StepBranch):
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         a, cache = self.a, state.layers[self.layer]
         q, k, v = outs = [
-            frame.buffer(name, m.rows) for name, m in zip(("q", "k", "v"), self.qkv, strict=True)
+            frame.buffer(name, rows) for name, rows in zip(("q", "k", "v"), self.sizes, strict=True)
         ]
         mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
-        operation(matvec.norm_matvec, h, self.norm, self.eps, self.qkv, outs)
+        self.input(frame, h, self.qkv, outs)
         eps = 0.0 if a.q_norm is None else a.q_norm.eps
         frame.attention(self._shape(frame.n, cache), cache.capacity)(
             q,
@@ -100,7 +119,7 @@ class StepAttentionLayer(StepBranch):
             v,
             *self.norms,
             eps,
-            frame.angles(self.rope),
+            None if self.rope is None else frame.angles(self.rope.of_context(state.context)),
             cache.k,
             cache.v,
             frame.positions,
@@ -113,13 +132,13 @@ class StepAttentionLayer(StepBranch):
 
 
 def _all_biases(
-    biases: list[torch.Tensor | None], matrices: list
+    biases: list[torch.Tensor | None], sizes: tuple[int, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """Return a bias for each product if one of them has one; zeros for the others."""
     if all(bias is None for bias in biases):
         return None
     q, k, v = (
-        torch.zeros(m.rows, device=m.device) if bias is None else bias
-        for bias, m in zip(biases, matrices, strict=True)
+        torch.zeros(rows, device=device) if bias is None else bias.contiguous()
+        for bias, rows in zip(biases, sizes, strict=True)
     )
     return q, k, v

@@ -4,6 +4,7 @@ float32[n, width].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -11,8 +12,8 @@ import torch
 from ...cuda_kernels import matvec, step_between
 from ...cuda_kernels.matvec_plan import GATE_UP, MATVEC_ADD, NORM_MATVEC
 from ...cuda_kernels.ops import PackedMatrix, decode_rows
-from ..layers.ffn import GatedFFN
-from ..layers.norm import RMSNorm
+from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.norm import Norm, RMSNorm
 from ..linear import Embedding, ExpertLinear, Linear
 from ..network import Network
 from ..ranges import ranged
@@ -83,6 +84,33 @@ class StepEnd(Protocol):
     def __call__(self, frame: Frame, h: torch.Tensor) -> None: ...
 
 
+class StepInput:
+    """Products of norm(h). An RMS norm is applied within them, a LayerNorm in a launch before."""
+
+    def __init__(self, norm: Norm, context: Context):
+        if norm.weight.device != context.device:
+            raise Slow(f"norm is not on {context.device}")
+        self.norm = norm
+
+    def __call__(
+        self,
+        frame: Frame,
+        h: torch.Tensor,
+        matrices: Sequence[PackedMatrix | matvec.RowRange],
+        outs: Sequence[torch.Tensor],
+    ) -> None:
+        """outs[i] = matrices[i] times norm(h), for h float32[n, width] of which n may be less than
+        the frame's.
+        """
+        norm = self.norm
+        if isinstance(norm, RMSNorm):
+            operation(matvec.norm_matvec, h, norm.weight, norm.eps, matrices, outs)
+            return
+        x = frame.buffer("layer normed", h.shape[1])[: len(h)]
+        step_between.layer_norm(h, norm.weight, norm.bias, norm.eps, x)
+        operation(matvec.plain_matvec, x, matrices, outs)
+
+
 class StepBranch(Executor):
     """An executor of a branch whose norm is on the device."""
 
@@ -125,30 +153,75 @@ class StepFFN(StepBranch):
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         ffn: GatedFFN = branch.module
-        if ffn.gate is None or ffn.up is None:
-            raise Slow("gate and up in one matrix")
-        self.gelu = ffn.spec.activation == "gelu"
-        kind = NORM_MATVEC if self.gelu else GATE_UP
-        self.gate, self.up = (on_device(x, context, kind) for x in (ffn.gate, ffn.up))
+        pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
         self.down = StepSum(ffn.down, branch, context)
+        self.cols, self.activation = self.down.matrix.cols, ffn.spec.activation
+        self.biases = _biases_of(pair, self.cols)
+        # Silu without biases is computed by the product itself.
+        self.apart = self.activation != "silu" or self.biases is not None
+        kind = NORM_MATVEC if self.apart else GATE_UP
+        matrices = [on_device(x, context, kind, biased=True) for x in pair]
+        self.matrices = matrices
         quantized = (
-            self.gate.type == self.up.type
-            and not self.gate.type.is_float
+            len({x.type for x in matrices}) == 1
+            and not matrices[0].type.is_float
             and not self.down.matrix.type.is_float
-            and not self.gelu
+            and not self.apart
         )
         self.between = BETWEEN if quantized else torch.float32
+        self.halves = (
+            [matvec.RowRange(matrices[0], first, self.cols) for first in (0, self.cols)]
+            if len(matrices) == 1
+            else matrices
+        )
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        hidden = frame.buffer("hidden", self.gate.rows, self.between)
-        if self.gelu:
-            gate, up = (frame.buffer(name, self.gate.rows) for name in ("gate", "up"))
-            matrices = [self.gate, self.up]
-            operation(matvec.norm_matvec, h, self.norm, self.eps, matrices, [gate, up])
-            step_between.gelu_gate(gate, up, hidden)
+        hidden = frame.buffer("hidden", self.cols, self.between)
+        if self.apart:
+            gate, up = (frame.buffer(name, self.cols) for name in ("gate", "up"))
+            operation(matvec.norm_matvec, h, self.norm, self.eps, self.halves, [gate, up])
+            if self.biases is None and self.activation == "gelu":
+                step_between.gelu_gate(gate, up, hidden)
+            else:
+                gate_bias, up_bias = self.biases or (None, None)
+                step_between.activate(
+                    gate, hidden, self.activation, bias=gate_bias, up=up, up_bias=up_bias
+                )
         else:
-            operation(matvec.gate_up, h, self.norm, self.eps, self.gate, self.up, hidden)
+            gate, up = (*self.matrices, None)[:2]
+            operation(matvec.gate_up, h, self.norm, self.eps, gate, up, hidden)
+        self.down(frame, hidden, h)
+
+
+def _biases_of(
+    pair: list[Linear], rows: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+    """Return the biases of gate and up, which may be one matrix; None if there are none."""
+    if all(x.bias is None for x in pair):
+        return None
+    if len(pair) == 1 and pair[0].bias is not None:
+        return pair[0].bias[:rows].contiguous(), pair[0].bias[rows:].contiguous()
+    return pair[0].bias, pair[1].bias
+
+
+@executor(STEP, PlainFFN)
+class StepPlainFFN(StepBranch):
+    """Up, bias and activation, down onto h."""
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        ffn: PlainFFN = branch.module
+        self.input = StepInput(branch.norm, context)
+        self.up = on_device(ffn.up, context, NORM_MATVEC, biased=True)
+        self.bias, self.activation = ffn.up.bias, ffn.spec.activation
+        self.down = StepSum(ffn.down, branch, context)
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        hidden = frame.buffer("hidden", self.up.rows)
+        self.input(frame, h, [self.up], [hidden])
+        step_between.activate(hidden, hidden, self.activation, bias=self.bias)
         self.down(frame, hidden, h)
 
 
@@ -175,24 +248,13 @@ class StepOutput:
     captured = True
 
     def __init__(self, network: Network, context: Context):
-        if not isinstance(network.output_norm, RMSNorm) or network.softcap:
-            raise Slow("no RMS norm before it, or capped logits")
-        self.norm, self.matrix = (
-            network.output_norm,
-            on_device(network.output, context, NORM_MATVEC),
-        )
-        if self.norm.weight.device != context.device:
-            raise Slow(f"norm is not on {context.device}")
+        if network.softcap:
+            raise Slow("capped logits")
+        self.input = StepInput(network.output_norm, context)
+        self.matrix = on_device(network.output, context, NORM_MATVEC)
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        operation(
-            matvec.norm_matvec,
-            h,
-            self.norm.weight,
-            self.norm.eps,
-            [self.matrix],
-            [frame.logits[: len(h)]],
-        )
+        self.input(frame, h, [self.matrix], [frame.logits[: len(h)]])
 
 
 class SlowEmbedding:

@@ -98,7 +98,7 @@ class StepLatentLayer(StepBranch):
             kv,
             m.kv_norm.weight,
             m.kv_norm.eps,
-            frame.angles(self.rope),
+            frame.angles(self.rope.of_context(state.context)),
             self.keys,
             self.values,
             cache.k,

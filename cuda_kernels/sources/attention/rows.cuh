@@ -55,7 +55,7 @@ struct Row {
 template <int ROTATED>
 struct Turns {
     static constexpr int PAIRS = ROTATED / 2, EACH = (PAIRS + 31) / 32;
-    float2 turn[EACH];
+    float2 turn[EACH ? EACH : 1];
 
     __device__ __forceinline__ void fetch(const float* angles, int lane) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // What the matrix-vector kernels share: activations in 8 bits.
 //
 // Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below),
-// BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD).
+// BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD), PLAIN (they are not normed; without it 0).
 //
 // A format (matvec/formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
 // step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations are in shared memory in
@@ -12,6 +12,10 @@
 #include "units/common.cuh"
 #define DEV static __device__ __forceinline__
 #define CONST static __host__ __device__ constexpr
+
+#ifndef PLAIN
+#define PLAIN 0
+#endif
 
 constexpr int N = X_ROWS, THREADS = 32 * WARPS;
 

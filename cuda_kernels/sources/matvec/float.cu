@@ -1,10 +1,10 @@
 // Matrix-vector products on F32, F16 and BF16 matrices for 1..8 rows of activations, all in float32.
 //
 // Macros: TYPE, WEIGHT_BYTES, COLS, X_ROWS, WARPS, SPLIT (warps that share a row of weights: the router's few rows would not keep a
-// device busy otherwise), UNROLL (loads of 16 bytes on their way per lane), KIND and KERNEL as in matvec.cu.
+// device busy otherwise), UNROLL (loads of 16 bytes on their way per lane), KIND, PLAIN and KERNEL as in matvec.cu.
 #include "matvec/common.cuh"
 
-constexpr bool NORM = KIND != 1, GATED = KIND == 2;
+constexpr bool NORM = KIND != 1 && !PLAIN, GATED = KIND == 2;
 constexpr int E = 16 / WEIGHT_BYTES, VECTORS = COLS / E, PER = (VECTORS + 32 * SPLIT - 1) / (32 * SPLIT);   // weights and vectors of a lane
 enum { F32, F16, BF16 };
 

@@ -4,7 +4,7 @@
 // multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
 // KIND:
 // NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x; GATE_UP  out = silu(G norm(x)) * (U norm(x));
-// GATE_BY  out = silu(out) * (W norm(x)).
+// GATE_BY  out = silu(out) * (W norm(x)). With PLAIN, x is not normed.
 //
 // A warp takes every (grid * WARPS)th item: R neighbouring rows, or a row of the gate with that of the up matrix. Grid and order of
 // additions follow from shapes alone.
@@ -12,7 +12,7 @@
 
 typedef Format<TYPE> F;
 typedef Activations<F> A;
-constexpr bool NORM = KIND != 1, GATED = KIND == 2;
+constexpr bool NORM = KIND != 1 && !PLAIN, GATED = KIND == 2;
 
 struct Matrix { const uint8_t* base; float* out; int rows, first, stored; };   // `rows` from row `first` of the `stored` ones on
 

@@ -8,13 +8,26 @@
 
 constexpr int NORM_THREADS = 256;
 
+// The sum over all threads of a block, in a fixed order.
+__device__ __forceinline__ float norm_sum(float sum, float (&sums)[NORM_THREADS / 32]) {
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < NORM_THREADS / 32; warp++) sum += sums[warp];
+    return sum;
+}
+
 // h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in
 // float32 where `exact` is given. `permuted`: x with the columns of each 128 in the order of
 // prompt/grouped.cu. One CUDA block per token. UNITS units per thread, so width <= UNITS * 8 *
 // NORM_THREADS. n_slots = 0: nothing to add; weights = null: one row per token, row t.
-template <int UNITS>
+// CENTERED: x = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias (Ba et al., 2016), bias float32[width] or null.
+template <int UNITS, bool CENTERED>
 __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots,
-                                         const float* weight, float eps, uint4* x, int permuted, float* exact, int width) {
+                                         const float* weight, const float* bias, float eps, uint4* x, int permuted, float* exact,
+                                         int width) {
     __shared__ float sums[NORM_THREADS / 32];
     const long long t = blockIdx.x;
     const int units = width / 8;
@@ -48,15 +61,22 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
             store8(h + unit * 8, v[i]);
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) sum += v[i][j] * v[i][j];
+        for (int j = 0; j < 8; j++) sum += CENTERED ? v[i][j] : v[i][j] * v[i][j];
     }
     if (x == nullptr) return;
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
+    sum = norm_sum(sum, sums);
+    if constexpr (CENTERED) {
+        const float mean = sum / width;
+        sum = 0;
 #pragma unroll
-    for (int warp = 0; warp < NORM_THREADS / 32; warp++) sum += sums[warp];
+        for (int i = 0; i < UNITS; i++) {
+            if (threadIdx.x + i * NORM_THREADS >= units) continue;
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[i][j] -= mean, sum += v[i][j] * v[i][j];
+        }
+        __syncthreads();  // the first sums are read
+        sum = norm_sum(sum, sums);
+    }
     const float scale = 1.0f / sqrtf(sum / width + eps);
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
@@ -66,6 +86,11 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
         load8(weight + unit * 8, w);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * scale * w[j];
+        if (CENTERED && bias != nullptr) {
+            load8(bias + unit * 8, w);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[i][j] += w[j];
+        }
         const uint4 packed = pack8<HALF>(v[i]);
         if (permuted) {  // elements 32q + 4j + r go to 16j + 2q + (r & 1) + 8 (r >> 1)
             u32* group = reinterpret_cast<u32*>(x + t * units + unit / 16 * 16) + unit % 4 * 16 + unit % 16 / 4;
@@ -81,7 +106,12 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
                      uint4* x, int permuted, float* exact, int width) { \
-        add_norm<UNITS>(h, delta, weights, rows, n_slots, weight, eps, x, permuted, exact, width); \
+        add_norm<UNITS, false>(h, delta, weights, rows, n_slots, weight, nullptr, eps, x, permuted, exact, width); \
+    } \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
+    add_layer_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, \
+                           const float* bias, float eps, uint4* x, int permuted, float* exact, int width) { \
+        add_norm<UNITS, true>(h, delta, weights, rows, n_slots, weight, bias, eps, x, permuted, exact, width); \
     }
 ADD_NORM(1)
 ADD_NORM(2)

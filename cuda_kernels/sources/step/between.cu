@@ -43,6 +43,57 @@ gelu_gate(const float* gate, const float* up, float* out, int n) {
     out[i] = 0.5f * g * (1.f + t) * __ldcg(up + i);
 }
 
+__device__ __forceinline__ float block_sum(float x, float (&sums)[WARPS]) {
+    x = warp_sum(x);
+    __syncthreads();  // the sums of the call before are read
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = 0.f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) x += sums[i];
+    return x;
+}
+
+// out = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias (Ba et al., 2016). One block per row; bias float32[width] or null.
+extern "C" __global__ void __launch_bounds__(THREADS)
+layer_norm(const float* h, const float* weight, const float* bias, float eps, float* out, int width) {
+    __shared__ float sums[WARPS];
+    wait_for_inputs();
+    start_dependents();
+    h += (long long)blockIdx.x * width, out += (long long)blockIdx.x * width;
+    float sum = 0.f;
+    for (int i = threadIdx.x; i < width; i += THREADS) sum += __ldcg(h + i);
+    const float mean = block_sum(sum, sums) / (float)width;
+    sum = 0.f;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const float x = __ldcg(h + i) - mean;
+        sum = fmaf(x, x, sum);
+    }
+    const float inverse = rsqrtf(block_sum(sum, sums) / (float)width + eps);
+    for (int i = threadIdx.x; i < width; i += THREADS) out[i] = (__ldcg(h + i) - mean) * inverse * weight[i] + (bias ? bias[i] : 0.f);
+}
+
+enum { SILU, GELU, GELU_ERF, RELU_SQUARED };
+
+__device__ __forceinline__ float activation(float x, int kind) {
+    if (kind == GELU) return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    if (kind == GELU_ERF) return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
+    if (kind == RELU_SQUARED) return x > 0.f ? x * x : 0.f;
+    return __fdiv_rn(x, 1.f + expf(-x));
+}
+
+// out = act(x + bias), or with `up` act(x + bias) * (up + up_bias): [rows, cols], n elements; biases float32[cols] or null. out may be x.
+extern "C" __global__ void __launch_bounds__(THREADS)
+activate(const float* x, const float* bias, const float* up, const float* up_bias, float* out, int kind, int cols, int n) {
+    wait_for_inputs();
+    start_dependents();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n) return;
+    float y = activation(__ldcg(x + i) + (bias ? bias[i % cols] : 0.f), kind);
+    if (up) y *= __ldcg(up + i) + (up_bias ? up_bias[i % cols] : 0.f);
+    out[i] = y;
+}
+
 // x *= factor, n elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
 scale(float* x, float factor, int n) {

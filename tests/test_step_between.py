@@ -1,0 +1,101 @@
+"""Small kernels between the products of a decode step: compiled by g++ on the CPU, and on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from iqforge.cuda_kernels import step_between
+from iqforge.runtime.layers.ffn import activate as activated
+from iqforge.runtime.layers.specs import FFNSpec
+from torch.nn import functional as F
+
+from .kernels_on_host import library, pointer
+
+RUN = """
+extern "C" void run_layer_norm(const float* h, const float* weight, const float* bias, float eps,
+                               float* out, int width, int rows) {
+    launch_on_host(rows, 1, THREADS, [&] { layer_norm(h, weight, bias, eps, out, width); });
+}
+extern "C" void run_activate(const float* x, const float* bias, const float* up,
+                             const float* up_bias, float* out, int kind, int cols, int n) {
+    launch_on_host((n + THREADS - 1) / THREADS, 1, THREADS,
+                   [&] { activate(x, bias, up, up_bias, out, kind, cols, n); });
+}
+"""
+ON = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+
+
+class OnHost:
+    """The functions of `step_between`, of kernels that run on the CPU."""
+
+    def __init__(self, folder):
+        self.kernels = library(folder, step_between.BETWEEN, RUN)
+
+    def layer_norm(self, h, weight, bias, eps, out):
+        n, width = h.shape
+        pointers, rest = map(pointer, (h, weight, bias)), (ctypes.c_float(eps), pointer(out))
+        self.kernels.run_layer_norm(*pointers, *rest, width, n)
+
+    def activate(self, x, out, activation, *, bias=None, up=None, up_bias=None):
+        kind = step_between.ACTIVATIONS.index(activation)
+        pointers = map(pointer, (x, bias, up, up_bias, out))
+        self.kernels.run_activate(*pointers, kind, x.shape[1], x.numel())
+
+
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory):
+    return OnHost(tmp_path_factory.mktemp("between"))
+
+
+def draw(device, *shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@pytest.mark.parametrize("device", ON)
+@pytest.mark.parametrize("width", [96, 6144])
+def test_layer_norm(device, width, on_host):
+    kernels = on_host if device == "cpu" else step_between
+    h, weight, bias = (
+        draw(device, *s, seed=i) for i, s in enumerate(((3, width), [width], [width]))
+    )
+    for offset, given in ((bias, h), (None, h + 30)):  # a mean that is large next to the spread
+        out = torch.full_like(h, float("nan"))
+        kernels.layer_norm(given, weight, offset, 1e-5, out)
+        doubles = (None if x is None else x.double() for x in (weight, offset))
+        expected = F.layer_norm(given.double(), (width,), *doubles, 1e-5)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("device", ON)
+@pytest.mark.parametrize("name", step_between.ACTIVATIONS)
+def test_activate(device, name, on_host):
+    kernels = on_host if device == "cpu" else step_between
+    x, bias, up, up_bias = (
+        3 * draw(device, *s, seed=i) for i, s in enumerate(((2, 300), [300], (2, 300), [300]))
+    )
+
+    def expected(x):
+        return activated(FFNSpec(name), x.double())
+
+    for options, wanted in (
+        ({}, expected(x.clone())),
+        ({"bias": bias}, expected(x + bias)),
+        ({"bias": bias, "up": up, "up_bias": up_bias}, expected(x + bias) * (up + up_bias)),
+        ({"up": up}, expected(x.clone()) * up),
+    ):
+        out = torch.full_like(x, float("nan"))
+        kernels.activate(x, out, name, **options)
+        torch.testing.assert_close(out.double(), wanted.double(), rtol=1e-5, atol=1e-5)
+    kernels.activate(x, x, name)  # in place
+    torch.testing.assert_close(x.double(), wanted / up, rtol=1e-4, atol=1e-4)
