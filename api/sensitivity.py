@@ -17,10 +17,10 @@ from .models import opened_model, split_options, text_of
 from .source import PathLike, loaded_imatrix
 
 if TYPE_CHECKING:
+    from ..formats.sensitivities import Probe
     from ..formats.source import TensorInfo
     from ..imatrix.data import Imatrix
     from ..imatrix.options import SensitivityOptions
-    from ..quantize.plan.sensitivity import Probe
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
 
@@ -55,9 +55,9 @@ def measure_sensitivity(
     The result is written to `out` as JSON, for the `damage` of `recipe_for_target`. threads: for
     encoding. progress: called with (probes done, number of probes, the last one).
     """
+    from ..formats.sensitivities import save_probes
     from ..imatrix.belongs import check_belongs
     from ..imatrix.options import SensitivityOptions
-    from ..quantize.plan.sensitivity import save_probes
     from ..quantize.report.probe import PROBE_TYPES, probe_groups
     from ..runtime.evaluate.perplexity import measure_perplexity
 
@@ -118,7 +118,7 @@ def _probe(
     """Measure one group of tensors. Blocks are stored in a file, so that a large tensor takes no
     memory that others need.
     """
-    from ..quantize.plan.sensitivity import Probe
+    from ..formats.sensitivities import Probe
     from ..quantize.report.probe import encode_tensor, probe_type
     from ..runtime.evaluate.divergence import measure_divergence
 

@@ -64,6 +64,7 @@ def compare_logits(folders: list[Path], work: Path) -> None:
 
 
 def main() -> None:
+    """Measure each checkpoint and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

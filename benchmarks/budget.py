@@ -86,9 +86,11 @@ class Laboratory:
 
     @property
     def n_elements(self) -> int:
+        """Return the number of elements of all tensors that get a type."""
         return sum(tensor.n_elements for tensor in self.tensors.values())
 
     def blocks(self, name: str, type: str) -> np.ndarray:
+        """Return a tensor in a type, uint8[rows, row bytes], from its file in the work folder."""
         path, tensor, kind = (
             os.path.join(self.work, f"{name}-{type}.npy"),
             self.tensors[name],
@@ -103,6 +105,7 @@ class Laboratory:
         return np.load(path, mmap_mode="r")
 
     def kld(self, plan: Plan) -> float:
+        """Return the mean KL divergence of the model with the types of a plan."""
         key = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
         if key not in self.known:
             for name in self.current.keys() - plan.keys():
@@ -169,6 +172,7 @@ class Chooser:
 
 
 def main() -> None:
+    """Compare plans for sizes with presets, and print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

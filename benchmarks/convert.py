@@ -158,6 +158,7 @@ def measure(command: list[str], out: Path) -> tuple[float, int, float]:
 
 
 def main() -> None:
+    """Write the checkpoint, run the commands in turn, and print their figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -50,6 +50,7 @@ class Row:
 
     @property
     def name(self) -> str:
+        """Return the shape and type as `iqforge bench --synthetic` takes them."""
         return f"{self.shape}:{self.type}"
 
 
@@ -85,6 +86,7 @@ class Figures:
                         self.known[found["row"], found["test"]] = found
 
     def add(self, row: str, test: str, **figures) -> None:
+        """Keep a figure, and append it to the file at once."""
         finished = time.strftime("%FT%TZ", time.gmtime())
         self.known[row, test] = found = {
             "row": row,
@@ -187,10 +189,12 @@ def table_line(row: Row, figures: Figures) -> str:
 
 
 def say(line: str) -> None:
+    """Print a line of progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:
+    """Measure the rows that were asked for, and print the table."""
     from iqforge.runtime.devices import usable_device
 
     parser = argparse.ArgumentParser(

@@ -95,6 +95,7 @@ def compare_cpu(
 
 
 def main() -> None:
+    """Run trials and runs in turn, and print their medians."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -37,6 +37,7 @@ CHUNK = 16 << 20
 
 
 def llama_8b(layers: int) -> list[TensorInfo]:
+    """Return the tensors of Llama 8B with this many layers."""
     bf16, f32 = ggml_type("BF16"), ggml_type("F32")
     tensors = [
         TensorInfo("token_embd.weight", (VOCABULARY, HIDDEN), bf16),
@@ -84,6 +85,7 @@ def write_model(path: Path, tensors: list[TensorInfo]) -> None:
 
 
 def write_imatrix(path: Path, tensors: list[TensorInfo]) -> None:
+    """Write a random importance matrix of these tensors."""
     random, entries = np.random.default_rng(2), {}
     for tensor in tensors:
         if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
@@ -94,6 +96,7 @@ def write_imatrix(path: Path, tensors: list[TensorInfo]) -> None:
 
 
 def seconds(work, *arguments) -> float:
+    """Return the seconds that a call takes."""
     started = time.perf_counter()
     work(*arguments)
     return time.perf_counter() - started
@@ -114,6 +117,7 @@ def read_file(path: Path, threads: int) -> None:
 
 
 def write_file(path: Path, size: int) -> None:
+    """Write a file of random bytes."""
     buffer = os.urandom(CHUNK)
     with open(path, "wb", buffering=0) as file:
         for _ in range(size // CHUNK):
@@ -121,6 +125,7 @@ def write_file(path: Path, size: int) -> None:
 
 
 def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -141,6 +146,7 @@ def run(command: list[str], environment: dict[str, str]) -> tuple[float, list[st
 
 
 def main() -> None:
+    """Write the model, run the command on every device, and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

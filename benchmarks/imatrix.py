@@ -31,6 +31,7 @@ GROUPS = ((0, 0), (1, 7), (8, 31), (32, 127))
 
 
 def speed(args: argparse.Namespace) -> None:
+    """Compare the speed of collecting with that of perplexity."""
     text = read_text(args.text)
     with load_model(args.model) as model:
         tokens = model.tokenizer.encode(text)[: 512 * args.chunks]
@@ -62,6 +63,7 @@ def speed(args: argparse.Namespace) -> None:
 
 
 def cold(args: argparse.Namespace) -> None:
+    """Compare what becomes of experts that a short text hardly uses."""
     text, rng = read_text(args.text), np.random.default_rng(0)
     with load_model(args.model) as model:
         tokens, routers = model.tokenizer.encode(text), router_rows(model)

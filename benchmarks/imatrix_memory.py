@@ -24,6 +24,7 @@ LAYERS, EXPERTS, N_EMBD, N_FF = 58, 256, 7168, 2048
 
 
 def main() -> None:
+    """Run each command on two large files, and print its peak memory and time."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()
@@ -65,6 +66,7 @@ def main() -> None:
 
 
 def write(path: str, random: np.random.Generator) -> None:
+    """Write a random importance matrix of the model in the .dat layout."""
     with open(path, "wb") as file:
         file.write(struct.pack("<i", 4 * LAYERS))
         for layer in range(LAYERS):

@@ -26,6 +26,7 @@ EPS, EXPERT_SETS = 1e-5, 16
 
 
 def matrix(type: str, rows: int, cols: int, n_matrices: int = 1) -> PackedMatrix:
+    """Return a packed matrix of random blocks, whose rows repeat every 256."""
     first = pack_matrix(
         type, [random_rows(type, 256, cols, 0.02, np.random.default_rng([rows, cols]))], 256, cols
     )
@@ -33,6 +34,7 @@ def matrix(type: str, rows: int, cols: int, n_matrices: int = 1) -> PackedMatrix
 
 
 def zeros(*shape: int) -> torch.Tensor:
+    """Return float32 zeros on the GPU."""
     return torch.zeros(*shape, device="cuda")
 
 
@@ -95,6 +97,7 @@ class Products:
         )
 
     def token(self, _: int) -> None:
+        """Compute the products of one token."""
         for layer in range(self.shape.n_layers):
             for product in self.run.values():
                 product(layer)
@@ -121,6 +124,7 @@ def microseconds(launch, n: int) -> float:
 
 
 def main() -> None:
+    """Time the products of each shape and type, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

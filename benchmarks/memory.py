@@ -61,6 +61,7 @@ def peak_of(command: list[str]) -> tuple[int, float]:
 
 
 def main() -> None:
+    """Write the file, quantize it, and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

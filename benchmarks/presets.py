@@ -71,6 +71,7 @@ def compared(tool: str, model: str, preset: str, imatrix: str | None, out: str) 
 
 
 def main() -> None:
+    """Measure every preset and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

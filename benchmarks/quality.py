@@ -54,6 +54,7 @@ TYPES = [
 
 
 def main() -> None:
+    """Measure every type and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

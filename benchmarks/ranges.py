@@ -30,6 +30,7 @@ class Handler(BaseHTTPRequestHandler):
     size, zeros = 0, bytes(BLOCK_BYTES)
 
     def do_GET(self) -> None:
+        """Answer a range request with zeros."""
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
         assert match is not None
         first, last = int(match[1]), min(int(match[2]), self.size - 1)
@@ -40,10 +41,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(memoryview(self.zeros)[: last - first + 1])
 
     def log_message(self, format: str, *args) -> None:
-        pass
+        """Print nothing."""
 
 
 def serve(size: int, port: Connection) -> None:
+    """Serve a file of `size` zeros on a free port, which is sent to `port`."""
     Handler.size = size
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     port.send(server.server_port)
@@ -51,6 +53,8 @@ def serve(size: int, port: Connection) -> None:
 
 
 def measure(url: str, size: int, connections: int, read: Callable[[str, int, int], bytes]) -> str:
+    """Return the cells of one way to read: seconds, and CPU seconds of this process."""
+
     def length(start: int) -> int:
         return len(read(url, start, min(start + BLOCK_BYTES, size)))
 
@@ -62,6 +66,7 @@ def measure(url: str, size: int, connections: int, read: Callable[[str, int, int
 
 
 def main() -> None:
+    """Read a local server in each way, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -128,6 +128,7 @@ class Reads:
 
 
 def main() -> None:
+    """Time every variant of the loads, and print the table."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()

@@ -26,6 +26,7 @@ GOLDEN = (
 
 
 def main() -> None:
+    """Encode the sources in every type, and print the table."""
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     ).parse_args()

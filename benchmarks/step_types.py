@@ -53,12 +53,14 @@ def product_specs(shape_name: str, type_name: str, device: int) -> list:
 
 
 def compile_one(job: tuple) -> None:
+    """Compile one kernel into the cache."""
     from iqforge.cuda_kernels.compile.nvrtc import compile_spec
 
     compile_spec(*job)
 
 
 def compile_all(rows: list[tuple[str, str]], device: torch.device) -> None:
+    """Compile the kernels of all rows into the cache, on all cores."""
     from iqforge.cuda_kernels.compile.launch import architecture, device_index
 
     index = device_index(device)
@@ -70,6 +72,7 @@ def compile_all(rows: list[tuple[str, str]], device: torch.device) -> None:
 
 
 def measure(name: str, args: argparse.Namespace, device: torch.device, figures: Figures) -> None:
+    """Measure the generation of one row."""
     import iqforge.api
     from iqforge.runtime.bench.bench import Test, run_test
     from iqforge.runtime.commands.bench import open_model
@@ -84,6 +87,7 @@ def measure(name: str, args: argparse.Namespace, device: torch.device, figures: 
 
 
 def line(name: str, figures: Figures) -> str:
+    """Return the line of one row of the table."""
     from iqforge.runtime.bench.bench import deviation, mean
 
     found = figures.known.get((name, "tg"))
@@ -98,6 +102,7 @@ def line(name: str, figures: Figures) -> str:
 
 
 def main() -> int:
+    """Measure the rows that were asked for, and print the table."""
     from iqforge.cuda_kernels.layouts.table import packed_types
     from iqforge.formats.types import ggml_type
     from iqforge.runtime.bench.random_blocks import supported

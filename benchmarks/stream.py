@@ -32,6 +32,8 @@ from memory import write_model
 
 @dataclass
 class Measured:
+    """Figures of one run: seconds, peak memory in bytes, and shares of CPU time."""
+
     seconds: float
     peak: int
     own: float
@@ -81,11 +83,13 @@ def kill_and_resume(command: list[str], out: str, times: int, seconds: float) ->
 
 
 def digest(path: str) -> str:
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> None:
+    """Write the file, quantize it, also with kills, and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -23,6 +23,7 @@ from iqforge.formats.types import ggml_type
 
 
 def measure(device: str, rows: int) -> None:
+    """Check and time the decoding of every type on a device."""
     stored = json.loads((Path(__file__).parents[1] / "tests/decode_digests.json").read_text())
     name_of = (
         torch.cuda.get_device_name()
@@ -58,6 +59,7 @@ def measure(device: str, rows: int) -> None:
 
 
 def main() -> None:
+    """Measure on the device that was given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

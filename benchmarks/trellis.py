@@ -20,11 +20,13 @@ from rmse import GOLDEN
 
 
 def error(name: str, x: np.ndarray, rows: np.ndarray, w: np.ndarray) -> float:
+    """Return the weighted relative error of encoded rows."""
     y = decode(name, rows, x.shape[1], as_weights=True)
     return float(np.sqrt((w * (x - y) ** 2.0).sum() / (w * x**2.0).sum()))
 
 
 def main() -> None:
+    """Encode the sources in every trellis type, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

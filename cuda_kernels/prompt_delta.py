@@ -15,6 +15,7 @@ import torch
 
 from .compile.launch import function, launch
 from .compile.spec import KernelSpec
+from .delta_heads import DeltaHeads
 
 CHUNK, SLICE = 64, 32
 _SLICE_THREADS, _HEAD_TOKENS, _HEAD_THREADS, _GATED_TOKENS = 256, 32, 128, 8
@@ -26,52 +27,26 @@ MOST_LENGTH = 256
 Buffer = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class DeltaHeads:
-    """Heads, their lengths, and the taps of the convolution. tiled: value head j reads key head
-    j % key_heads. joined: queries, keys, values and gates of each key head in turn are one product.
-    """
+def shared_bytes(heads: DeltaHeads, stages: int) -> int:
+    """Return the bytes of shared memory of `chunks`."""
+    tiles = stages * 2 * CHUNK * (heads.key_length + 4)
+    return 4 * (tiles + SLICE * (heads.key_length + CHUNK))
 
-    key_heads: int
-    value_heads: int
-    key_length: int
-    value_length: int
-    taps: int
-    tiled: bool
-    joined: bool
 
-    def shared(self, stages: int) -> int:
-        """Return the bytes of shared memory of `chunks`."""
-        tiles = stages * 2 * CHUNK * (self.key_length + 4)
-        return 4 * (tiles + SLICE * (self.key_length + CHUNK))
-
-    def stages(self, limit: int) -> int:
-        """Return the chunks that are in shared memory at a time, 0 if not even one fits."""
-        lengths = (self.key_length, self.value_length)
-        if any(length % 4 or length > MOST_LENGTH for length in lengths) or self.taps < 2:
-            return 0
-        return next((n for n in (2, 1) if self.shared(n) <= limit), 0)
+def fitting_stages(heads: DeltaHeads, limit: int) -> int:
+    """Return the chunks that are in shared memory at a time, 0 if not even one fits."""
+    lengths = (heads.key_length, heads.value_length)
+    if any(length % 4 or length > MOST_LENGTH for length in lengths) or heads.taps < 2:
+        return 0
+    return next((n for n in (2, 1) if shared_bytes(heads, n) <= limit), 0)
 
 
 @functools.cache
-def delta_spec(s: DeltaHeads, half: torch.dtype, stages: int) -> KernelSpec:
-    defines = {
-        "HALF": _HALVES[half],
-        "KEY_HEADS": s.key_heads,
-        "VALUE_HEADS": s.value_heads,
-        "KEY": s.key_length,
-        "VALUE": s.value_length,
-        "TAPS": s.taps,
-        "TILED": int(s.tiled),
-        "JOINED": int(s.joined),
-        "STAGES": stages,
-    }
-    heads = f"{s.key_heads}x{s.key_length}_{s.value_heads}x{s.value_length}"
-    layout = f"{'_tiled' * s.tiled}{'_joined' * s.joined}"
+def delta_spec(heads: DeltaHeads, half: torch.dtype, stages: int) -> KernelSpec:
     return KernelSpec(
-        f"prompt_delta_{_SHORT[half]}_{heads}_{s.taps}_{stages}{layout}",
+        f"prompt_delta_{_SHORT[half]}_{heads.name}_{heads.taps}_{stages}{heads.layout}",
         ("prompt/delta.cu",),
-        tuple((k, str(v)) for k, v in defines.items()),
+        (("HALF", str(_HALVES[half])), *heads.defines, ("STAGES", str(stages))),
         ("heads", "solve", "chunks", "gated"),
     )
 
@@ -81,7 +56,7 @@ class DeltaKernels:
 
     def __init__(self, heads: DeltaHeads, half: torch.dtype, device: torch.device):
         limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-        self.heads, self.stages = heads, heads.stages(limit)
+        self.heads, self.stages = heads, fitting_stages(heads, limit)
         if not self.stages:
             raise ValueError(f"no kernels for delta nets of {heads} on {device}")
         spec = delta_spec(heads, half, self.stages)
@@ -181,7 +156,7 @@ class DeltaKernels:
             before,
             after,
             states,
-            shared=self.heads.shared(self.stages),
+            shared=shared_bytes(self.heads, self.stages),
         )
 
     def gated(

@@ -10,63 +10,43 @@ import torch
 
 from .compile.launch import function, launch
 from .compile.spec import KernelSpec
+from .delta_heads import DeltaHeads
 
 MOST_KEY, MOST_VALUE, MOST_WIDTH = 256, 128, 16384
 
 
 @dataclass(frozen=True)
 class DeltaShape:
-    """`rows` new tokens, the width of the stream, heads and their lengths, and the taps of the
-    convolution. tiled: value head j reads key head j % key_heads. joined: queries, keys, values and
-    gates of each key head in turn are one product.
-    """
+    """`rows` new tokens, the width of the stream, and the heads."""
 
     rows: int
     width: int
-    key_heads: int
-    value_heads: int
-    key_length: int
-    value_length: int
-    taps: int
-    tiled: bool
-    joined: bool
+    heads: DeltaHeads
 
     @property
     def fits(self) -> bool:
         """Return whether there is a kernel for the shape."""
+        s = self.heads
         return (
-            self.key_length % 4 == self.value_length % 4 == self.width % 4 == 0
-            and self.key_length <= MOST_KEY
-            and self.value_length <= MOST_VALUE
+            s.key_length % 4 == s.value_length % 4 == self.width % 4 == 0
+            and s.key_length <= MOST_KEY
+            and s.value_length <= MOST_VALUE
             and self.width <= MOST_WIDTH
-            and self.taps >= 2
+            and s.taps >= 2
         )
 
     @property
     def threads(self) -> int:
         """Threads of a block: a warp for every 8 columns of the memory of a head."""
-        return 32 * -(-self.value_length // 8)
+        return 32 * -(-self.heads.value_length // 8)
 
 
 @functools.cache
 def delta_spec(s: DeltaShape) -> KernelSpec:
-    defines = {
-        "ROWS": s.rows,
-        "WIDTH": s.width,
-        "KEY_HEADS": s.key_heads,
-        "VALUE_HEADS": s.value_heads,
-        "KEY": s.key_length,
-        "VALUE": s.value_length,
-        "TAPS": s.taps,
-        "TILED": int(s.tiled),
-        "JOINED": int(s.joined),
-    }
-    heads = f"{s.key_heads}x{s.key_length}_{s.value_heads}x{s.value_length}"
-    layout = f"{'_tiled' * s.tiled}{'_joined' * s.joined}"
     return KernelSpec(
-        f"delta_{s.width}_{heads}_{s.taps}x{s.rows}{layout}",
+        f"delta_{s.width}_{s.heads.name}_{s.heads.taps}x{s.rows}{s.heads.layout}",
         ("step/delta.cu",),
-        tuple((k, str(v)) for k, v in defines.items()),
+        (("ROWS", str(s.rows)), ("WIDTH", str(s.width)), *s.heads.defines),
         ("delta",),
     )
 
@@ -78,7 +58,7 @@ class StepDelta:
 
     def __init__(self, shape: DeltaShape, device: torch.device):
         self._kernel, self.shape = function(delta_spec(shape), "delta", device), shape
-        self._tickets = torch.zeros(shape.key_heads, dtype=torch.int32, device=device)
+        self._tickets = torch.zeros(shape.heads.key_heads, dtype=torch.int32, device=device)
 
     def __call__(
         self,
@@ -117,7 +97,7 @@ class StepDelta:
         other_inputs, other_memory = other or (None, None)
         launch(
             self._kernel,
-            self.shape.value_heads,
+            self.shape.heads.value_heads,
             self.shape.threads,
             h,
             norm,
@@ -144,8 +124,11 @@ class StepDelta:
 
 def specs() -> list[KernelSpec]:
     """Return the shape of Qwen3.5-35B-A3B, and small ones. Others are compiled on first use."""
+    large, small = (
+        DeltaHeads(16, 32, 128, 128, 4, True, False),
+        DeltaHeads(2, 4, 20, 12, 3, False, True),
+    )
     return [
-        delta_spec(DeltaShape(1, 2048, 16, 32, 128, 128, 4, True, False)),
-        delta_spec(DeltaShape(8, 2048, 16, 32, 128, 128, 4, True, False)),
-        delta_spec(DeltaShape(2, 64, 2, 4, 20, 12, 3, False, True)),
+        *(delta_spec(DeltaShape(rows, 2048, large)) for rows in (1, 8)),
+        delta_spec(DeltaShape(2, 64, small)),
     ]

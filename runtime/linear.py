@@ -162,7 +162,26 @@ class Linear(OneMatrix):
         return whole if self.scale is None else whole * self.scale
 
 
-class ExpertLinear:
+class ManyMatrices:
+    """A parameter with several `matrices` of one size: their device and size."""
+
+    matrices: Sequence[MatrixLike]
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrices[0].device
+
+    @property
+    def rows(self) -> int:
+        """Rows of one matrix."""
+        return self.matrices[0].rows
+
+    @property
+    def cols(self) -> int:
+        return self.matrices[0].cols
+
+
+class ExpertLinear(ManyMatrices):
     """One matrix per expert, applied to rows that are grouped by expert.
 
     `bias` float32[experts, n_out] and `scale` float32[experts] are those of each expert.
@@ -186,19 +205,6 @@ class ExpertLinear:
         self.bias, self.scale = bias, scale
         self.observed = observed or (name,)
         self._taps = taps
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrices[0].device
-
-    @property
-    def rows(self) -> int:
-        """Rows of one expert."""
-        return self.matrices[0].rows
-
-    @property
-    def cols(self) -> int:
-        return self.matrices[0].cols
 
     @property
     def packed(self) -> PackedMatrix | None:
@@ -238,7 +244,7 @@ class ExpertLinear:
         return y
 
 
-class HeadLinear:
+class HeadLinear(ManyMatrices):
     """One matrix per head: y[:, h] = W_h x[:, h], for x float32[rows, heads, n_in]."""
 
     bias = scale = None
@@ -255,19 +261,6 @@ class HeadLinear:
         self.name, self.matrices, self.role, self.split = name, matrices, role, split
         self.observed = (name,)
         self._taps = taps
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrices[0].device
-
-    @property
-    def rows(self) -> int:
-        """Rows of one head."""
-        return self.matrices[0].rows
-
-    @property
-    def cols(self) -> int:
-        return self.matrices[0].cols
 
     @property
     def range(self) -> RangeName:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from iqforge.cuda_kernels.prompt_delta import DeltaHeads, DeltaWeights
+from iqforge.cuda_kernels.delta_heads import DeltaHeads
+from iqforge.cuda_kernels.prompt_delta import DeltaWeights
 from iqforge.cuda_kernels.step_delta import DeltaShape
 from iqforge.runtime.cuda.delta_shapes import rates_in_order
 from iqforge.runtime.layers.batch import Batch
@@ -71,16 +72,17 @@ class Case:
 
 def delta_case(case: tuple, device: torch.device, *, empty: bool = False, seed: int = 0) -> Case:
     """A random net of a shape as in STEPS. empty: nothing was kept before."""
-    s = DeltaShape(*case)
+    rows, width, *heads = case
+    shape = DeltaShape(rows, width, s := DeltaHeads(*heads))
     g = torch.Generator(device).manual_seed(seed)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
 
     def dense(rows: int) -> Any:
-        weight = random(rows, s.width) * s.width**-0.5
+        weight = random(rows, width) * width**-0.5
         return lambda x: x @ weight.T
 
     spec = DeltaNetSpec(s.key_heads, s.value_heads, s.key_length, s.value_length, s.taps, s.tiled)
-    ba = random(2 * s.value_heads, s.width) * s.width**-0.5
+    ba = random(2 * s.value_heads, width) * width**-0.5
     beta, alpha = ba.chunk(2)
     inputs, values = {}, s.value_heads * s.value_length
     if s.joined:
@@ -108,8 +110,8 @@ def delta_case(case: tuple, device: torch.device, *, empty: bool = False, seed: 
     if not empty:
         state.inputs.copy_(random(*state.inputs.shape))
         state.memory.copy_(0.3 * random(*memory))
-    norm = RMSNorm(1 + 0.1 * random(s.width), 1e-5)
-    return Case(s, net, norm, 3 * random(s.rows, s.width), state, rates.contiguous())
+    norm = RMSNorm(1 + 0.1 * random(width), 1e-5)
+    return Case(shape, net, norm, 3 * random(rows, width), state, rates.contiguous())
 
 
 @dataclass
@@ -139,7 +141,7 @@ def prompt_case(case: tuple, half: torch.dtype, device: torch.device) -> Prompt:
     c = delta_case((n_sequences * tokens, 64, *shape), device)
     c.state = c.state if n_sequences == 1 else delta_case((1, 64, *shape), device, empty=True).state
     products, z = (x.to(half) for x in c.products)
-    net, x, s = c.net, c.norm(c.h), c.shape
+    net, x = c.net, c.norm(c.h)
     if net.qkvz is not None:
         net.qkvz = lambda x: products.float()
     else:
@@ -148,8 +150,5 @@ def prompt_case(case: tuple, half: torch.dtype, device: torch.device) -> Prompt:
         expected, after = c.expected()
     else:
         expected, after = net(x, Batch.of(n_sequences, tokens, 0, device)), c.state
-    heads = DeltaHeads(
-        s.key_heads, s.value_heads, s.key_length, s.value_length, s.taps, s.tiled, s.joined
-    )
     rates = x @ c.rates.flatten(0, 1).T
-    return Prompt(c, heads, n_sequences, products, z, rates, expected, after)
+    return Prompt(c, c.shape.heads, n_sequences, products, z, rates, expected, after)

@@ -16,6 +16,23 @@ from iqforge.runtime.layers.specs import RouterSpec
 from iqforge.runtime.state.cache import CacheSettings, KVCache
 
 
+def check_attention(
+    case: tuple,
+    pasts: tuple[int, ...],
+    capacity: int,
+    device: torch.device,
+    run: Callable,
+    **features,
+) -> None:
+    """Compare a kernel after each of these numbers of positions; see `attention_error`."""
+    for n_past in pasts:
+        error, same_v, same_k = attention_error(case, n_past, capacity, device, run, **features)
+        assert error < allowed(case)
+        assert same_v == 1
+        # Norm and rotation round differently, which can move an element to the next code.
+        assert same_k > 0.99
+
+
 def attention_error(
     case: tuple,
     n_past: int,

@@ -17,12 +17,12 @@ from iqforge.convert.source import CheckpointSource
 from iqforge.errors import MalformedFileError, NotFoundError, UsageError
 from iqforge.formats.ftypes import FILE_TYPES
 from iqforge.formats.gguf.reader import open_gguf
+from iqforge.formats.sensitivities import Probe, load_probes, save_probes
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.encode import encodable_types
 from iqforge.quantize.plan.budget import DEFAULT_TYPES, SHORT_ROW_TYPES, allowed_types, parse_size
 from iqforge.quantize.plan.knapsack import Candidate, allocate
-from iqforge.quantize.plan.sensitivity import Probe, load_probes, save_probes
 from iqforge.runtime.model import load_model
 
 from .tiny_checkpoint import PROSE, make_tiny_llama, make_tiny_qwen3moe

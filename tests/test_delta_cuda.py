@@ -26,7 +26,9 @@ def test_a_step(case):
     products, z = c.products
 
     def run(state, *two) -> torch.Tensor:
-        out = torch.full((s.rows, s.value_heads * s.value_length), float("nan"), device=DEVICE)
+        out = torch.full(
+            (s.rows, s.heads.value_heads * s.heads.value_length), float("nan"), device=DEVICE
+        )
         kernel(
             c.h,
             c.norm.weight,

@@ -24,7 +24,7 @@ def test_a_step(case, tmp_path):
     products, z = c.products
 
     def run(state, other=None, position=0, begun=0) -> torch.Tensor:
-        out = torch.full((s.rows, s.value_heads * s.value_length), float("nan"))
+        out = torch.full((s.rows, s.heads.value_heads * s.heads.value_length), float("nan"))
         numbers = [torch.tensor([x], dtype=torch.int32) for x in (position, begun)]
         kernel.run(
             pointer(c.h),

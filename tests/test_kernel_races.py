@@ -14,8 +14,8 @@ import pytest
 import torch
 from iqforge.cuda_kernels import prompt_delta, step_delta
 from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
+from iqforge.cuda_kernels.delta_heads import DeltaHeads
 from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
-from iqforge.cuda_kernels.prompt_delta import DeltaHeads
 from iqforge.cuda_kernels.step_attention import AttentionShape
 from iqforge.cuda_kernels.step_delta import DeltaShape
 from iqforge.cuda_kernels.step_router import router_spec
@@ -212,7 +212,7 @@ def test_experts_of_a_prompt(tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_delta_net(rows, tmp_path):
-    shape = DeltaShape(rows, 64, 1, 2, 16, 16, 4, True, False)
+    shape = DeltaShape(rows, 64, DeltaHeads(1, 2, 16, 16, 4, True, False))
     assert not races(tmp_path, step_delta.delta_spec(shape), RUN_DELTA, MAIN_DELTA)
 
 

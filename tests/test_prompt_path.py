@@ -29,7 +29,7 @@ from iqforge.runtime.switches import Switches
 from . import prompt_on_cpu, step_on_cpu
 from .step_on_cpu import CPU
 from .tiny_cases import CASES, FAST, WIDE
-from .tiny_models import make_tiny_model
+from .tiny_models import HALF, make_tiny_model
 
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (3, 21)))
 PRECISION = {"rtol": 0.01, "atol": 0.01}  # of activations in float16
@@ -323,17 +323,15 @@ def test_the_error_of_a_failed_capture_is_raised(monkeypatch):
 @pytest.fixture(params=FAST)
 def fast(request, tmp_path):
     """(f32 file, token ids) of a random model, made before anything is replaced."""
-    tiny = make_tiny_model(CASES[request.param], WIDE, tmp_path / request.param)
+    tiny = make_tiny_model(CASES[request.param], WIDE, tmp_path / request.param, HALF)
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     return tmp_path / "f32.gguf", tiny.tokens
 
 
 def check_near(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare rows in half precision with float32. A router that chooses between nearly equal
-    experts may decide otherwise for a few tokens.
-    """
+    """Compare rows in half precision with float32."""
     off = (found - expected).abs().amax(1) / expected.abs().max()
-    assert (off < 0.05).double().mean() > 0.85, off
+    assert off.max() < 0.05, off
 
 
 def test_other_architectures(fast, opened):
@@ -388,7 +386,7 @@ def test_latent_attention_with_other_caches(monkeypatch, tmp_path, opened, setti
     """For new sequences and pieces of a kept one; also with keys and values of one head at a
     time.
     """
-    tiny = make_tiny_model(CASES["deepseek_v3"], WIDE, tmp_path / "hf")
+    tiny = make_tiny_model(CASES["deepseek_v3"], WIDE, tmp_path / "hf", HALF)
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     tokens = torch.tensor(tiny.tokens)[None]
     with load_model(tmp_path / "f32.gguf", cache=settings) as model:

@@ -79,6 +79,53 @@ def test_a_reserved_sequence_is_one_piece_of_memory():
     assert cache.is_whole and state.n_past == 3
 
 
+def test_reserved_sequences_of_one_pool_are_whole_each():
+    shared = pool(0, n_sequences=2)
+    a, b = (shared.sequence(512, reserved=True) for _ in range(2))
+    extend(a, list(range(300)))
+    extend(b, list(range(1000, 1400)))
+    assert a.layers[0].k[:300, 0, 0].tolist() == list(range(300))
+    assert b.layers[0].k[:400, 0, 0].tolist() == list(range(1000, 1400))
+    b.truncate(10)
+    assert b.layers[0].is_whole and shared.n_free == 0
+    shared.end(a)
+    assert not a.layers[0].is_whole and shared.n_free == 512
+
+
+def test_a_sequence_that_happens_to_have_the_whole_pool_gives_it_back():
+    shared = pool(0)
+    state = shared.sequence()
+    extend(state, list(range(1024)))
+    assert shared.n_free == 0 and not state.layers[0].is_whole  # its blocks may change
+    state.truncate(100)
+    assert shared.n_free == 1024 - 128
+
+
+def test_tables_cost_no_more_than_what_changes(monkeypatch):
+    """Advancing reads only blocks that are newly released; rows of a reserved table read none."""
+    released, release = [], Table._release
+    monkeypatch.setattr(
+        Table, "_release", lambda table, i: (released.append(i), release(table, i))[1]
+    )
+    table = Table(Blocks(4), 64 * 4096, window=100)
+    for n in range(64, 64 * 4096, 64):
+        table.reserve(n)
+        table.release_unseen(n)
+        assert table.first_kept == table.first_needed(n) // 64 * 64
+    assert released == list(range(table.first_kept // 64)) and len(released) > 4000
+
+    class Untouched(list):
+        def __getitem__(self, i):
+            raise AssertionError("reads the blocks")
+
+        __iter__ = __getitem__
+
+    whole = Table.alone(4096)
+    whole.blocks = Untouched(whole.blocks)
+    assert whole.run == slice(0, 4096) and whole.rows(100, 200) == slice(100, 200)
+    whole.truncate(7)
+
+
 def test_sequences_share_a_pool_and_never_see_each_other():
     shared = pool(0, n_sequences=3)
     a, b, c = (shared.sequence() for _ in range(3))

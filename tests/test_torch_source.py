@@ -302,6 +302,17 @@ PICKLES = {
 }
 
 
+def test_a_zip_archive_of_a_newer_format_is_named(tmp_path: Path):
+    """The format is not broken, but nobody here can read it."""
+    torch.save({"a": torch.zeros(2)}, tmp_path / "x.bin")
+    content = bytearray((tmp_path / "x.bin").read_bytes())
+    entry = content.index(b"PK\x01\x02")  # of the directory; the version to extract it is at 6
+    content[entry + 6] = 99
+    (tmp_path / "x.bin").write_bytes(content)
+    with pytest.raises(UnsupportedTypeError, match=r"x\.bin.*zip file version 9\.9"):
+        read_torch_header(tmp_path / "x.bin")
+
+
 @pytest.mark.parametrize("case", PICKLES)
 def test_hostile_pickle(tmp_path: Path, case: str):
     text, words = PICKLES[case]

@@ -67,11 +67,14 @@ def read_torch_header(path: Path) -> dict[str, StoredTensor]:
             }
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
+    except NotImplementedError as error:  # of zipfile: features of newer versions of the format
+        raise UnsupportedTypeError(
+            f"is a zip archive that cannot be read: {printable(error)}", file=path
+        ) from None
     except (
         zipfile.BadZipFile,
         zlib.error,
         EOFError,
-        NotImplementedError,
         RuntimeError,
         ValueError,
         struct.error,

@@ -12,7 +12,7 @@ import numpy as np
 from ...formats import grids
 from ...formats.codecs import trellis
 from ...formats.types import GGMLType
-from .tables import words_function
+from .tables import shared_lookup, words_function
 
 _AS_THEY_ARE = {"value": (1, 0)}
 # Name: (entries, tables of values: name, factor, addend). The vectors of IQ1 are moved by an eighth
@@ -82,7 +82,6 @@ def _struct(name: str, grid: np.ndarray, tables: dict[str, tuple[int, int]]) -> 
     )
     # To its size where that costs no padding: numbers of bytes are then put in by a logical or.
     alignment = 4 * len(words) if len(words) <= 256 else 16
-    width = f"u{4 * grid.shape[1]}"
     rows = ",\n".join(", ".join(f"{word:#x}u" for word in line) for line in words.reshape(-1, 16))
     padded = np.zeros(-(-len(values) // 4) * 4, dtype=np.int8)
     padded[: len(values)] = values
@@ -104,21 +103,5 @@ struct {name}_GRID {{
   static __device__ __forceinline__ uint32_t entry(uint32_t index) {{
     return reinterpret_cast<const {kind}*>({name}_SHARED)[index];
   }}
-#ifndef UNITS_ON_HOST
-  static __device__ __forceinline__ uint32_t address() {{
-    return uint32_t(__cvta_generic_to_shared({name}_SHARED));
-  }}
-  static __device__ __forceinline__ uint32_t at(uint32_t address) {{
-    uint32_t v;
-    asm("ld.shared.{width} %0, [%1];" : "=r"(v) : "r"(address));
-    return v;
-  }}
-#else
-  static uint32_t address() {{ return 0; }}
-  static uint32_t at(uint32_t address) {{
-    return *reinterpret_cast<const {kind}*>(
-        reinterpret_cast<const uint8_t*>({name}_SHARED) + address);
-  }}
-#endif
-}};
+{shared_lookup(name, kind)}}};
 """

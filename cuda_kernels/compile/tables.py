@@ -43,7 +43,6 @@ def tables_header() -> str:
 
 def _shared_table(name: str, values: np.ndarray, kind: str) -> str:
     words = np.ascontiguousarray(values.astype(np.int8)).ravel().view("<u4")
-    width = {"uint8_t": "u8", "uint16_t": "u16"}[kind]
     listed = ", ".join(f"{word:#010x}u" for word in words)
     return f"""alignas(16) static __device__ const uint32_t {name}_WORDS[{len(words)}] = {{
 {listed}}};
@@ -52,6 +51,16 @@ struct {name}_SHARED_TABLE {{
   static __device__ __forceinline__ void prepare(int thread, int threads) {{
     for (int n = thread; n < {len(words)}; n += threads) {name}_SHARED[n] = {name}_WORDS[n];
   }}
+{shared_lookup(name, kind)}}};
+"""
+
+
+def shared_lookup(name: str, kind: str) -> str:
+    """Return the functions of a table NAME_SHARED in shared memory: address(), and at(a), its entry
+    of type `kind` at that address plus a number of bytes.
+    """
+    width = {"uint8_t": "u8", "uint16_t": "u16", "uint32_t": "u32"}[kind]
+    return f"""\
 #ifndef UNITS_ON_HOST
   static __device__ __forceinline__ uint32_t address() {{
     return uint32_t(__cvta_generic_to_shared({name}_SHARED));
@@ -68,7 +77,6 @@ struct {name}_SHARED_TABLE {{
         reinterpret_cast<const uint8_t*>({name}_SHARED) + address);
   }}
 #endif
-}};
 """
 
 

@@ -21,7 +21,7 @@ from ...runtime.options import LoadOptions
 from ..options import SensitivityOptions
 
 if TYPE_CHECKING:
-    from ...quantize.plan.sensitivity import Probe
+    from ...formats.sensitivities import Probe
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import UsageError
 from ...formats.options import Options, option
+from ...formats.shared_options import force_option
 from ...formats.source import Source, TensorInfo, WrappedSource
 from ...formats.tensor_names import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING, TensorName
 from ...formats.values import Value, ValueType, boolean, f32, i32, string, u32
@@ -22,6 +24,10 @@ _EXPECTED = {
     "bool": "true or false",
     "str": "valid text",
 }
+
+
+def _parts_of_names(flag: str, help: str) -> Any:
+    return option((), flag, kind=str, many=True, metavar="PART", help=f"{help}; may be repeated")
 
 
 @dataclass(frozen=True)
@@ -60,30 +66,18 @@ class Changes(Options):
         help="set a metadata key, before the mixes read it; TYPE is int, float, bool or str; may be"
         " repeated",
     )
-    include_weights: Sequence[str] = option(
-        (),
-        "--include-weights",
-        kind=str,
-        many=True,
-        metavar="PART",
-        help="use only entries with PART in their names; may be repeated",
+    include_weights: Sequence[str] = _parts_of_names(
+        "--include-weights", "use only entries with PART in their names"
     )
-    exclude_weights: Sequence[str] = option(
-        (),
-        "--exclude-weights",
-        kind=str,
-        many=True,
-        metavar="PART",
-        help="do not use entries with PART in their names; may be repeated",
+    exclude_weights: Sequence[str] = _parts_of_names(
+        "--exclude-weights", "do not use entries with PART in their names"
     )
     hide_imatrix: bool = option(
         False,
         "--hide-imatrix",
         help="do not store the name of the importance matrix in the file",
     )
-    force_imatrix: bool = option(
-        False, "--force", help="use an importance matrix that seems to belong to another model"
-    )
+    force_imatrix: bool = force_option()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import UsageError
 from ...formats.ftypes import FILE_TYPES, FileType, file_type
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 
 COPY = "COPY"  # instead of a preset: all tensors stay as they are
 AUTO = "AUTO"  # instead of a preset, on command lines: see `budget`
+
+
+def _rules_option(flag: str, metavar: str, help: str) -> Any:
+    return option((), flag, kind=object, many=True, one_text=True, metavar=metavar, help=help)
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,10 @@ class Recipe(Options):
         "--pure",
         help="use one type for all tensors, without the preset's mix and --custom-q",
     )
-    custom_q: str | Sequence[str | Rule] = option(
-        (),
+    custom_q: str | Sequence[str | Rule] = _rules_option(
         "--custom-q",
-        kind=object,
-        many=True,
-        one_text=True,
-        metavar="REGEX=TYPE,..",
-        help="types for tensors whose names match REGEX, in place of the preset's; the first match"
+        "REGEX=TYPE,..",
+        "types for tensors whose names match REGEX, in place of the preset's; the first match"
         " counts; may be repeated",
     )
     role_types: Mapping[str, str] = option(
@@ -85,14 +86,10 @@ class Recipe(Options):
         "--ignore-imatrix-rules",
         help="quantize without an importance matrix where a type requires one",
     )
-    tensor_patterns: str | Sequence[str | Rule] = option(
-        (),
+    tensor_patterns: str | Sequence[str | Rule] = _rules_option(
         "--tensor-type",
-        kind=object,
-        many=True,
-        one_text=True,
-        metavar="REGEX=TYPE",
-        help="as --custom-q, but it takes precedence, is matched in lower case, and also works with"
+        "REGEX=TYPE",
+        "as --custom-q, but it takes precedence, is matched in lower case, and also works with"
         " --pure; may be repeated",
     )
     rules: str = option(

@@ -15,19 +15,16 @@ tensor is enough for all types (docs/benchmarks/budget.md). Sensitivities are me
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from ...errors import MalformedFileError, NotFoundError, UsageError
-from ...formats.output import PartFile
+from ...errors import UsageError
+from ...formats.sensitivities import load_probes
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from .roles import ModelFacts
-
-FORMAT = "iqforge sensitivities 1"
 
 # Sensitivity of all tensors of a role together, divided evenly among the layers: every layer adds
 # its share to one sum (the residual stream), so that the same relative error matters less in one
@@ -49,17 +46,6 @@ _OUTPUT, _EMBEDDING = 0.95, 0.25
 # A measured sensitivity counts as at least this fraction of the role's. If it is smaller, the text
 # has hardly used the tensor.
 _LEAST_OF_ROLE = 0.1
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A measurement: storing `tensors` with relative squared errors that add up to `error` gave a
-    mean KL divergence of `kld`.
-    """
-
-    tensors: tuple[str, ...]
-    error: float
-    kld: float
 
 
 @dataclass(frozen=True)
@@ -125,44 +111,3 @@ def role_sensitivity(name: str, facts: ModelFacts) -> float:
     if name == TOKEN_EMBEDDING:
         return _EMBEDDING + (_OUTPUT if facts.tied else 0.0)
     return _BY_PRODUCT[TensorName.parse(name).product] / max(1, facts.n_layers)
-
-
-def save_probes(path: str | os.PathLike, probes: Sequence[Probe], **how: object) -> None:
-    """Write measurements and `how` they were made as JSON."""
-    content = {"format": FORMAT, **how, "probes": [asdict(probe) for probe in probes]}
-    with PartFile(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())
-
-
-def load_probes(path: str | os.PathLike) -> list[Probe]:
-    """Read a file of `save_probes`. Raise NotFoundError or MalformedFileError naming the file."""
-    try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read())
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise MalformedFileError(
-                f"is not a sensitivity file: expected the format '{FORMAT}'", file=path
-            )
-        probes = [
-            Probe(tuple(map(str, found["tensors"])), float(found["error"]), float(found["kld"]))
-            for found in content["probes"]
-        ]
-    except FileNotFoundError:
-        raise NotFoundError(
-            "sensitivity file not found; iqforge sensitivity makes one", file=path
-        ) from None
-    except OSError as error:
-        raise NotFoundError(f"cannot be read: {error.strerror}", file=path) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedFileError(f"is not a sensitivity file: {error}", file=path) from None
-    for number, probe in enumerate(probes):
-        if not (
-            math.isfinite(probe.kld)
-            and math.isfinite(probe.error)
-            and probe.error >= 0
-            and probe.kld >= 0
-        ):
-            raise MalformedFileError(
-                f"probe {number} has error {probe.error} and divergence {probe.kld}", file=path
-            )
-    return probes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...cuda_kernels.delta_heads import DeltaHeads
 from ..layers.delta_net import DeltaNet
 from ..linear import Linear
 from .context import Context
@@ -35,6 +36,20 @@ def inputs(net: DeltaNet) -> list[Linear]:
     if net.qkv is None or net.gate is None:
         raise TypeError("a delta net needs qkv and gate, or both as one")
     return [net.qkv, net.gate]
+
+
+def delta_heads(net: DeltaNet) -> DeltaHeads:
+    """Return the shape that kernels are compiled for."""
+    s = net.spec
+    return DeltaHeads(
+        s.key_heads,
+        s.value_heads,
+        s.key_length,
+        s.value_length,
+        s.convolution,
+        s.tiled,
+        joined=net.qkvz is not None,
+    )
 
 
 def check_devices(net: DeltaNet, context: Context) -> None:

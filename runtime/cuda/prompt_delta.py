@@ -8,11 +8,12 @@ import functools
 
 import torch
 
+from ...cuda_kernels.delta_heads import DeltaHeads
 from ...cuda_kernels.prompt_delta import (
-    DeltaHeads,
     DeltaKernels,
     DeltaWeights,
     delta_rule,
+    fitting_stages,
     rates_product,
 )
 from ...cuda_kernels.step_attention import shared_limit
@@ -20,7 +21,7 @@ from ..layers.batch import Batch
 from ..layers.delta_net import DeltaNet
 from ..state.recurrent import RecurrentState
 from .context import Context
-from .delta_shapes import check_devices, inputs, rates
+from .delta_shapes import check_devices, delta_heads, inputs, rates
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm, last_rows, post_normed
 from .prompt_weights import Product
@@ -37,16 +38,8 @@ class PromptDelta(Staged):
         check_norm(branch.norm, context)
         check_devices(net, context)
         self.branch, self.norm, self.net, self.context = branch, branch.norm, net, context
-        self.heads = DeltaHeads(
-            s.key_heads,
-            s.value_heads,
-            s.key_length,
-            s.value_length,
-            s.convolution,
-            s.tiled,
-            net.qkvz is not None,
-        )
-        if not self.heads.stages(shared_limit(context.device)):
+        self.heads = delta_heads(net)
+        if not fitting_stages(self.heads, shared_limit(context.device)):
             raise Slow(f"heads of {s.key_length} and {s.value_length}")
         self.inputs = Product("delta inputs", inputs(net), context)
         self.rates = rates(net, context).flatten(0, 1).to(context.dtype)

@@ -14,7 +14,7 @@ from ..ranges import ranged
 from ..state.recurrent import RecurrentState
 from ..state.sequence import State
 from .context import Context
-from .delta_shapes import check_devices, inputs, rates
+from .delta_shapes import check_devices, delta_heads, inputs, rates
 from .executor import operation
 from .registry import STEP, PlacedBranch, Slow, executor
 from .step_frame import Frame, StepSequence
@@ -38,17 +38,7 @@ class StepDeltaLayer(StepBranch):
         s = net.spec
         check_devices(net, context)
         self.net = net
-        self.shape = DeltaShape(
-            1,
-            self.norm.numel(),
-            s.key_heads,
-            s.value_heads,
-            s.key_length,
-            s.value_length,
-            s.convolution,
-            s.tiled,
-            net.qkvz is not None,
-        )
+        self.shape = DeltaShape(1, self.norm.numel(), delta_heads(net))
         if not self.shape.fits:
             raise Slow(
                 f"heads of {s.key_length} and {s.value_length} elements, width {self.shape.width}"

@@ -166,7 +166,7 @@ class KVCache:
     ) -> KVCache:
         """A cache of one sequence with its own memory."""
         storage = KVStorage(capacity, n_kv_heads, key_length, value_length, settings, device)
-        return cls(storage, Table.whole(capacity))
+        return cls(storage, Table.alone(capacity))
 
     @property
     def nbytes(self) -> int:
@@ -174,26 +174,22 @@ class KVCache:
 
     @property
     def is_whole(self) -> bool:
-        """Whether positions 0 to `capacity` are rows one after the other, as `k` and `v` need."""
-        return isinstance(self._all(), slice)
+        """Whether positions 0 to `capacity` are rows one after the other for as long as the
+        sequence lives, as `k` and `v` need.
+        """
+        return self.table.run is not None
 
     @property
     def k(self) -> torch.Tensor:
         """Keys of all positions, [capacity, n_kv_heads, ...] as they are stored, if `is_whole`."""
-        return self.storage.k[self._all()]
+        return self.storage.k[self.table.run]
 
     @property
     def v(self) -> torch.Tensor:
         """Values of all positions, [capacity, n_kv_heads, ...] as they are stored, if
         `is_whole`.
         """
-        return self.storage.v[self._all()]
-
-    def _all(self) -> slice | None:
-        blocks = self.table.blocks
-        if self.table.pool.n_blocks == len(blocks) and blocks == list(range(len(blocks))):
-            return slice(0, self.capacity)
-        return None
+        return self.storage.v[self.table.run]
 
     def write(self, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k float32[n, n_kv_heads, key_length] and v float32[n, n_kv_heads, value_length] at

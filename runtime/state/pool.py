@@ -53,9 +53,10 @@ class Pool:
     def sequence(
         self, capacity: int | None = None, *, reserved: bool = False, context: int = 0
     ) -> State:
-        """An empty sequence for at most `capacity` tokens (None: all of the pool). reserved: take
-        the memory for all of them now. context: see `State`. UsageError for a capacity that the
-        pool cannot have.
+        """Return an empty sequence for at most `capacity` tokens (None: all of the pool).
+
+        reserved: take the memory for all of them now and keep it, as kernels need. context: see
+        `State`. Raise UsageError for a capacity that the pool cannot have.
         """
         capacity = self.n_tokens if capacity is None else capacity
         if not isinstance(capacity, int) or not 1 <= capacity <= self.n_tokens:
@@ -66,7 +67,7 @@ class Pool:
             window: Table(blocks, capacity, window) for window, blocks in self._blocks.items()
         }
         if reserved:
-            tables[0].reserve(capacity)
+            tables[0].reserve_all()
         layers = [
             mixer.new_state(storage, tables[window], device)
             for (mixer, device), window, storage in zip(
@@ -87,10 +88,7 @@ class Pool:
         """Give back the memory of a sequence, which can no longer be used."""
         state.ended = True
         for table in state.tables.values():
-            for block in table.blocks:
-                if block >= 0:
-                    table.pool.give(block)
-            table.blocks.clear()
+            table.end()
 
 
 def window_of(mixer: Mixer, settings: CacheSettings, capacity: int, ubatch: int) -> int:

@@ -46,20 +46,29 @@ class Table:
     def __init__(self, pool: Blocks, capacity: int, window: int = 0):
         self.pool, self.capacity, self.window = pool, capacity, window
         self.blocks: list[int] = []
+        self._n_released = 0  # blocks before this one are released
+        self._reserved = False
+        self._run: slice | None = None
         self._known: tuple[tuple[int, int], slice | torch.Tensor] | None = None
 
     @classmethod
-    def whole(cls, capacity: int) -> Table:
-        """A table of all blocks of an own pool, in order."""
+    def alone(cls, capacity: int) -> Table:
+        """Return a reserved table of a new pool."""
         table = cls(Blocks(-(-capacity // BLOCK_TOKENS)), capacity)
-        table.reserve(capacity)
+        table.reserve_all()
         return table
+
+    @property
+    def run(self) -> slice | None:
+        """The rows of all positions of a reserved table, if they follow each other; they stay the
+        same until `end`. None for other tables.
+        """
+        return self._run
 
     @property
     def first_kept(self) -> int:
         """The first position from which on all are kept."""
-        released = [i for i, block in enumerate(self.blocks) if block < 0]
-        return (released[-1] + 1) * BLOCK_TOKENS if released else 0
+        return self._n_released * BLOCK_TOKENS
 
     def first_needed(self, n_past: int) -> int:
         """The first position that a token after `n_past` others can see."""
@@ -75,28 +84,43 @@ class Table:
             self.blocks.append(self.pool.take())
             self._known = None
 
+    def reserve_all(self) -> None:
+        """Take blocks for the whole capacity and keep them until `end`. UsageError if the pool has
+        no more.
+        """
+        self.reserve(self.capacity)
+        self._reserved = True
+        first = self.blocks[0]
+        if self.blocks == list(range(first, first + len(self.blocks))):
+            self._run = slice(first * BLOCK_TOKENS, first * BLOCK_TOKENS + self.capacity)
+
     def release_unseen(self, n_past: int) -> None:
         """Give back blocks that no token after `n_past` others can see."""
-        for i in range(min(self.first_needed(n_past) // BLOCK_TOKENS, len(self.blocks))):
+        stop = min(self.first_needed(n_past) // BLOCK_TOKENS, len(self.blocks))
+        for i in range(self._n_released, stop):
             self._release(i)
+            self._n_released = i + 1
 
     def truncate(self, n: int) -> None:
-        """Give back blocks after the first `n` positions. All of them are kept if the table has
-        the whole pool, whose order then stays as it is.
-        """
-        if self.pool.n_blocks == len(self.blocks) and not self.window:
+        """Give back blocks after the first `n` positions, unless the table is reserved."""
+        if self._reserved:
             return
         while len(self.blocks) > -(-n // BLOCK_TOKENS):
             self._release(len(self.blocks) - 1)
             self.blocks.pop()
+        self._n_released = min(self._n_released, len(self.blocks))
 
     def restart(self, n: int) -> None:
         """Give back all blocks, and take those that a token after `n` others can see."""
-        for i in range(len(self.blocks)):
-            self._release(i)
-        self.blocks = [-1] * (self.first_needed(n) // BLOCK_TOKENS)
-        self._known = None
+        self.end()
+        self._n_released = self.first_needed(n) // BLOCK_TOKENS
+        self.blocks = [-1] * self._n_released
         self.reserve(n)
+
+    def end(self) -> None:
+        """Give back all blocks."""
+        self._reserved, self._run, self._known = False, None, None
+        self.truncate(0)
 
     def _release(self, i: int) -> None:
         if self.blocks[i] >= 0:
@@ -110,11 +134,13 @@ class Table:
         """
         if self._known is not None and self._known[0] == (first, stop):
             return self._known[1]
-        blocks = self.blocks[first // BLOCK_TOKENS : -(-stop // BLOCK_TOKENS)]
-        if len(blocks) * BLOCK_TOKENS < stop - first // BLOCK_TOKENS * BLOCK_TOKENS or -1 in blocks:
+        if first < self.first_kept or stop > len(self.blocks) * BLOCK_TOKENS:
             raise ShapeError(
                 f"positions {first} to {stop - 1} are not in a cache for {self.capacity} tokens"
             )
+        if self._run is not None:
+            return slice(self._run.start + first, self._run.start + stop)
+        blocks = self.blocks[first // BLOCK_TOKENS : -(-stop // BLOCK_TOKENS)]
         skipped = first % BLOCK_TOKENS
         if all(b == blocks[0] + i for i, b in enumerate(blocks)):
             start = blocks[0] * BLOCK_TOKENS + skipped if blocks else 0

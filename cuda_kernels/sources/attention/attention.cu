@@ -14,6 +14,7 @@
 // result), SINKS, WINDOW (positions that a token sees, or 0), SOFTCAP (of scores, or 0), TEMPERATURE and TEMPERATURE_LENGTH (queries
 // grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
 #include "attention/cache.cuh"
+#include "attention/join.cuh"
 #include "attention/rows.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
@@ -245,30 +246,11 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         // The share of every part in each row comes first, then sums whose loads do not wait.
         const float* parts = partial + (long long)head * gridDim.x * PART;
         float* share = (float*)queries;  // R shares of each block fit: the launching side sees to that
-        for (int r = warp; r < R; r += WARPS) {
-            float most = -INFINITY, sum = 0.f;
-            for (int s = lane; s < active; s += 32) {
-                const float m = __ldcg(parts + s * PART + R * DV + r), l = __ldcg(parts + s * PART + R * DV + R + r);
-                const float now = fmaxf(most, m), base = now == -INFINITY ? 0.f : now;
-                sum = fmaf(sum, exp2f(most - base), l * exp2f(m - base));
-                most = now;
-                share[r * active + s] = m;
-            }
-            const float all = warp_max(most);
-            sum = warp_sum(sum * exp2f(most - all));
-            for (int s = lane; s < active; s += 32) share[r * active + s] = exp2f(share[r * active + s] - all) / sum;
-        }
+        for (int r = warp; r < R; r += WARPS) shares_of_ranges<PART, R>(parts + R * DV + r, active, share + r * active, lane);
         __syncthreads();
         for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
             const int r = i / DV;
-            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-            for (int s = 0; s < active; s++) {
-                const float factor = share[r * active + s];
-                const float4 x = __ldcg((const float4*)(parts + s * PART + i));
-                sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y);
-                sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
-            }
+            const float4 sum = join_ranges<PART>(parts + i, active, share + r * active);
             answer(r, i % DV, sum.x, sum.y);
             answer(r, i % DV + 2, sum.z, sum.w);
         }

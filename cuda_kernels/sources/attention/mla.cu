@@ -14,6 +14,7 @@
 // in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE), MOST_SPLITS,
 // KEY_ROWS and VALUE_ROWS (of a matrix, per block), SHARED_BYTES, PART_FLOATS.
 #include "attention/cache.cuh"
+#include "attention/join.cuh"
 #include "attention/rows.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
@@ -263,34 +264,12 @@ latent_values(const float* partial, const int* __restrict__ position, int splits
     start_dependents();
     // The share of every range in each row comes first, then sums whose loads do not wait.
     const auto parts = [&](int row) { return partial + (long long)((row * HEADS + head) / R) * splits * PART; };
-    if (warp < ROWS) {
-        const int r = (warp * HEADS + head) % R;
-        const float* from = parts(warp) + R * DV + r;
-        float most = -INFINITY, sum = 0.f;
-        for (int s = lane; s < active; s += 32) {
-            const float m = __ldcg(from + (long long)s * PART), l = __ldcg(from + (long long)s * PART + R);
-            const float now = fmaxf(most, m), base = now == -INFINITY ? 0.f : now;
-            sum = fmaf(sum, exp2f(most - base), l * exp2f(m - base));
-            most = now;
-            share[warp * MOST_SPLITS + s] = m;
-        }
-        const float all = warp_max(most);
-        sum = warp_sum(sum * exp2f(most - all));
-        for (int s = lane; s < active; s += 32) share[warp * MOST_SPLITS + s] = exp2f(share[warp * MOST_SPLITS + s] - all) / sum;
-    }
+    if (warp < ROWS)
+        shares_of_ranges<PART, R>(parts(warp) + R * DV + (warp * HEADS + head) % R, active, share + warp * MOST_SPLITS, lane);
     __syncthreads();
     for (int i = 4 * threadIdx.x; i < ROWS * RANK; i += 4 * THREADS) {
         const int row = i / RANK, r = (row * HEADS + head) % R;
-        const float* from = parts(row) + r * DV + i % RANK;
-        float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-        for (int s = 0; s < active; s++) {
-            const float factor = share[row * MOST_SPLITS + s];
-            const float4 y = __ldcg((const float4*)(from + (long long)s * PART));
-            sum.x = fmaf(factor, y.x, sum.x), sum.y = fmaf(factor, y.y, sum.y);
-            sum.z = fmaf(factor, y.z, sum.z), sum.w = fmaf(factor, y.w, sum.w);
-        }
-        *(float4*)(x + i) = sum;
+        *(float4*)(x + i) = join_ranges<PART>(parts(row) + r * DV + i % RANK, active, share + row * MOST_SPLITS);
     }
     __syncthreads();
 #pragma unroll 1

@@ -1,0 +1,34 @@
+// Join what blocks found in their ranges of positions. Range s of a row of scores left its maximum
+// at maxima[s * PART], and the sum of its exponentials R floats after that.
+#pragma once
+#include "step/common.cuh"
+
+// How much each of the `active` ranges counts in a row, to share[0 .. active-1]; by one warp.
+template <int PART, int R>
+__device__ __forceinline__ void shares_of_ranges(const float* maxima, int active, float* share, int lane) {
+    float most = -INFINITY, sum = 0.f;
+    for (int s = lane; s < active; s += 32) {
+        const float m = __ldcg(maxima + s * PART), l = __ldcg(maxima + s * PART + R);
+        const float now = fmaxf(most, m), base = now == -INFINITY ? 0.f : now;
+        sum = fmaf(sum, exp2f(most - base), l * exp2f(m - base));
+        most = now;
+        share[s] = m;
+    }
+    const float all = warp_max(most);
+    sum = warp_sum(sum * exp2f(most - all));
+    for (int s = lane; s < active; s += 32) share[s] = exp2f(share[s] - all) / sum;
+}
+
+// The sum of four elements, at mixes[s * PART] of range s, in the order of ranges.
+template <int PART>
+__device__ __forceinline__ float4 join_ranges(const float* mixes, int active, const float* share) {
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 8
+    for (int s = 0; s < active; s++) {
+        const float factor = share[s];
+        const float4 x = __ldcg((const float4*)(mixes + s * PART));
+        sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y);
+        sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
+    }
+    return sum;
+}
