@@ -32,6 +32,7 @@ from ..errors import ShapeError, UnsupportedTypeError
 from ..formats.types import GGMLType
 from .compile.launch import device_index, function, launch
 from .compile.spec import KernelSpec
+from .gating import NO_TERMS, ExpertTerms, Gating
 from .layouts.table import packed_types
 from .matvec_plan import (
     EXPERT_DOWN,
@@ -277,19 +278,23 @@ def expert_gate_up(
     up: PackedMatrix | None,
     ids: torch.Tensor,
     out: torch.Tensor,
+    gating: Gating = Gating(),
+    gate_terms: ExpertTerms = NO_TERMS,
+    up_terms: ExpertTerms = NO_TERMS,
     *,
     pdl: bool = True,
 ) -> None:
-    """Compute out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), x = rms_norm(h) for h
-    float32[n, cols], and the experts e = ids int32[n, k], 1 <= k <= 32; 0 where an id is negative.
-    Without `up`, the first half of each expert's rows is the gate.
+    """Compute out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), or as `gating` says,
+    x = rms_norm(h) for h float32[n, cols], and the experts e = ids int32[n, k], 1 <= k <= 32; 0
+    where an id is negative. Without `up`, the first half of each expert's rows is the gate, and
+    `gate_terms` are those of both.
 
     Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
     are not checked.
     """
     n, cols = h.shape
     ff, device = gate.rows if up is not None else gate.rows // 2, h.device
-    first_up, up = (0, up) if up is not None else (ff, gate)
+    first_up, up, up_terms = (0, up, up_terms) if up is not None else (ff, gate, gate_terms)
     _check("activations", h, (n, cols), device)
     if norm_weight is not None:
         _check("weights of the norm", norm_weight, (cols,), device)
@@ -297,6 +302,8 @@ def expert_gate_up(
     _check("result", out, (n, k, ff), device)
     for m in (gate, up):
         _check_matrix(m, cols, device, experts=True)
+    for m, terms in ((gate, gate_terms), (up, up_terms)):
+        _check_terms(terms, m)
     if (up.type, up.rows, up.n_matrices) != (gate.type, gate.rows, gate.n_matrices):
         raise ShapeError(
             f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and "
@@ -313,7 +320,16 @@ def expert_gate_up(
     with torch.cuda.device(index):
         launch(
             function(
-                quantized_spec(gate.type, cols, 1, EXPERT_GATE_UP, cut),
+                quantized_spec(
+                    gate.type,
+                    cols,
+                    1,
+                    EXPERT_GATE_UP,
+                    cut,
+                    gating=gating,
+                    biased=gate_terms.bias is not None or up_terms.bias is not None,
+                    scaled=gate_terms.scale is not None or up_terms.scale is not None,
+                ),
                 NAMES[EXPERT_GATE_UP],
                 index,
             ),
@@ -330,6 +346,10 @@ def expert_gate_up(
             ids,
             np.int32(k),
             np.int32(ff),
+            gate_terms.bias,
+            up_terms.bias,
+            gate_terms.scale,
+            up_terms.scale,
             out,
             shared=here.shared_of(EXPERT_GATE_UP, cut),
             pdl=pdl,
@@ -342,13 +362,14 @@ def expert_down_add(
     ids: torch.Tensor,
     weights: torch.Tensor,
     h: torch.Tensor,
+    terms: ExpertTerms = NO_TERMS,
     *,
     pdl: bool = True,
 ) -> None:
-    """Compute h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot])
-    for x float32[n, k, cols], experts e = ids int32[n, k] and weights float32[n, k]. A slot with a
-    negative id adds nothing; slots are summed in ascending order. This kernel follows
-    `expert_gate_up`, and reads ids and weights while that still runs.
+    """Compute h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot],
+    with its `terms`) for x float32[n, k, cols], experts e = ids int32[n, k] and weights float32[n,
+    k]. A slot with a negative id adds nothing; slots are summed in ascending order. This kernel
+    follows `expert_gate_up`, and reads ids and weights while that still runs.
 
     Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
     are not checked.
@@ -361,6 +382,7 @@ def expert_down_add(
     _check("weights of the experts", weights, (n, k), device)
     _check("result", h, (n, down.rows), device)
     _check_matrix(down, cols, device, experts=True)
+    _check_terms(terms, down)
     index = device_index(device)
     here = limits(index)
     cut = here.plan(down.type, cols, k, EXPERT_DOWN)
@@ -372,7 +394,17 @@ def expert_down_add(
     with torch.cuda.device(index):
         launch(
             function(
-                quantized_spec(down.type, cols, k, EXPERT_DOWN, cut), NAMES[EXPERT_DOWN], index
+                quantized_spec(
+                    down.type,
+                    cols,
+                    k,
+                    EXPERT_DOWN,
+                    cut,
+                    biased=terms.bias is not None,
+                    scaled=terms.scale is not None,
+                ),
+                NAMES[EXPERT_DOWN],
+                index,
             ),
             (here.processors, n),
             32 * cut.warps,
@@ -382,6 +414,8 @@ def expert_down_add(
             np.int32(down.rows),
             ids,
             weights,
+            terms.bias,
+            terms.scale,
             h,
             shared=here.shared_of(EXPERT_DOWN, cut),
             pdl=pdl,
@@ -415,6 +449,13 @@ def _check_slots(ids: torch.Tensor, n: int, device: torch.device) -> int:
         )
     _check("ids of experts", ids, (n, ids.shape[1]), device, torch.int32)
     return ids.shape[1]
+
+
+def _check_terms(terms: ExpertTerms, m: PackedMatrix) -> None:
+    if terms.bias is not None:
+        _check("biases of the experts", terms.bias, (m.n_matrices, m.rows), m.device)
+    if terms.scale is not None:
+        _check("scales of the experts", terms.scale, (m.n_matrices,), m.device)
 
 
 def _check_matrix(m: PackedMatrix, cols: int, device: torch.device, experts: bool = False) -> None:

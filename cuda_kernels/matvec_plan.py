@@ -12,6 +12,7 @@ import torch
 from ..formats.types import GGMLType
 from .compile.grids import shared_bytes
 from .compile.spec import KernelSpec
+from .gating import Gating
 from .layouts.table import packed_layout, packed_types, plain_type, spread_type, unit_header
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
@@ -159,9 +160,13 @@ def quantized_spec(
     matrices: int = 1,
     bf16: bool = False,
     plain: bool = False,
+    gating: Gating = Gating(),
+    biased: bool = False,
+    scaled: bool = False,
 ) -> KernelSpec:
     """Return the kernel of a product with a quantized type; `matrices` below each other for
     NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. plain: x is not normed.
+    biased, scaled: experts have biases or scales; gating: how EXPERT_GATE_UP joins its products.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -184,9 +189,13 @@ def quantized_spec(
         "BF16_OUT": int(bf16 and kind == GATE_UP),
         **({"PLAIN": 1} if plain else {}),
     }
+    terms = ""
+    if experts:
+        defines |= {"BIASED": int(biased), "SCALED": int(scaled), **dict(gating.defines)}
+        terms = gating.suffix + "_biased" * biased + "_scaled" * scaled
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_spread' * plan.spread}"
-    name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{'_plain' * plain}"
+    name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{'_plain' * plain}{terms}"
     return KernelSpec(
         name,
         (unit_header(type), *own, "matvec/experts.cu" if experts else "matvec/matvec.cu"),
@@ -282,6 +291,13 @@ def sample_specs() -> list[KernelSpec]:
             found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
             found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4, plain=True))
             continue
+        if name == "MXFP4":  # experts as in gpt-oss
+            for kind, n, gating in (
+                (EXPERT_GATE_UP, 1, Gating("swiglu_oai", 7.0)),
+                (EXPERT_DOWN, 4, Gating()),
+            ):
+                cut = plan(type, 2880, n, kind, limit)
+                found.append(quantized_spec(type, 2880, n, kind, cut, gating=gating, biased=True))
         if name not in _OWN:
             found.append(
                 quantized_spec(type, 4096, 1, MATVEC_ADD, plan(type, 4096, 1, MATVEC_ADD, limit))

@@ -12,6 +12,8 @@ import torch
 
 from .compile.launch import function, launch
 from .compile.spec import KernelSpec
+from .gating import ACTIVATIONS, Gating
+from .step_router import Routing
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -26,8 +28,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
     names = (
         *(f"add_norm_{n}" for n in _NORM_UNITS),
         *(f"add_layer_norm_{n}" for n in _NORM_UNITS),
-        "silu_gate",
-        "gelu_gate",
+        *(f"{activation}_gate" for activation in ACTIVATIONS),
         "gather_rows",
         "from_other",
     )
@@ -89,8 +90,9 @@ def add_norm(
     delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n,
     width] of experts: row rows[t, k] of it, times weights[t, k], is added to token t, k ascending;
     rows below 0 are left out. Without `out`, h += delta is all. permuted: the columns of `out` in
-    the order of `prompt_grouped` (width is a multiple of 128 then). centered: the mean is
-    subtracted from h first, and `bias` float32[width], if given, added in the end.
+    the order of `prompt_grouped`, and its rows as long as whole groups of 128, filled up with 0.
+    centered: the mean is subtracted from h first, and `bias` float32[width], if given, added in the
+    end.
     """
     tokens, width = h.shape
     given = out if out is not None else delta
@@ -119,15 +121,15 @@ def add_norm(
     )
 
 
-def silu_gate(
-    gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor, activation: str = "silu"
+def join_gate(
+    gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor, gating: Gating = Gating()
 ) -> None:
-    """Compute out = silu(gate) * up for half[rows, cols]; gate and up may be column ranges of one
-    matrix (equal strides). activation: `silu`, or `gelu` for its tanh form.
+    """Compute out = silu(gate) * up, or as `gating` says, for half[rows, cols]; gate and up may be
+    column ranges of one matrix (equal strides).
     """
     rows, cols = out.shape
     launch(
-        function(_rows_spec(out.dtype), f"{activation}_gate", out.device),
+        function(_rows_spec(out.dtype), f"{gating.activation}_gate", out.device),
         -(-rows * cols // (256 * _UNIT)),
         256,
         gate,
@@ -136,6 +138,7 @@ def silu_gate(
         np.int64(rows),
         np.int32(cols),
         np.int32(gate.stride(0)),
+        np.float32(gating.limit),
     )
 
 
@@ -229,9 +232,15 @@ def rotate_heads(
     )
 
 
-def route_fits(n_experts: int, n_used: int) -> bool:
-    """Return whether `route` takes this many experts."""
-    return n_experts <= 32 * _PER_LANE[-1] and n_used <= 32
+def route_fits(n_experts: int, n_used: int, routing: Routing = Routing()) -> bool:
+    """Return whether `route` takes this many experts and groups."""
+    return (
+        n_experts <= 32 * _PER_LANE[-1]
+        and n_used <= 32
+        and routing.groups <= 32
+        and n_experts % routing.groups == 0
+        and routing.group_best <= 2
+    )
 
 
 def route(
@@ -239,13 +248,16 @@ def route(
     ids: torch.Tensor,
     weights: torch.Tensor,
     ser: tuple[int, float] | None = None,
+    routing: Routing = Routing(),
+    choice_bias: torch.Tensor | None = None,
 ) -> None:
-    """Choose the experts of each token from router logits float32[T, n_experts]: ids int32[T, k]
-    and weights float32[T, k].
+    """Choose the experts of each token from router logits float32[T, n_experts], which have their
+    bias already: ids int32[T, k] and weights float32[T, k].
 
-    They are the k largest of the softmax in descending order, equal ones by ascending index;
-    weights are normalized to a sum of 1. With `ser` = (K, t) the experts from slot K on count only
-    if their probability exceeds t times the largest; otherwise they have id -1 and weight 0.
+    They are the k with the largest scores, plus choice_bias float32[n_experts], in descending
+    order, equal ones by ascending index; see `Routing`. With `ser` = (K, t) the experts from slot
+    K on count only if their score exceeds t times that of the first; otherwise they have id -1 and
+    weight 0.
     """
     tokens, n_experts = logits.shape
     n_used = ids.shape[1]
@@ -261,6 +273,13 @@ def route(
         np.int32(n_used),
         np.int32(always),
         np.float32(threshold),
+        np.int32(routing.sigmoid),
+        np.int32(routing.norm),
+        np.float32(routing.scale),
+        np.int32(routing.groups),
+        np.int32(routing.groups_used),
+        np.int32(routing.group_best),
+        choice_bias,
         ids,
         weights,
     )

@@ -1,14 +1,15 @@
 """Grouped products with packed weights on Hopper's tensor cores, at torch level: see
 `prompt/grouped.cu`.
 
-x comes with the columns of each 128 permuted, as `prompt.add_norm(..., permuted=True)` and
-`grouped_gate_up` write it: at place p of a group, with s = p % 16, is column
-s % 8 // 2 * 32 + p // 16 * 4 + s % 2 + s // 8 * 2.
+Rows of x are filled up with zeros to whole groups of 128 columns. x comes with the columns of each
+group permuted, as `prompt.add_norm(..., permuted=True)` and `grouped_gate_up` write it: at place p
+of a group, with s = p % 16, is column s % 8 // 2 * 32 + p // 16 * 4 + s % 2 + s // 8 * 2.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from ..formats.types import GGMLType, ggml_type
 from . import ops
 from .compile.launch import function, launch
 from .compile.spec import KernelSpec
+from .gating import NO_TERMS, ExpertTerms, Gating
 from .layouts.table import packed_types, unit_header
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
@@ -27,14 +29,19 @@ GROUP = 128  # columns that are permuted among themselves
 ARCHS = ("sm_90a",)
 
 
+def padded(cols: int) -> int:
+    """Return the length of rows of activations for matrices of this many columns."""
+    return -(-cols // GROUP) * GROUP
+
+
 @functools.cache
-def spec(type: GGMLType, half: torch.dtype) -> KernelSpec:
+def spec(type: GGMLType, half: torch.dtype, gating: Gating = Gating()) -> KernelSpec:
     """Return the kernels for weights of a ggml type and activations of a dtype."""
-    name = f"prompt_grouped_{type.name.lower()}_{'f16' if half == torch.float16 else 'bf16'}"
+    short = "f16" if half == torch.float16 else "bf16"
     return KernelSpec(
-        name,
+        f"prompt_grouped_{type.name.lower()}_{short}{gating.suffix}",
         (unit_header(type), "prompt/grouped.cu"),
-        (("TYPE", type.name), ("HALF", _HALVES[half])),
+        (("TYPE", type.name), ("HALF", _HALVES[half]), *gating.defines),
         ("grouped_product", "grouped_gate_up"),
         ARCHS,
     )
@@ -42,12 +49,15 @@ def spec(type: GGMLType, half: torch.dtype) -> KernelSpec:
 
 def specs() -> list[KernelSpec]:
     """Return the specs for every type that can be packed, and both kinds of activations."""
-    return [spec(ggml_type(name), half) for name in packed_types() for half in _HALVES]
+    return [
+        *(spec(ggml_type(name), half) for name in packed_types() for half in _HALVES),
+        *(spec(ggml_type("MXFP4"), half, Gating("swiglu_oai", 7.0)) for half in _HALVES),
+    ]
 
 
 def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
     """Return whether these matrices, which see the same rows, can be multiplied here: one type and
-    shape, whole groups of columns, few experts.
+    shape, few experts.
     """
     first = matrices[0]
     alike = all(
@@ -58,7 +68,7 @@ def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
     return (
         torch.cuda.get_device_capability(device) == (9, 0)
         and alike
-        and first.cols % GROUP == 0
+        and first.cols % 32 == 0
         and first.rows % 8 == 0
         and first.n_matrices <= _LARGEST_TABLE
     )
@@ -66,7 +76,7 @@ def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
 
 def gate_up_fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
     """Return whether `grouped_gate_up` takes them: gate and up, or both in one."""
-    return fits(matrices, device) and matrices[0].rows * len(matrices) % (2 * GROUP) == 0
+    return fits(matrices, device) and matrices[0].rows * len(matrices) % 64 == 0
 
 
 def grouped_product(
@@ -76,11 +86,12 @@ def grouped_product(
     out: torch.Tensor,
     sources: torch.Tensor | None = None,
     n_slots: int = 1,
+    terms: ExpertTerms = NO_TERMS,
 ) -> None:
     """Compute out half[rows, m.rows]: row r is x[r] (or x[sources[r] // n_slots]) times the matrix
-    of its expert; see `prompt.group_rows`.
+    of its expert, with its `terms`; see `prompt.group_rows`.
 
-    x: half[tokens, m.cols], permuted. Rows after the last expert's stay as they are.
+    x: half[tokens, padded(m.cols)], permuted. Rows after the last expert's stay as they are.
     """
     launch(
         function(spec(m.type, x.dtype), "grouped_product", x.device),
@@ -94,6 +105,8 @@ def grouped_product(
         x,
         sources,
         np.int32(n_slots),
+        terms.bias,
+        terms.scale,
         out,
         shared=_SHARED,
     )
@@ -106,25 +119,32 @@ def grouped_gate_up(
     out: torch.Tensor,
     sources: torch.Tensor | None = None,
     n_slots: int = 1,
+    gating: Gating = Gating(),
+    terms: Sequence[ExpertTerms] = (NO_TERMS, NO_TERMS),
 ) -> None:
-    """Compute out half[rows, hidden], permuted: silu(gate) * up of the rows as in
-    `grouped_product`. matrices: gate and up, or both in one.
+    """Compute out half[rows, padded(hidden)], permuted: silu(gate) * up, or as `gating` says, of
+    the rows as in `grouped_product`. matrices, terms: gate and up, or both in one.
     """
     gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
+    hidden = gate.rows if up is not None else gate.rows // 2
     launch(
-        function(spec(gate.type, x.dtype), "grouped_gate_up", x.device),
+        function(spec(gate.type, x.dtype, gating), "grouped_gate_up", x.device),
         _multiprocessors(x.device),
         _THREADS,
         gate.data,
         None if up is None else up.data,
         np.int32(gate.n_matrices),
         np.int32(gate.rows),
-        np.int32(out.shape[1]),
+        np.int32(hidden),
         np.int32(gate.cols),
         ends,
         x,
         sources,
         np.int32(n_slots),
+        terms[0].bias,
+        None if up is None else terms[1].bias,
+        terms[0].scale,
+        None if up is None else terms[1].scale,
         out,
         shared=_SHARED,
     )

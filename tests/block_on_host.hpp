@@ -37,6 +37,7 @@ inline float __int_as_float(int v) { return __uint_as_float(v); }
 inline int __float_as_int(float v) { return __float_as_uint(v); }
 inline int __float2int_rn(float v) { return int(lrintf(v)); }
 inline float __expf(float v) { return expf(v); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 template <class T> inline T __ldcg(const T* at) { return *at; }
 

@@ -214,10 +214,13 @@ extern "C" void keys(const uint4* rows, long long positions, int width, int head
 
 RUN_EXPERTS = """
 extern "C" void route(const float* logits, int tokens, int experts, int used, int always,
-                      float threshold, int* ids, float* weights) {
+                      float threshold, int sigmoid, int norm, float scale, int groups,
+                      int groups_used, int group_best, const float* choice_bias, int* ids,
+                      float* weights) {
     launch_on_host((tokens + ROUTE_WARPS - 1) / ROUTE_WARPS, 1, 32 * ROUTE_WARPS,
                    [&] {
-        route_2(logits, tokens, experts, used, always, threshold, ids, weights);
+        route_2(logits, tokens, experts, used, always, threshold, sigmoid, norm, scale, groups,
+                groups_used, group_best, choice_bias, ids, weights);
     });
 }
 extern "C" void group(const int* ids, int n, int experts, int* ends, int* sources, int* rows) {

@@ -9,12 +9,17 @@ from types import SimpleNamespace
 
 import torch
 from iqforge.cuda_kernels import prompt, prompt_mla
+from iqforge.cuda_kernels.gating import Gating
+from iqforge.cuda_kernels.step_router import Routing
 from iqforge.runtime.cuda import prompt_delta, prompt_graphs
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.cuda.prompt_weights import PromptOutput
 from iqforge.runtime.layers.attention import attend, visible
 from iqforge.runtime.layers.batch import Batch
+from iqforge.runtime.layers.ffn import gated
+from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.layers.specs import FFNSpec
 from iqforge.runtime.state.recurrent import RecurrentState
 from torch.nn import functional as F
 
@@ -54,10 +59,9 @@ def add_norm(
             exact.copy_(x)
 
 
-def silu_gate(gate, up, out, activation="silu"):
-    gate = gate.float()
-    gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    out.copy_(gate * up.float())
+def join_gate(gate, up, out, gating=Gating()):
+    spec = FFNSpec(gating.activation, limit=gating.limit)
+    out.copy_(gated(spec, gate.float(), up.float()))
 
 
 def converted(x, out):
@@ -117,10 +121,11 @@ def latent_keys(rows, rope, keys):
     keys[..., -rope:] = rows[:, None, :rope]
 
 
-def route(logits, ids, weights, ser=None):
-    p = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
-    ids.copy_(p.indices[:, : ids.shape[1]])
-    weights.copy_(p.values[:, : ids.shape[1]] / p.values[:, : ids.shape[1]].sum(-1, keepdim=True))
+def route(logits, ids, weights, ser=None, routing=Routing(), choice_bias=None):
+    spec = step_on_cpu.router_spec(logits.shape[1], ids.shape[1], routing)
+    chosen, shares = Router(None, spec, choice_bias, ser).choose(logits)
+    ids.copy_(chosen)
+    weights.copy_(shares)
 
 
 def group_rows(ids, ends, sources, rows):
@@ -242,7 +247,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_delta, "_kernels", lambda heads, half, device: heads)
     monkeypatch.setattr(prompt_delta, "delta_rule", delta_rule)
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
-    for kernel in (add_norm, silu_gate, converted, gather_rows, rotate_heads, route, group_rows):
+    for kernel in (add_norm, join_gate, converted, gather_rows, rotate_heads, route, group_rows):
         monkeypatch.setattr(prompt, kernel.__name__, kernel)
     for kernel in (norm_rows, latent_rows, latent_heads, latent_keys):
         monkeypatch.setattr(prompt_mla, kernel.__name__, kernel)

@@ -7,11 +7,13 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager, nullcontext
 from functools import wraps
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
 from iqforge.cuda_kernels import matvec, ops, step_between
+from iqforge.cuda_kernels.gating import NO_TERMS, Gating
 from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
 from iqforge.cuda_kernels.step_router import Routing
@@ -27,6 +29,7 @@ from iqforge.runtime.layers.attention import attend_with_scores, temperature
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet
 from iqforge.runtime.layers.ffn import activate as activated
+from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.moe import Router as Choice
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.specs import DeltaNetSpec, FFNSpec, RouterSpec, Temperature
@@ -130,21 +133,31 @@ def decode_matrices(m, dtype, ids):
 
 
 @kernel
-def expert_gate_up(h, weight, eps, gate, up, ids, out):
+def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms):
     for row, x in enumerate(normed(h, weight, eps)):
         given = [m for m in (gate, up) if m is not None]  # or both in one
-        both = [decode_matrices(m, torch.float32, ids[row].long()) @ x for m in given]
+        both = [
+            with_terms(decode_matrices(m, torch.float32, ids[row].long()) @ x, own, ids[row])
+            for m, own in zip_longest(given, terms, fillvalue=NO_TERMS)
+        ]
         g, u = both if len(both) == 2 else both[0].chunk(2, -1)
-        out[row] = F.silu(g) * u
+        out[row] = gated(FFNSpec(gating.activation, limit=gating.limit), g, u)
 
 
 @kernel
-def expert_down_add(x, down, ids, weights, h):
+def expert_down_add(x, down, ids, weights, h, terms=NO_TERMS):
     for row in range(len(h)):
         y = torch.einsum(
             "sof,sf->so", decode_matrices(down, torch.float32, ids[row].long()), x[row]
         )
-        h[row] += weights[row] @ y
+        h[row] += weights[row] @ with_terms(y, terms, ids[row])
+
+
+def with_terms(y, terms, ids):
+    """Return products float32[slots, rows] of the experts `ids` with scales and biases."""
+    if terms.scale is not None:
+        y = y * terms.scale[ids.long(), None]
+    return y if terms.bias is None else y + terms.bias[ids.long()]
 
 
 def add_normed(x, h, *, bias=None, weight=None, eps=0.0):
@@ -270,20 +283,24 @@ class Latent:
         out.copy_(torch.einsum("nhr,hvr->nhv", mixed, values.float()).flatten(1))
 
 
+def router_spec(n_experts: int, n_used: int, routing: Routing) -> RouterSpec:
+    return RouterSpec(
+        n_experts,
+        n_used,
+        "sigmoid" if routing.sigmoid else "softmax",
+        routing.groups,
+        routing.groups_used,
+        routing.group_best,
+        routing.norm,
+        routing.scale,
+    )
+
+
 class Router:
     def __init__(
         self, rows, width, n_experts, n_used, device, reduction=None, routing: Routing = Routing()
     ):
-        self.spec = RouterSpec(
-            n_experts,
-            n_used,
-            "sigmoid" if routing.sigmoid else "softmax",
-            routing.groups,
-            routing.groups_used,
-            routing.group_best,
-            routing.norm,
-            routing.scale,
-        )
+        self.spec = router_spec(n_experts, n_used, routing)
 
     def __call__(self, *arguments):
         kernel(self.run)(*arguments)

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels import matvec, matvec_plan, ops
+from iqforge.cuda_kernels.gating import NO_TERMS, ExpertTerms, Gating
 from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
 from iqforge.errors import ShapeError
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
+from iqforge.runtime.layers.ffn import gated
+from iqforge.runtime.layers.specs import FFNSpec
 
 gpu = [
     pytest.mark.gpu,
@@ -78,8 +81,8 @@ def poison(*shape):
     return torch.full(shape, float("nan"), device="cuda")
 
 
-def check_experts(name, merged, ff, width):
-    """Two tokens, three slots, one of them not used."""
+def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False):
+    """Two tokens, three slots, one of them not used. with_terms: experts have biases and scales."""
     n, k = 2, 3
     gate, up = (
         matrix(name, 2 * ff if merged else ff, width, 5),
@@ -95,23 +98,55 @@ def check_experts(name, merged, ff, width):
         draw(n, k, seed=3).abs(),
         poison(n, k, ff),
     )
-    matvec.expert_gate_up(h, w, EPS, gate, up, ids, out)
+    terms = [
+        ExpertTerms(draw(5, m.rows, seed=6 + i), draw(5, seed=9 + i).abs())
+        if with_terms
+        else NO_TERMS
+        for i, m in enumerate((down, gate, *([] if up is None else [up])))
+    ]
+    gating = Gating(spec.activation, spec.limit)
+    matvec.expert_gate_up(h, w, EPS, gate, up, ids, out, gating, *terms[1:])
     x, chosen = normed(h, w, gate.type), ids.clamp(min=0).long()
     both = torch.einsum(
         "nc,nkrc->nkr",
         x,
         torch.cat([weights(gate)] + ([] if merged else [weights(up)]), dim=1)[chosen],
     )
+    if with_terms:
+        scales = [t.scale[chosen, None].expand(n, k, t.bias.shape[1]) for t in terms[1:]]
+        both = both * torch.cat(scales, -1) + torch.cat([t.bias[chosen] for t in terms[1:]], -1)
     used = (ids >= 0)[..., None]
-    assert_close(out, silu(both[..., :ff]) * both[..., ff:] * used)
-    y = (
-        torch.einsum("nkc,nkrc->nkr", rounded(out, down.type), weights(down)[chosen])
-        * by[..., None]
-        * used
-    )
-    expected = h.double() + y.sum(1)
-    matvec.expert_down_add(out, down, ids, by, h)
+    assert_close(out, gated(spec, *both.clone().chunk(2, -1)) * used)
+    y = torch.einsum("nkc,nkrc->nkr", rounded(out, down.type), weights(down)[chosen])
+    if with_terms:
+        y = y * terms[0].scale[chosen, None] + terms[0].bias[chosen]
+    expected = h.double() + (y * by[..., None] * used).sum(1)
+    again = h.clone()
+    for result in (h, again):
+        matvec.expert_down_add(out, down, ids, by, result, terms[0])
     assert_close(h, expected)
+    assert torch.equal(h, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(
+    ("name", "activation", "limit", "terms"),
+    [
+        ("MXFP4", "swiglu_oai", 1.0, True),
+        ("NVFP4", "silu", 0.0, True),
+        ("IQ4_NL", "silu", 0.5, False),
+        ("Q8_0", "gelu", 0.0, True),
+        ("IQ4_K", "gelu_erf", 0.0, False),
+        ("Q4_K", "swiglu_oai", 7.0, True),
+    ],
+)
+def test_experts_with_terms(name, activation, limit, terms, merged):
+    """Widths are those of gpt-oss, where blocks divide them."""
+    block = ggml_type(name).block_size
+    sizes = 2880 // block * block, 2880 // block * block
+    check_experts(name, merged, *sizes, FFNSpec(activation, limit=limit), terms)
 
 
 @pytest.mark.gpu

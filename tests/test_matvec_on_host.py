@@ -12,9 +12,12 @@ import pytest
 import torch
 from iqforge.cuda_kernels import matvec_plan as mp
 from iqforge.cuda_kernels.compile.spec import expand
+from iqforge.cuda_kernels.gating import Gating
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
+from iqforge.runtime.layers.ffn import gated
+from iqforge.runtime.layers.specs import FFNSpec
 
 from .host_library import host_library
 
@@ -26,11 +29,12 @@ DENSE = "const float* x, const float* norm, float eps" + "".join(
 )
 GATES = (
     "const float* h, const float* norm, float eps, const uint8_t* gate, const uint8_t* up, int64_t"
-    " stored, int per_expert, int first_up, const int* ids, int slots, int hidden, float* out"
+    " stored, int per_expert, int first_up, const int* ids, int slots, int hidden, const float*"
+    " gate_bias, const float* up_bias, const float* gate_scale, const float* up_scale, float* out"
 )
 DOWN = (
     "const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float*"
-    " weights, float* h"
+    " weights, const float* bias, const float* scale, float* h"
 )
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -399,6 +403,7 @@ def test_experts(build, name, cols, ff, changes):
         ids,
         k,
         7,
+        *[None] * 4,
         out,
     )
     chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
@@ -419,6 +424,85 @@ def test_experts(build, name, cols, ff, changes):
         14,
         ids,
         by,
+        None,
+        None,
+        to,
+    )
+    assert_close(to, expected)
+
+
+@pytest.mark.parametrize(("name", "scaled"), [("MXFP4", False), ("NVFP4", True)])
+def test_experts_with_biases_and_scales(build, name, scaled):
+    """As in gpt-oss: gate and up are merged, rows are no multiple of 256, and `swiglu_oai` clamps
+    them.
+    """
+    type, n, k, cols, ff, spec = ggml_type(name), 2, 3, 576, 320, FFNSpec("swiglu_oai", limit=0.5)
+    ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
+    both, down = matrix(name, 14, cols, 5), matrix(name, 9, ff, 5, seed=2)
+    gate_bias, bias = draw(5, 14, seed=5), draw(5, 9, seed=6)
+    gate_scale, scale = (draw(5, seed=7), draw(5, seed=8)) if scaled else (None, None)
+    chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
+
+    def with_terms(y, bias, scale):
+        return (y if scale is None else y * scale[chosen, None]) + bias[chosen]
+
+    cut = plan(type, cols, 1, mp.EXPERT_GATE_UP)
+    kernel = mp.quantized_spec(
+        type,
+        cols,
+        1,
+        mp.EXPERT_GATE_UP,
+        cut,
+        gating=Gating(spec.activation, spec.limit),
+        biased=True,
+        scaled=scaled,
+    )
+    h, w, out = draw(n, cols), draw(cols, seed=2), torch.full((n, k, 7), float("nan"))
+    start(
+        build(kernel, GATES),
+        cut,
+        n,
+        [both],
+        h,
+        w,
+        EPS,
+        both.data,
+        both.data,
+        np.int64(both.total_rows),
+        14,
+        7,
+        ids,
+        k,
+        7,
+        gate_bias,
+        gate_bias,
+        gate_scale,
+        gate_scale,
+        out,
+    )
+    y = torch.einsum("nc,nkrc->nkr", normed(h, w), weights(both)[chosen])
+    gate, up = with_terms(y, gate_bias, gate_scale).chunk(2, -1)
+    assert (gate > 0.5).any() and (up < -0.5).any()
+    assert_close(out, gated(spec, gate, up) * used)
+
+    x, by, to = draw(n, k, ff), draw(n, k, seed=3).abs(), draw(n, 9, seed=4)
+    cut = plan(type, ff, k, mp.EXPERT_DOWN)
+    y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen])
+    expected = to.double() + (with_terms(y, bias, scale) * by[..., None] * used).sum(1)
+    kernel = mp.quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut, biased=True, scaled=scaled)
+    start(
+        build(kernel, DOWN),
+        cut,
+        n,
+        [down],
+        x,
+        down.data,
+        np.int64(down.total_rows),
+        9,
+        ids,
+        by,
+        bias,
+        scale,
         to,
     )
     assert_close(to, expected)

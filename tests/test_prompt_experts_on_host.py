@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
+from iqforge.cuda_kernels.step_router import Routing
+from iqforge.runtime.cuda.expert_terms import routing_of
+from iqforge.runtime.layers.moe import Router
+from iqforge.runtime.layers.specs import RouterSpec
 
 from .kernels_on_host import RUN_EXPERTS, library, pointer
 
@@ -23,7 +28,12 @@ def kernels(tmp_path_factory):
 
 
 def route(
-    kernels, logits: torch.Tensor, n_used: int, ser: tuple[int, float] | None = None
+    kernels,
+    logits: torch.Tensor,
+    n_used: int,
+    ser: tuple[int, float] | None = None,
+    routing: Routing = Routing(),
+    choice_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, n_experts = logits.shape
     ids, weights = (
@@ -38,6 +48,13 @@ def route(
         n_used,
         always,
         ctypes.c_float(threshold),
+        int(routing.sigmoid),
+        int(routing.norm),
+        ctypes.c_float(routing.scale),
+        routing.groups,
+        routing.groups_used,
+        routing.group_best,
+        None if choice_bias is None else pointer(choice_bias),
         pointer(ids),
         pointer(weights),
     )
@@ -57,6 +74,30 @@ def test_routing(kernels, ser):
         top, order = top * kept, torch.where(kept, order, -1)
     assert torch.equal(ids, order.to(torch.int32))
     assert torch.allclose(weights.double(), top / top.sum(-1, keepdim=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "biased"),
+    [
+        (RouterSpec(60, 5, "sigmoid", scale=2.5), True),
+        (RouterSpec(60, 5, "softmax", norm=False, scale=0.5), False),
+        (RouterSpec(32, 4, "selected", norm=False), False),
+        (RouterSpec(60, 5, "sigmoid", 6, 2, 2, scale=1.8), True),
+        (RouterSpec(60, 4, "softmax", 4, 3, 1, norm=False), False),
+    ],
+)
+def test_all_ways_to_choose_are_the_reference_s(kernels, spec, biased):
+    rng = torch.Generator().manual_seed(4)
+    logits = 2 * torch.randn(9, spec.n_experts, generator=rng)
+    logits[0] = logits[0].round()
+    bias = torch.randn(spec.n_experts, generator=rng) if biased else None
+    if bias is not None:
+        bias[7] = float("-inf")  # an expert that nobody may choose
+    router = Router(SimpleNamespace(bias=None), spec, bias)
+    chosen, shares = router.choose(logits)
+    ids, weights = route(kernels, logits, spec.n_used, None, routing_of(router), bias)
+    assert torch.equal(ids.long(), chosen)
+    assert torch.allclose(weights, shares, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

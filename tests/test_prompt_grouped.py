@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels import ops, prompt_grouped
+from iqforge.cuda_kernels.gating import ExpertTerms, Gating
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.cuda import prompt_moe
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.registry import PlacedBranch
 from iqforge.runtime.layers.block import Branch
-from iqforge.runtime.layers.moe import MoE, Router
-from iqforge.runtime.layers.specs import RouterSpec
+from iqforge.runtime.layers.ffn import gated
+from iqforge.runtime.layers.moe import Experts, MoE, Router
+from iqforge.runtime.layers.specs import FFNSpec, RouterSpec
+from torch.nn import functional as F
 
 from .permuted_columns import permutation
 
@@ -95,6 +98,63 @@ def test_against_float64(type, half, counts):
         assert torch.equal(again[:n], out[:n])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and cuda-core")
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("type", "width", "hidden", "spec"),
+    [
+        ("MXFP4", 2880, 2880, FFNSpec("swiglu_oai", limit=7.0)),
+        ("MXFP4", 544, 352, FFNSpec("swiglu_oai", limit=1.0)),
+        ("NVFP4", 576, 192, FFNSpec()),
+        ("IQ4_NL", 1440, 1408, FFNSpec("silu", limit=0.5)),
+        ("Q8_0", 96, 160, FFNSpec("gelu")),
+        ("F16", 544, 96, FFNSpec("gelu_erf")),
+    ],
+)
+def test_terms_and_rows_that_are_no_multiple_of_128(type, width, hidden, spec, half):
+    """Gate and up, then down on their result, with biases and scales of each expert."""
+    rng = torch.Generator("cuda").manual_seed(3)
+    counts, tokens = [70, 0, 161, 33], 120
+    n, n_experts = sum(counts), len(counts)
+    stored, inner = prompt_grouped.padded(width), prompt_grouped.padded(hidden)
+    x = torch.randn(tokens, width, generator=rng, device="cuda").to(half)
+    permuted = F.pad(x, (0, stored - width))[:, permutation(stored, "cuda")].contiguous()
+    sources = torch.randint(0, 4 * tokens, (n,), generator=rng, device="cuda", dtype=torch.int32)
+    ends = torch.tensor(counts, device="cuda").cumsum(0).to(torch.int32)
+    expert = torch.tensor([e for e, count in enumerate(counts) for _ in range(count)]).cuda()
+
+    def terms(m):
+        bias = torch.randn(n_experts, m.rows, generator=rng, device="cuda")
+        return ExpertTerms(bias, torch.rand(n_experts, generator=rng, device="cuda") / width**0.5)
+
+    def expected(m, terms, rows):
+        y = reference(m, rows, counts, half)
+        return y * terms.scale[expert, None] + terms.bias[expert]
+
+    down = packed(type, n_experts, width // 8 * 8, hidden, 4)
+    for shapes in ((1, hidden), (2, hidden)), ((3, 2 * hidden),):
+        matrices = [packed(type, n_experts, rows, width, seed) for seed, rows in shapes]
+        own, last = [terms(m) for m in matrices], terms(down)
+        gating = Gating(spec.activation, spec.limit)
+        gated_rows, again = (
+            torch.full((n + 2, inner), float("nan"), dtype=half, device="cuda") for _ in range(2)
+        )
+        for out in (gated_rows, again):
+            prompt_grouped.grouped_gate_up(matrices, ends, permuted, out, sources, 4, gating, own)
+        assert torch.equal(again[:n], gated_rows[:n]) and gated_rows[n:].isnan().all()
+        rows = x[sources.long() // 4]
+        both = torch.cat([expected(*pair, rows) for pair in zip(matrices, own, strict=True)], 1)
+        found = torch.empty_like(gated_rows[:n])
+        found[:, permutation(inner, "cuda")] = gated_rows[:n]
+        assert error(found[:, :hidden], gated(spec, *both.chunk(2, 1))) < 5e-3
+        assert not found[:, hidden:].any()
+        out = torch.full((n + 2, down.rows), float("nan"), dtype=half, device="cuda")
+        prompt_grouped.grouped_product(down, ends, gated_rows, out, terms=last)
+        assert error(out[:n], expected(down, last, found[:, :hidden])) < 5e-3
+        assert out[n:].isnan().all()
+
+
 def test_permutation_is_one():
     assert torch.equal(permutation(256).sort().values, torch.arange(256))
     assert permutation(256)[[0, 1, 8, 9, 2, 16, 128]].tolist() == [
@@ -116,8 +176,9 @@ def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
     monkeypatch.setattr(prompt_grouped, "gate_up_fits", lambda *arguments: fits)
     monkeypatch.setattr(prompt_grouped, "fits", lambda *arguments: fits)
     for name in ("check_norm", "packed"):
-        monkeypatch.setattr(prompt_moe, name, lambda *arguments: None)
-    experts = SimpleNamespace(gate_up=None, gate=None, up=None, down=None)
+        monkeypatch.setattr(prompt_moe, name, lambda *arguments, **options: None)
+    linear = SimpleNamespace(bias=None, scale=None)
+    experts = Experts(linear, gate_up=linear)
     router = Router(SimpleNamespace(device=context.device, bias=None), RouterSpec(8, 2))
     branch = Branch(None, MoE(router, experts))
     prompt_moe.PromptMoE(PlacedBranch(3, branch, context.device), context)

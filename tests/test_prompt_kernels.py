@@ -9,6 +9,11 @@ import importlib.util
 import pytest
 import torch
 from iqforge.cuda_kernels import prompt
+from iqforge.cuda_kernels.gating import ACTIVATIONS, Gating
+from iqforge.cuda_kernels.prompt_grouped import padded
+from iqforge.runtime.layers.ffn import gated
+from iqforge.runtime.layers.specs import FFNSpec
+from torch.nn import functional as F
 
 from .permuted_columns import permutation
 
@@ -50,7 +55,7 @@ def poisoned(*shape, dtype):
 @gpu
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
-@pytest.mark.parametrize("width", [64, 2048, 4096, 8192, 12296])
+@pytest.mark.parametrize("width", [64, 2048, 2880, 4096, 8192, 12296])
 def test_add_norm(rng, half, width):
     h, weight = randn(rng, 9, width) * 3, randn(rng, width)
     before, delta, out = h.clone(), randn(rng, 9, width, dtype=half), poisoned(9, width, dtype=half)
@@ -70,10 +75,11 @@ def test_add_norm(rng, half, width):
     assert torch.equal(h, before + delta.float())
     close(out, normed(h))
     close(exact, normed(h))
-    if width % 128 == 0:
-        other = poisoned(9, width, dtype=half)
-        prompt.add_norm(h, weight, 1e-5, other, permuted=True)
-        assert torch.equal(other, out[:, permutation(width, "cuda")])
+    stored = padded(width)  # rows are filled up with zeros
+    other = poisoned(9, stored, dtype=half)
+    prompt.add_norm(h, weight, 1e-5, other, permuted=True, exact=exact)
+    assert torch.equal(other, F.pad(out, (0, stored - width))[:, permutation(stored, "cuda")])
+    close(exact, normed(h))
     h.copy_(before)
     prompt.add_norm(h, weight, 1e-5, None, delta=delta)
     assert torch.equal(h, before + delta.float())
@@ -132,11 +138,13 @@ def test_conversion(rng, half, given):
 @gpu
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
-def test_silu_gate(rng, half):
+@pytest.mark.parametrize("limit", [0.0, 3.0])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_joining_gate_and_up(rng, half, activation, limit):
     both, out = randn(rng, 33, 2 * 264, dtype=half) * 4, poisoned(33, 264, dtype=half)
     gate, up = both.chunk(2, dim=1)
-    prompt.silu_gate(gate, up, out)
-    close(out, gate.double() * gate.double().sigmoid() * up.double())
+    prompt.join_gate(gate, up, out, Gating(activation, limit))
+    close(out, gated(FFNSpec(activation, limit=limit), gate.double(), up.double()))
 
 
 @gpu

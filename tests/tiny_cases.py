@@ -614,4 +614,5 @@ FAST = (
     "phi3_beyond",
     "smollm3",
     "starcoder2",
+    "gpt_oss",
 )

@@ -14,7 +14,7 @@ from . import architecture
 _LIMIT = 7.0  # of the activation; there is no key for it
 
 
-@architecture("gpt-oss")
+@architecture("gpt-oss", gpu=True)
 def build(d: Decoder) -> Network:
     p, spec = d.p, FFNSpec("swiglu_oai", limit=_LIMIT)
     # The released models interpolate without rounding YaRN's correction range.

@@ -264,6 +264,37 @@ _YARN = {
 _YARN_OF_LATENT = _YARN | {"rope.scaling.factor": f32(40.0)}
 _QKV = ("attn_q", "attn_k", "attn_v")
 
+
+def _gpt_oss(name: str, n_layers: int, n_experts: int) -> Shape:
+    return Shape(
+        "gpt-oss",
+        name,
+        n_layers,
+        2880,
+        64,
+        8,
+        64,
+        2880,
+        201088,
+        150000.0,
+        131072,
+        1e-5,
+        n_experts,
+        4,
+        sinks=True,
+        biases=(
+            *_QKV,
+            "attn_output",
+            "ffn_gate_inp",
+            "ffn_gate_exps",
+            "ffn_up_exps",
+            "ffn_down_exps",
+        ),
+        ffn_norm="post_attention_norm",
+        keys={"attention.sliding_window": u32(128), **_YARN},
+    )
+
+
 SHAPES = {
     "llama-8b": _llama("8B", (32, 4096, 32, 8, 128, 14336, 128256)),
     "llama-70b": _llama("70B", (80, 8192, 64, 8, 128, 28672, 128256)),
@@ -384,33 +415,8 @@ SHAPES = {
         head_norms=True,
         ffn_norm="post_attention_norm",
     ),
-    "gpt-oss-20b": Shape(
-        "gpt-oss",
-        "20B",
-        24,
-        2880,
-        64,
-        8,
-        64,
-        2880,
-        201088,
-        150000.0,
-        131072,
-        1e-5,
-        32,
-        4,
-        sinks=True,
-        biases=(
-            *_QKV,
-            "attn_output",
-            "ffn_gate_inp",
-            "ffn_gate_exps",
-            "ffn_up_exps",
-            "ffn_down_exps",
-        ),
-        ffn_norm="post_attention_norm",
-        keys={"attention.sliding_window": u32(128), **_YARN},
-    ),
+    "gpt-oss-20b": _gpt_oss("20B", 24, 32),
+    "gpt-oss-120b": _gpt_oss("120B", 36, 128),
     "deepseek-v2-lite": Shape(
         "deepseek2",
         "16B.A2.4B",

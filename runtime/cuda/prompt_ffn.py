@@ -8,6 +8,7 @@ from ...cuda_kernels import prompt
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN, PlainFFN
 from .context import Context
+from .expert_terms import gating_of
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm, post_normed
 from .prompt_weights import Product
@@ -25,7 +26,7 @@ class PromptFFN(Staged):
         pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
         self.gate_up = Product("gate_up", pair, context)
         self.down = Product("delta", [ffn.down], context)
-        self.activation, self.post_norm = ffn.spec.activation, branch.branch.post_norm
+        self.gating, self.post_norm = gating_of(ffn.spec), branch.branch.post_norm
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
@@ -34,7 +35,7 @@ class PromptFFN(Staged):
     def _run(self, stream: Stream, batch: Batch) -> None:
         gate, up = self.gate_up(stream.normed(self.norm)).chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
-        prompt.silu_gate(gate, up, gated, self.activation)
+        prompt.join_gate(gate, up, gated, self.gating)
         stream.add(post_normed(self.down(gated), self.post_norm))
 
 

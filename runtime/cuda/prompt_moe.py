@@ -9,11 +9,13 @@ from __future__ import annotations
 import torch
 
 from ...cuda_kernels import ops, prompt, prompt_grouped
+from ...cuda_kernels.gating import ExpertTerms
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
-from ..layers.specs import FFNSpec, RouterSpec
+from ..layers.specs import FFNSpec
 from .context import Context
+from .expert_terms import gating_of, inputs_of, routing_of, terms_of
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product, packed, stacked
@@ -23,24 +25,24 @@ from .registry import PROMPT, PlacedBranch, Slow, executor
 @executor(PROMPT, MoE)
 class PromptMoE(Staged):
     """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending
-    order. The router works in float32.
+    order, or with another activation. The router works in float32.
     """
 
     def __init__(self, branch: PlacedBranch, context: Context):
         m: MoE = branch.module
         check_norm(branch.norm, context)
-        if not prompt.route_fits(m.spec.n_experts, m.spec.n_used):
+        self.routing = routing_of(m.router)
+        if not prompt.route_fits(m.spec.n_experts, m.spec.n_used, self.routing):
             raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         if m.router.linear.device != context.device:
             raise Slow(f"the weights of {m.router.linear.role} are not on {context.device}")
         e = m.experts
-        inputs = [e.gate_up] if e.gate_up is not None else [e.gate, e.up]
-        self.inputs = [packed(linear, context) for linear in inputs if linear is not None]
-        self.down = packed(m.experts.down, context)
-        self.plain = m.spec == RouterSpec(m.spec.n_experts, m.spec.n_used) and (
-            m.router.bias is None and m.router.linear.bias is None
-        )
+        own = {"biased": True, "scaled": True}
+        self.inputs = [packed(linear, context, **own) for linear in inputs_of(e)]
+        self.down = packed(e.down, context, **own)
+        self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
+        self.input_terms = [terms_of(linear, context) for linear in inputs_of(e)]
         self.shared = None if m.shared is None else _shared(m, context)
         self.fused = prompt_grouped.gate_up_fits(
             self.inputs, context.device
@@ -67,12 +69,7 @@ class PromptMoE(Staged):
             for name, dtype in (("expert ids", torch.int32), ("expert weights", torch.float32))
         )
         logits = m.router.linear(exact)
-        if self.plain:
-            prompt.route(logits, ids, weights, context.ser)
-        else:
-            chosen, shares = m.router.choose(logits)
-            ids.copy_(chosen)
-            weights.copy_(shares)
+        prompt.route(logits, ids, weights, context.ser, self.routing, m.router.bias)
         self._add_shared(stream, exact)
         ends, sources, rows = (
             context.buffer(name, shape, torch.int32)
@@ -94,7 +91,7 @@ class PromptMoE(Staged):
         x.copy_(exact)
         gate, up = gate_up(x).chunk(2, dim=1)
         gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
-        prompt.silu_gate(gate, up, gated)
+        prompt.join_gate(gate, up, gated)
         y = down(gated)
         if share is not None:
             y *= (exact @ share).sigmoid()[:, None].to(y.dtype)
@@ -103,30 +100,58 @@ class PromptMoE(Staged):
 
     def _fused(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
         """Weights are decoded within the products: half[rows grouped by expert, width]."""
-        gated = self.context.buffer("gated", (len(sources), self.down.cols), x.dtype)
-        prompt_grouped.grouped_gate_up(self.inputs, ends, x, gated, sources, self.m.spec.n_used)
+        hidden = prompt_grouped.padded(self.down.cols)
+        gated = self.context.buffer("gated", (len(sources), hidden), x.dtype)
+        prompt_grouped.grouped_gate_up(
+            self.inputs,
+            ends,
+            x,
+            gated,
+            sources,
+            self.m.spec.n_used,
+            self.gating,
+            self.input_terms,
+        )
         out = self.context.buffer("delta", (len(sources), self.down.rows), x.dtype)
-        prompt_grouped.grouped_product(self.down, ends, gated, out)
+        prompt_grouped.grouped_product(self.down, ends, gated, out, terms=self.down_terms)
         return out
 
     def _apart(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
         """All experts are decoded, then multiplied."""
         grouped = self.context.buffer("grouped", (len(sources), x.shape[1]), x.dtype)
         prompt.gather_rows(x, sources, self.m.spec.n_used, grouped)
-        both = [self._product(grouped, matrix, ends) for matrix in self.inputs]
+        both = [
+            self._product(grouped, *pair, ends)
+            for pair in zip(self.inputs, self.input_terms, strict=True)
+        ]
         gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
-        prompt.silu_gate(gate, up, gated)
-        return self._product(gated, self.down, ends)
+        prompt.join_gate(gate, up, gated, self.gating)
+        return self._product(gated, self.down, self.down_terms, ends)
 
     def _product(
-        self, x: torch.Tensor, matrix: ops.PackedMatrix, ends: torch.Tensor
+        self, x: torch.Tensor, matrix: ops.PackedMatrix, terms: ExpertTerms, ends: torch.Tensor
     ) -> torch.Tensor:
-        """half[rows, n_out] of rows grouped by expert; rows after those of the last expert are
-        undefined.
+        """Return half[rows, n_out] of rows grouped by expert; rows after those of the last expert
+        are undefined.
         """
         weights = stacked([matrix], self.context).view(matrix.n_matrices, matrix.rows, matrix.cols)
-        return self.grouped(x, weights, ends)  # pyright: ignore[reportOptionalCall]  not fused
+        y = self.grouped(x, weights, ends)  # pyright: ignore[reportOptionalCall]  not fused
+        return with_terms(y, terms, ends)
+
+
+def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch.Tensor:
+    """Return products half[rows, n_out] of rows grouped by expert with scales and biases."""
+    if not terms:
+        return y
+    rows = torch.arange(len(y), device=y.device, dtype=ends.dtype)
+    experts = torch.searchsorted(ends, rows, right=True).clamp_(max=len(ends) - 1)
+    result = y.float()
+    if terms.scale is not None:
+        result *= terms.scale[experts, None]
+    if terms.bias is not None:
+        result += terms.bias[experts]
+    return result.to(y.dtype)
 
 
 def _shared(m: MoE, context: Context) -> tuple[Product, Product, torch.Tensor | None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...cuda_kernels import prompt
+from ...cuda_kernels import prompt, prompt_grouped
 from ..layers.norm import LayerNorm, Norm
 from .context import Context
 from .registry import Slow
@@ -43,10 +43,12 @@ class Stream:
     def normed(
         self, norm: Norm, exact: torch.Tensor | None = None, permuted: bool = False
     ) -> torch.Tensor:
-        """Return norm(h) in half (its columns `permuted` for grouped products), and write it in
-        float32 to `exact` if that is given. Valid until the next call.
+        """Return norm(h) in half (`permuted` for grouped products), and write it in float32 to
+        `exact` if that is given. Valid until the next call.
         """
-        out = self.context.buffer("normed", tuple(self.h.shape), self.context.dtype)
+        rows, width = self.h.shape
+        stored = prompt_grouped.padded(width) if permuted else width
+        out = self.context.buffer("normed", (rows, stored), self.context.dtype)
         prompt.add_norm(
             self.h,
             norm.weight,

@@ -17,15 +17,19 @@ SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
 
 
 def packed(
-    linear: Linear | ExpertLinear | Embedding, context: Context, *, biased: bool = False
+    linear: Linear | ExpertLinear | Embedding,
+    context: Context,
+    *,
+    biased: bool = False,
+    scaled: bool = False,
 ) -> ops.PackedMatrix:
-    """Return the packed matrix. biased: the caller adds its bias. `Slow` if nobody does, or it has
-    a scale or is on another device.
+    """Return the packed matrix. biased: the caller adds its bias; scaled: and applies its scale.
+    `Slow` if nobody does, or it is on another device.
     """
     held = linear.packed if isinstance(linear, ExpertLinear) else linear.matrix.packed
     if held is None or held.data.device != context.device:
         raise Slow(f"the weights of {linear.role} are not on {context.device}")
-    if (linear.bias is not None and not biased) or linear.scale is not None:
+    if (linear.bias is not None and not biased) or (linear.scale is not None and not scaled):
         raise Slow(f"{linear.role} has a bias or a scale")
     if held.cols % 8 or held.rows % 8:
         raise Slow(f"{linear.role} is {held.rows} x {held.cols}, not multiples of 8")

@@ -20,8 +20,8 @@ from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.norm import LayerNorm, Norm, RMSNorm
-from ..layers.specs import FFNSpec
 from .context import Context
+from .expert_terms import gating_of
 
 _Factory = TypeVar("_Factory", bound=Callable)
 
@@ -120,6 +120,8 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, GatedFFN):
         if module.spec.activation not in ("silu", "gelu"):
             raise Slow(f"activation {module.spec.activation}")
+        if module.spec.limit:
+            raise Slow("a limit of the activation")
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
             raise Slow(f"activation {module.spec.activation}")
@@ -144,11 +146,13 @@ def _check_latent_attention(m: MLA) -> None:
 
 
 def _check_experts(m: MoE) -> None:
+    # The softmax of the chosen logits is that of all, normalized, if logits alone decide.
+    by_logits = m.router.bias is None and m.spec.groups == 1
     beyond = {
+        "scores of the chosen experts by more than logits": m.spec.score == "selected"
+        and not by_logits,
         f"scores by {m.spec.score}": m.spec.score not in ("softmax", "sigmoid", "selected"),
-        f"activation {m.experts.spec.activation}": m.experts.spec != FFNSpec(),
-        "biases": m.experts.down.bias is not None,
-        "scales": m.experts.down.scale is not None,
+        f"activation {m.experts.spec.activation}": not gating_of(m.experts.spec).is_known,
     }
     if found := [name for name, has in beyond.items() if has]:
         raise Slow(" and ".join(found))

@@ -31,12 +31,13 @@ def on_device(
     slots: int = 1,
     *,
     biased: bool = False,
+    scaled: bool = False,
 ) -> PackedMatrix:
-    """The packed matrix of a product of this kind, of `slots` experts; without a kind it is only
-    decoded. biased: the caller adds its bias. Slow if nobody does, or it has a scale, is on another
-    device, or has no kernel.
+    """Return the packed matrix of a product of this kind, of `slots` experts; without a kind it is
+    only decoded. biased: the caller adds its bias; scaled: and applies its scale. Slow if nobody
+    does, or it is on another device, or has no kernel.
     """
-    if (linear.bias is not None and not biased) or linear.scale is not None:
+    if (linear.bias is not None and not biased) or (linear.scale is not None and not scaled):
         raise Slow(f"{linear.role} has a bias or a scale")
     matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
     matrix = matrices[0].packed

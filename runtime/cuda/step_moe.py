@@ -7,15 +7,15 @@ import torch
 from ...cuda_kernels import matvec, step_between
 from ...cuda_kernels.matvec_plan import EXPERT_DOWN, EXPERT_GATE_UP, GATE_UP, MATVEC_ADD
 from ...cuda_kernels.ops import decode_matrix
-from ...cuda_kernels.step_router import Routing
 from ...cuda_kernels.step_router import fits as router_fits
 from ..layers.ffn import GatedFFN
-from ..layers.moe import MoE, Router
+from ..layers.moe import MoE
 from ..layers.specs import FFNSpec
 from ..linear import Linear
 from ..ranges import ranged
 from .context import Context
 from .executor import operation
+from .expert_terms import gating_of, inputs_of, routing_of, terms_of
 from .registry import STEP, PlacedBranch, Slow, executor
 from .step_frame import STEP_ROWS, Frame
 from .step_layers import BETWEEN, StepBranch, on_device
@@ -37,14 +37,15 @@ class StepMoE(StepBranch):
         self.spec, self.reduction = spec, moe.router.reduction
         self.router = float_matrix(moe.router.linear, context)
         self.router_biases = moe.router.linear.bias, moe.router.bias
-        self.down = on_device(e.down, context, EXPERT_DOWN, spec.n_used)
-        if e.gate_up is not None:
-            self.gate, self.up = on_device(e.gate_up, context, EXPERT_GATE_UP), None
-        elif e.gate is not None and e.up is not None:
-            self.gate = on_device(e.gate, context, EXPERT_GATE_UP)
-            self.up = on_device(e.up, context, EXPERT_GATE_UP)
-        else:
-            raise TypeError("experts need gate and up, or both merged")
+        with_terms = {"biased": True, "scaled": True}
+        self.down = on_device(e.down, context, EXPERT_DOWN, spec.n_used, **with_terms)
+        inputs = inputs_of(e)
+        self.gate = on_device(inputs[0], context, EXPERT_GATE_UP, **with_terms)
+        self.up = (
+            on_device(inputs[1], context, EXPERT_GATE_UP, **with_terms) if inputs[1:] else None
+        )
+        self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
+        self.input_terms = [terms_of(linear, context) for linear in inputs]
         if self.up is not None and self.up.type != self.gate.type:
             raise Slow(
                 f"gate and up of experts are {self.gate.type} and {self.up.type}: one kernel reads"
@@ -66,9 +67,20 @@ class StepMoE(StepBranch):
         hidden = frame.buffer("expert hidden", spec.n_used * self.down.cols).view(
             frame.n, spec.n_used, -1
         )
-        operation(matvec.expert_gate_up, h, self.norm, self.eps, self.gate, self.up, ids, hidden)
+        operation(
+            matvec.expert_gate_up,
+            h,
+            self.norm,
+            self.eps,
+            self.gate,
+            self.up,
+            ids,
+            hidden,
+            self.gating,
+            *self.input_terms,
+        )
         always = None if self.shared is None else self.shared.inner(frame, h)
-        operation(matvec.expert_down_add, hidden, self.down, ids, weights, h)
+        operation(matvec.expert_down_add, hidden, self.down, ids, weights, h, self.down_terms)
         if self.shared is not None:
             operation(matvec.matvec_add, always, self.shared.down, h)
 
@@ -98,23 +110,6 @@ class SharedExpert:
         if self.share is not None:
             step_between.take_share(h, self.share, self.eps, hidden)
         return hidden
-
-
-def routing_of(router: Router) -> Routing:
-    """How the kernel has to route. The softmax over the chosen logits is that over all, normalized
-    to a sum of 1.
-    """
-    spec = router.spec
-    return Routing(
-        sigmoid=spec.score == "sigmoid",
-        norm=spec.norm or spec.score == "selected",
-        scale=spec.scale,
-        choice_bias=router.bias is not None,
-        logit_bias=router.linear.bias is not None,
-        groups=spec.groups,
-        groups_used=spec.groups_used,
-        group_best=min(spec.group_best, spec.n_experts // spec.groups),
-    )
 
 
 def float_matrix(linear: Linear, context: Context) -> torch.Tensor:

@@ -26,9 +26,10 @@ def activate(spec: FFNSpec, x: torch.Tensor) -> torch.Tensor:
 
 def gated(spec: FFNSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Return activation(gate) * up; may overwrite both."""
+    if spec.limit:
+        gate, up = gate.clamp_(max=spec.limit), up.clamp_(-spec.limit, spec.limit)
     if spec.activation == "swiglu_oai":
-        gate = gate.clamp_(max=spec.limit)
-        return gate * torch.sigmoid(_OAI_SLOPE * gate) * (up.clamp_(-spec.limit, spec.limit) + 1)
+        return gate * torch.sigmoid(_OAI_SLOPE * gate) * (up + 1)
     return activate(spec, gate).mul_(up)
 
 

@@ -98,7 +98,7 @@ class Router:
             kept = weights > threshold * weights[:, :1]
             kept[:, :least] = True
             weights = weights * kept
-        if spec.norm:
+        if spec.norm or (spec.score == "selected" and self.reduction is not None):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return chosen, weights if spec.scale == 1 else weights * spec.scale
 

@@ -1,13 +1,15 @@
 // Products with the experts that a router chose, for each token on its own: blockIdx.y is the token.
 //
 // Macros as for matvec.cu (X_ROWS is 1 for gates; the number of experts per token, as is STAGE_ROWS, for EXPERT_DOWN) and KIND:
-// EXPERT_GATE_UP  out[token, slot] = silu(G norm(h)) * (U norm(h)) with the matrices of expert ids[token, slot]
+// EXPERT_GATE_UP  out[token, slot] = joined(G norm(h), U norm(h)) with the matrices of expert ids[token, slot] (units/gating.cuh)
 // EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
+// BIASED: products have a bias per expert and row, SCALED: a factor per expert; a null pointer stands for none.
 //
 // A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended.
 // EXPERT_DOWN follows it, and may not start before that, so it reads the choice at once: `ids` and `weights` must be older than the kernel
 // in front of it.
 #include "matvec/feed.cuh"
+#include "units/gating.cuh"
 
 typedef Format<TYPE> F;
 typedef Activations<F> A;
@@ -17,7 +19,8 @@ typedef Activations<F> A;
 // Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
     const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
-    int first_up, const int* ids, int slots, int hidden, float* out) {
+    int first_up, const int* ids, int slots, int hidden, const float* gate_bias, const float* up_bias, const float* gate_scale,
+    const float* up_scale, float* out) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int items = slots * hidden, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
@@ -44,8 +47,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
   for (int item = begin; item < items; item += stride) {
     float sum[2] = {0, 0};
     int64_t row = row_of(item);
-    float by[2] = {1, 1};
+    float by[2] = {1, 1}, bias[2] = {0, 0}, scale[2] = {1, 1};   // the last two are asked for here and needed at the end
     uint32_t header[2];
+    if (BIASED) {
+      if (gate_bias) bias[0] = __ldg(gate_bias + row);
+      if (up_bias) bias[1] = __ldg(up_bias + row + first_up);
+    }
+    if (SCALED) {
+      const int expert = max(__shfl_sync(~0u, mine, item / hidden), 0);
+      if (gate_scale) scale[0] = __ldg(gate_scale + expert);
+      if (up_scale) scale[1] = __ldg(up_scale + expert);
+    }
     if (F::ROW_FACTOR && !F::HEADER_STAGED)
       header[0] = row_header_bits<F>(gate, stored, row), header[1] = row_header_bits<F>(up, stored, row + first_up);
     #pragma unroll 1
@@ -77,15 +89,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
     if (F::HEADER_STAGED) g = warp_sum(sum[0]) * (factor * by[0]), u = warp_sum(sum[1]) * (factor * by[1]);
     else g = warp_sum(sum[0]) * factor, u = warp_sum(sum[1]) * factor;
     if (F::ROW_FACTOR && !F::HEADER_STAGED) g *= F::row_factor(header[0]), u *= F::row_factor(header[1]);
+    if (SCALED) g *= scale[0], u *= scale[1];
+    if (BIASED) g += bias[0], u += bias[1];
     bool used = __shfl_sync(~0u, mine, item / hidden) >= 0;
-    if (lane == 0) out[(int64_t)token * items + item] = used ? silu(g) * u : 0.0f;
+    if (lane == 0) out[(int64_t)token * items + item] = used ? joined(g, u) : 0.0f;
   }
 }
 
 #else
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
-    const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, float* h) {
+    const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, const float* bias,
+    const float* scale, float* h) {
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
@@ -93,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
   const int mine = lane < N ? __ldcg(ids + token * N + lane) : -1;
-  const float factor = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
+  const float share = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
+  const float factor = SCALED && scale && share != 0 ? share * __ldg(scale + mine) : share;
 
   auto source = [&](int item, int k) -> Row {   // the same piece of a row of every slot's expert
     return {down, stored, (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item};
@@ -107,12 +123,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const auto header_of = [&](int item) {   // of slot lane's row; asked for an item before it is needed
     return F::ROW_FACTOR && !F::HEADER_STAGED && factor != 0 && item < rows ? row_header_bits<F>(down, stored, (int64_t)mine * rows + item) : 0u;
   };
+  const auto bias_of = [&](int item) { return BIASED && bias && share != 0 && item < rows ? __ldg(bias + (int64_t)mine * rows + item) : 0.0f; };
   uint32_t header = header_of(begin);
+  float added = bias_of(begin);   // to slot lane's product
   #pragma unroll 1
   for (int item = begin; item < rows; item += stride) {
-    float sum = 0, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f, weight = factor;   // slot lane's, times its row's factor
+    float sum = share * added, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f, weight = factor;   // slot lane's, times its row's factor
     if (F::ROW_FACTOR && !F::HEADER_STAGED) weight = factor != 0 ? factor * F::row_factor(header) : 0.0f;
     header = header_of(item + stride);
+    if (BIASED) added = bias_of(item + stride);
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();

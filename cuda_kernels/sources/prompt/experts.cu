@@ -6,63 +6,127 @@ constexpr int ROUTE_WARPS = 4;
 constexpr int GROUP_THREADS = 1024;
 constexpr int PER_THREAD = 16;
 
-// Softmax over logits float32[T, n_experts], the n_used most probable experts in descending order
-// (equal ones: the lower first), and their probabilities normalized to a sum of 1. Experts from
-// `always` on count only if p > threshold * largest p; others get id -1 and weight 0. If a logit is
-// NaN, so are all probabilities. Slot k then gets expert k and weight NaN, which shows in the
-// logits; invalid ids would leave rows without a place. A warp per token; n_used <= n_experts <= 32
-// * PER_LANE, n_used <= 32.
+// How experts are chosen and weighted; see step/router.cu. `always`, `threshold`: experts from slot
+// `always` on count only if their score exceeds threshold * that of the first slot.
+struct Routing {
+    int n_experts, n_used, always;
+    float threshold;
+    int sigmoid, norm;
+    float scale;
+    int groups, groups_used, group_best;
+};
+
+__device__ __forceinline__ float largest_of_warp(float x) {
+#pragma unroll
+    for (int step = 16; step; step >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+// choice[i] = -inf for experts (i * 32 + lane) of groups that are not among the best: those with the
+// largest sums of their group_best (1 or 2) best; among equal ones the lower group.
 template <int PER_LANE>
-__device__ __forceinline__ void route(const float* logits, int tokens, int n_experts, int n_used, int always, float threshold, int* ids,
-                                      float* weights) {
+__device__ __forceinline__ void keep_best_groups(float (&choice)[PER_LANE], const Routing& r) {
+    const float nothing = __int_as_float(0xff800000);  // -inf
+    const int lane = threadIdx.x % 32, members = r.n_experts / r.groups;
+    float mine = nothing;  // lane g has the sum of group g
+    for (int g = 0; g < r.groups; g++) {
+        float first = nothing, second = nothing;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const int expert = i * 32 + lane;
+            if (expert >= r.n_experts || expert / members != g) continue;
+            if (choice[i] > first) second = first, first = choice[i];
+            else if (choice[i] > second) second = choice[i];
+        }
+#pragma unroll
+        for (int step = 16; step; step >>= 1) {
+            const float other = __shfl_xor_sync(0xffffffffu, first, step), next = __shfl_xor_sync(0xffffffffu, second, step);
+            second = fmaxf(fminf(first, other), fmaxf(second, next));
+            first = fmaxf(first, other);
+        }
+        if (g == lane) mine = r.group_best == 1 ? first : first + second;
+    }
+    int rank = 0;
+    for (int g = 0; g < r.groups; g++) {
+        const float other = __shfl_sync(0xffffffffu, mine, g);
+        rank += g < lane ? !(other < mine) : other > mine;
+    }
+    const unsigned kept = __ballot_sync(0xffffffffu, lane < r.groups && rank < r.groups_used);
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        if (!(kept >> min((i * 32 + lane) / members, 31) & 1)) choice[i] = nothing;
+}
+
+// The n_used best experts of logits float32[T, n_experts] in descending order (equal ones: the lower
+// first), and their weights. Experts that do not count get id -1 and weight 0. If a score is NaN,
+// slot k gets expert k and weight NaN, which shows in the logits of the model; invalid ids would
+// leave rows without a place. choice_bias float32[n_experts] is added to scores for the choice only,
+// or null. A warp per token; n_used <= n_experts <= 32 * PER_LANE, n_used <= 32, groups <= 32.
+template <int PER_LANE>
+__device__ __forceinline__ void route(const float* logits, int tokens, const Routing& r, const float* choice_bias, int* ids, float* weights) {
     const float nothing = __int_as_float(0xff800000);  // -inf
     const int lane = threadIdx.x % 32;
     const long long t = blockIdx.x * (long long)ROUTE_WARPS + threadIdx.x / 32;
     if (t >= tokens) return;
-    float p[PER_LANE], largest = nothing, sum = 0;
+    float score[PER_LANE], choice[PER_LANE], largest = nothing, sum = 0;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         const int expert = i * 32 + lane;
-        p[i] = expert < n_experts ? logits[t * n_experts + expert] : nothing;
-        largest = fmaxf(largest, p[i]);
+        score[i] = expert < r.n_experts ? logits[t * r.n_experts + expert] : nothing;
+        largest = fmaxf(largest, score[i]);
     }
+    largest = largest_of_warp(largest);
 #pragma unroll
-    for (int step = 16; step; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) sum += p[i] = expf(p[i] - largest);
+    for (int i = 0; i < PER_LANE; i++) {
+        if (!r.sigmoid) score[i] = expf(score[i] - largest);
+        else score[i] = i * 32 + lane < r.n_experts ? 1.0f / (1.0f + expf(-score[i])) : 0.0f;
+        sum += score[i];
+    }
     sum = warp_sum(sum);
+    unsigned open = 0;  // which of the lane's experts can still be chosen
+    bool strange = false;
 #pragma unroll
-    for (int i = 0; i < PER_LANE; i++) p[i] = i * 32 + lane < n_experts ? p[i] / sum : -1.0f;
-    float best = 0, total = 0, mine = 0;  // lane k keeps the probability of slot k
+    for (int i = 0; i < PER_LANE; i++) {
+        const int expert = i * 32 + lane;
+        if (!r.sigmoid) score[i] /= sum;
+        choice[i] = choice_bias != nullptr && expert < r.n_experts ? score[i] + choice_bias[expert] : score[i];
+        open |= unsigned(expert < r.n_experts) << i;
+        strange |= !(choice[i] == choice[i]);
+    }
+    const bool known = !__any_sync(0xffffffffu, strange);
+    if (r.groups > 1) keep_best_groups<PER_LANE>(choice, r);
+    float best = 0, total = 0, mine = 0;  // lane k keeps the weight of slot k
     int my_id = -1;
-    for (int k = 0; k < n_used; k++) {
-        float top = -2.0f;
+    for (int k = 0; k < r.n_used; k++) {
+        float top = nothing, value = 0;
         int id = 0x7fffffff;
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++)
-            if (p[i] > top) top = p[i], id = i * 32 + lane;
+            if ((open >> i & 1) && (choice[i] > top || id == 0x7fffffff)) top = choice[i], value = score[i], id = i * 32 + lane;
 #pragma unroll
         for (int step = 16; step; step >>= 1) {
-            const float other = __shfl_xor_sync(0xffffffffu, top, step);
+            const float other = __shfl_xor_sync(0xffffffffu, top, step), other_value = __shfl_xor_sync(0xffffffffu, value, step);
             const int other_id = __shfl_xor_sync(0xffffffffu, id, step);
-            if (other > top || (other == top && other_id < id)) top = other, id = other_id;
+            if (other > top || (other == top && other_id < id)) top = other, value = other_value, id = other_id;
         }
-        if (k == 0) best = top;
-        const bool counts = k < always || top > threshold * best;
-        if (counts) total += top;
-        if (k == lane) mine = counts ? top : 0.0f, my_id = counts ? id : -1;
-#pragma unroll
-        for (int i = 0; i < PER_LANE; i++)
-            if (i * 32 + lane == id) p[i] = -1.0f;
+        if (k == 0) best = value;
+        const bool counts = k < r.always || value > r.threshold * best;
+        if (counts) total += value;
+        if (k == lane) mine = counts ? value : 0.0f, my_id = counts ? id : -1;
+        if (id % 32 == lane) open &= ~(1u << id / 32);
     }
-    const bool known = sum == sum;
-    if (lane < n_used) ids[t * n_used + lane] = known ? my_id : lane, weights[t * n_used + lane] = known ? mine / total : sum;
+    if (lane < r.n_used) {
+        ids[t * r.n_used + lane] = known ? my_id : lane;
+        weights[t * r.n_used + lane] = known ? (r.norm ? mine / total : mine) * r.scale : __int_as_float(0x7fc00000);
+    }
 }
 
 #define ROUTE(PER_LANE) \
     extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) \
-    route_##PER_LANE(const float* logits, int tokens, int n_experts, int n_used, int always, float threshold, int* ids, float* weights) { \
-        route<PER_LANE>(logits, tokens, n_experts, n_used, always, threshold, ids, weights); \
+    route_##PER_LANE(const float* logits, int tokens, int n_experts, int n_used, int always, float threshold, int sigmoid, int norm, \
+                     float scale, int groups, int groups_used, int group_best, const float* choice_bias, int* ids, float* weights) { \
+        const Routing r = {n_experts, n_used, always, threshold, sigmoid, norm, scale, groups, groups_used, group_best}; \
+        route<PER_LANE>(logits, tokens, r, choice_bias, ids, weights); \
     }
 ROUTE(1)
 ROUTE(2)

@@ -9,7 +9,8 @@
 // four. It decodes whole units of 32 elements, so within 128 k (four units) instruction j takes
 // elements 4j .. 4j+3 of unit q for those slots. x is therefore stored with its k permuted within
 // each 128: element 32q + 4j + r is at 16j + 2q + (r & 1) + 8 (r >> 1); the kernel that writes x (a
-// norm, an activation) does that.
+// norm, an activation) does that. Rows whose length is no multiple of 128 are followed by zeros up to
+// the next one, which multiply the row's last unit of weights once more.
 //
 // A CUDA block is a producer warpgroup, which copies rows of x into a ring of stages of 128 k, and two consumer warpgroups of 64 weight
 // rows each. It stays on its multiprocessor and takes every gridDim.x-th tile. TYPE: a unit struct, whose header comes first; HALF:
@@ -19,6 +20,7 @@
 constexpr int LARGEST = 160;              // tokens of a tile
 using Sums = float[LARGEST / 2];          // of a thread: 2 rows of weights times a quarter of the tokens
 #include "prompt/wgmma.cuh"
+#include "units/gating.cuh"
 
 constexpr int STAGES = 4;
 constexpr int STAGE_BYTES = LARGEST * 256;
@@ -83,6 +85,9 @@ __device__ __forceinline__ Tile find_tile(int t, int row_tiles, const int* ends,
   return {low, start + at, min(share, count - at), t % row_tiles};
 }
 
+// Stages of a row of weights. Rows of x have as many groups of 128.
+__device__ __forceinline__ int steps_of(int cols) { return (cols + 127) / 128; }
+
 // Rows of x (through `sources` where given: row sources[i] / n_slots) to the ring, 128 k at a time. `turn` counts stages over all tiles.
 __device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const int* sources, int n_slots, int cols, uint32_t ring,
                                         uint32_t full, uint32_t empty, int& turn) {
@@ -92,10 +97,10 @@ __device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const 
   for (int i = 0; i < LARGEST / 8; ++i) {
     const int row = tile.first + min(lane_row + 8 * i, tile.rows - 1);
     const int source = sources == nullptr ? row : sources[row] / n_slots;
-    from[i] = x + int64_t(source) * (cols / 8) + chunk;
+    from[i] = x + int64_t(source) * (steps_of(cols) * 16) + chunk;
   }
   const uint32_t to = ring + (chunk / 8) * (LARGEST * 128) + lane_row * 128 + ((chunk % 8) ^ lane_row) * 16;
-  for (int k = 0; k < cols / 128; ++k, ++turn) {
+  for (int k = 0; k < steps_of(cols); ++k, ++turn) {
     const int stage = turn % STAGES;
     barrier_wait(empty + 8 * stage, (turn / STAGES & 1) ^ 1);
 #pragma unroll
@@ -161,18 +166,18 @@ __device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], co
 // sums = the products of 16 rows of weights per warp (rows `low` and `high` per thread) and `rows` tokens.
 __device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* weights, const Geometry& g, int64_t low, int64_t high,
                                         int cols, uint32_t ring, uint32_t full, uint32_t empty, int& turn) {
-  const int q = threadIdx.x % 4;
-  typename TYPE::Raw first = TYPE::load(weights, g, low, q), second = TYPE::load(weights, g, high, q);
-  const int steps = cols / 128;
+  const int steps = steps_of(cols), last = cols / 32 - 1;
+  int unit = min(int(threadIdx.x % 4), last);
+  typename TYPE::Raw first = TYPE::load(weights, g, low, unit), second = TYPE::load(weights, g, high, unit);
   for (int k = 0; k < steps; ++k, ++turn) {
-    const int unit = 4 * k + q;
     float v[32];
     uint32_t a[16], b[16];
     decode_unit<TYPE>(first, unit, v);
     pack(v, a);
     decode_unit<TYPE>(second, unit, v);
     pack(v, b);
-    if (k + 1 < steps) first = TYPE::load(weights, g, low, unit + 4), second = TYPE::load(weights, g, high, unit + 4);
+    unit = min(unit + 4, last);
+    if (k + 1 < steps) first = TYPE::load(weights, g, low, unit), second = TYPE::load(weights, g, high, unit);
     barrier_wait(full + 8 * (turn % STAGES), turn / STAGES & 1);
     multiply(sums, a, b, ring + turn % STAGES * STAGE_BYTES, k, rows);
     if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (turn % STAGES));
@@ -211,20 +216,36 @@ struct Problem {
   const uint8_t *first, *second;  // packed weights of each consumer
   int64_t total_rows, skip;       // rows of all experts in a packed matrix; of one expert before those of the second consumer
   int per_expert, n_out, cols;    // rows of one expert in a packed matrix; columns of out; of weights
+  const float *first_bias, *second_bias;    // of every row of the packed matrices, or null
+  const float *first_scale, *second_scale;  // of every expert, or null
 };
 
-// One tile. PAIRED: the consumers have rows of two matrices, gate and up, and out = silu(gate) * up, permuted as x is.
+// sums = sums * scale + the biases of a thread's two rows.
+__device__ __forceinline__ void finish(Sums& sums, float scale, float low, float high) {
+#pragma unroll
+  for (int i = 0; i < LARGEST / 2; ++i) sums[i] = sums[i] * scale + (i / 2 % 2 ? high : low);
+}
+
+// One tile. PAIRED: the consumers have rows of two matrices, gate and up, and out joins them, permuted as x is: rows of out are filled up
+// with zeros to whole groups of 128.
 template <bool PAIRED>
 __device__ __forceinline__ void work(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t ring, uint32_t exchange,
                                      uint32_t full, uint32_t empty, int& turn, int round) {
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int column = (PAIRED ? tile.row_tile * 64 : tile.row_tile * 128 + group * 64), mine = column + warp * 16 + lane / 4;
   const int64_t before = int64_t(tile.expert) * p.per_expert + (PAIRED ? group * p.skip : 0);
-  const int low = PAIRED ? unpermuted(mine) : min(mine, p.n_out - 1), high = PAIRED ? unpermuted(mine + 8) : min(mine + 8, p.n_out - 1);
+  const int place_low = PAIRED ? unpermuted(mine) : mine, place_high = PAIRED ? unpermuted(mine + 8) : mine + 8;
+  const int low = min(place_low, p.n_out - 1), high = min(place_high, p.n_out - 1);
+  const float *bias = group ? p.second_bias : p.first_bias, *scales = group ? p.second_scale : p.first_scale;
+  float bias_low = 0, bias_high = 0, scale = 1;
+  if (bias != nullptr) bias_low = __ldg(bias + before + low), bias_high = __ldg(bias + before + high);
+  if (scales != nullptr) scale = __ldg(scales + tile.expert);
   Sums sums;
   consume(sums, tile.rows, group ? p.second : p.first, g, before + low, before + high, p.cols, ring, full, empty, turn);
+  if (bias != nullptr || scales != nullptr) finish(sums, scale, bias_low, bias_high);
   const uint32_t filled = empty + 8 * STAGES, free = filled + 8;  // barriers of the exchange
-  uint16_t* to = out + int64_t(tile.first) * p.n_out + column;
+  const int stride = PAIRED ? steps_of(p.n_out) * 128 : p.n_out;
+  uint16_t* to = out + int64_t(tile.first) * stride + column;
   if constexpr (!PAIRED) {
     store(sums, exchange + group * (EXCHANGE_BYTES / 2), to, p.n_out, tile.rows, p.n_out - column);
   } else if (group == 1) {
@@ -241,11 +262,10 @@ __device__ __forceinline__ void work(const Problem& p, const Geometry& g, const 
       if (2 * i >= (tile.rows + 7) / 8 * 8) break;
       float up;
       asm volatile("ld.shared.f32 %0, [%1];" : "=f"(up) : "r"(exchange + (i * 128 + thread) * 4) : "memory");
-      // Approximate: 2 ulp where the result keeps 8 or 11 bits, and 0 where it would be below 1e-35.
-      sums[i] = __fdividef(sums[i], 1.0f + __expf(-sums[i])) * up;
+      sums[i] = (i / 2 % 2 ? place_high : place_low) < p.n_out ? joined(sums[i], up) : 0.0f;
     }
     named_sync<128>(WITHIN);
-    store(sums, exchange, to, p.n_out, tile.rows, 64);
+    store(sums, exchange, to, stride, tile.rows, 64);
     barrier_arrive(free);
   }
 }
@@ -264,7 +284,7 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   prepare_unit<TYPE>();
-  const int row_tiles = PAIRED ? p.n_out / 64 : (p.n_out + 127) / 128;
+  const int row_tiles = PAIRED ? steps_of(p.n_out) * 2 : (p.n_out + 127) / 128;
   const int tiles = count_tiles(ends, n_experts, before) * row_tiles;
   int turn = 0;
   if (threadIdx.x >= CONSUMERS * 128) {
@@ -279,18 +299,22 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
   }
 }
 
-// out half[rows, n_out] = products with W [n_experts * per_expert rows, cols].
+// out half[rows, n_out] = products with W [n_experts * per_expert rows, cols], times scale [n_experts] plus bias [n_experts, per_expert],
+// where these are not null. Rows of x are as long as whole groups of 128 columns.
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
 grouped_product(const uint8_t* weights, int n_experts, int per_expert, int cols, const int* ends, const uint4* x, const int* sources,
-                int n_slots, uint16_t* out) {
-  const Problem p = {weights, weights, int64_t(n_experts) * per_expert, 0, per_expert, per_expert, cols};
+                int n_slots, const float* bias, const float* scale, uint16_t* out) {
+  const Problem p = {weights, weights, int64_t(n_experts) * per_expert, 0, per_expert, per_expert, cols, bias, bias, scale, scale};
   grouped<false>(p, ends, n_experts, x, sources, n_slots, out);
 }
 
-// out half[rows, hidden] = silu(gate) * up, permuted; gate and up two matrices of per_expert = hidden rows, or one (up null) of 2 hidden.
+// out half[rows, hidden, filled up to whole groups of 128] = joined(gate, up), permuted; gate and up are two matrices of per_expert = hidden
+// rows, or one (up null) of 2 hidden. Biases and scales are laid out as the matrices are.
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
 grouped_gate_up(const uint8_t* gate, const uint8_t* up, int n_experts, int per_expert, int hidden, int cols, const int* ends,
-                const uint4* x, const int* sources, int n_slots, uint16_t* out) {
-  const Problem p = {gate, up ? up : gate, int64_t(n_experts) * per_expert, up ? 0 : hidden, per_expert, hidden, cols};
+                const uint4* x, const int* sources, int n_slots, const float* gate_bias, const float* up_bias, const float* gate_scale,
+                const float* up_scale, uint16_t* out) {
+  const Problem p = {gate, up ? up : gate, int64_t(n_experts) * per_expert, up ? 0 : hidden, per_expert, hidden, cols,
+                     gate_bias, up ? up_bias : gate_bias, gate_scale, up ? up_scale : gate_scale};
   grouped<true>(p, ends, n_experts, x, sources, n_slots, out);
 }

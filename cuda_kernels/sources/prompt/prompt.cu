@@ -5,6 +5,7 @@
 // experts: h[t] += sum over k of weights[t, k] * delta[rows[t, k]], k ascending; rows[t, k] < 0
 // adds nothing.
 #include "prompt/common.cuh"
+#include "units/gating.cuh"
 
 constexpr int NORM_THREADS = 256;
 
@@ -21,8 +22,8 @@ __device__ __forceinline__ float norm_sum(float sum, float (&sums)[NORM_THREADS 
 
 // h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in
 // float32 where `exact` is given. `permuted`: x with the columns of each 128 in the order of
-// prompt/grouped.cu. One CUDA block per token. UNITS units per thread, so width <= UNITS * 8 *
-// NORM_THREADS. n_slots = 0: nothing to add; weights = null: one row per token, row t.
+// prompt/grouped.cu, its rows filled up with zeros to whole groups of 128. One CUDA block per
+// token. UNITS units per thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add; weights = null: one row per token, row t.
 // CENTERED: x = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias (Ba et al., 2016), bias float32[width] or null.
 template <int UNITS, bool CENTERED>
 __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots,
@@ -30,7 +31,7 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
                                          int width) {
     __shared__ float sums[NORM_THREADS / 32];
     const long long t = blockIdx.x;
-    const int units = width / 8;
+    const int units = width / 8, stored = permuted ? (width + 127) / 128 * 16 : units;  // of a row of x
     h += t * width;
     float v[UNITS][8];
     float sum = 0;
@@ -81,24 +82,27 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
         const int unit = threadIdx.x + i * NORM_THREADS;
-        if (unit >= units) continue;
-        float w[8];
-        load8(weight + unit * 8, w);
+        if (unit >= stored) continue;
+        uint4 packed = make_uint4(0, 0, 0, 0);
+        if (unit < units) {
+            float w[8];
+            load8(weight + unit * 8, w);
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * scale * w[j];
-        if (CENTERED && bias != nullptr) {
-            load8(bias + unit * 8, w);
+            for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * scale * w[j];
+            if (CENTERED && bias != nullptr) {
+                load8(bias + unit * 8, w);
 #pragma unroll
-            for (int j = 0; j < 8; j++) v[i][j] += w[j];
+                for (int j = 0; j < 8; j++) v[i][j] += w[j];
+            }
+            packed = pack8<HALF>(v[i]);
         }
-        const uint4 packed = pack8<HALF>(v[i]);
         if (permuted) {  // elements 32q + 4j + r go to 16j + 2q + (r & 1) + 8 (r >> 1)
-            u32* group = reinterpret_cast<u32*>(x + t * units + unit / 16 * 16) + unit % 4 * 16 + unit % 16 / 4;
+            u32* group = reinterpret_cast<u32*>(x + t * stored + unit / 16 * 16) + unit % 4 * 16 + unit % 16 / 4;
             group[0] = packed.x, group[4] = packed.y, group[8] = packed.z, group[12] = packed.w;
         } else {
             x[t * units + unit] = packed;
         }
-        if (exact != nullptr) store8(exact + t * width + unit * 8, v[i]);
+        if (exact != nullptr && unit < units) store8(exact + t * width + unit * 8, v[i]);
     }
 }
 
@@ -118,13 +122,10 @@ ADD_NORM(2)
 ADD_NORM(4)
 ADD_NORM(8)
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
-__device__ __forceinline__ float gelu(float x) { return x / (1.0f + __expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); }
-
-// out[r, c] = act(gate[r, c]) * up[r, c], gate and up [rows, cols] of which rows lie `stride` elements apart. One unit per thread.
-template <float (*ACT)(float)>
+// out[r, c] = joined(gate[r, c], up[r, c]), gate and up [rows, cols] of which rows are `stride` elements apart. One unit per thread.
+template <int KIND>
 __device__ __forceinline__ void gate_rows(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols,
-                                          int stride) {
+                                          int stride, float limit) {
     const long long unit = blockIdx.x * 256ll + threadIdx.x;
     const int units = cols / 8;
     const long long row = unit / units;
@@ -134,17 +135,19 @@ __device__ __forceinline__ void gate_rows(const unsigned short* gate, const unsi
     unpack8<HALF>(*reinterpret_cast<const uint4*>(gate + at), g);
     unpack8<HALF>(*reinterpret_cast<const uint4*>(up + at), u);
 #pragma unroll
-    for (int j = 0; j < 8; j++) g[j] = ACT(g[j]) * u[j];
+    for (int j = 0; j < 8; j++) g[j] = joined<KIND>(g[j], u[j], limit);
     out[unit] = pack8<HALF>(g);
 }
 
-#define GATE(NAME, ACT) \
+#define GATE(NAME, KIND) \
     extern "C" __global__ void __launch_bounds__(256) \
-    NAME(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols, int stride) { \
-        gate_rows<ACT>(gate, up, out, rows, cols, stride); \
+    NAME(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols, int stride, float limit) { \
+        gate_rows<KIND>(gate, up, out, rows, cols, stride, limit); \
     }
-GATE(silu_gate, silu)
-GATE(gelu_gate, gelu)
+GATE(silu_gate, SILU)
+GATE(gelu_gate, GELU)
+GATE(gelu_erf_gate, GELU_ERF)
+GATE(swiglu_oai_gate, SWIGLU_OAI)
 
 // out[i] = x[sources[i] / n_slots], rows of `units` units; nothing where sources[i] < 0. One row per CUDA block of any size.
 extern "C" __global__ void __launch_bounds__(256)
