@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...formats.ftypes import FILE_TYPES
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
@@ -13,13 +14,16 @@ from ...formats.values import Value, ValueType, array, boolean, f32, string, u32
 
 @dataclass(frozen=True)
 class DeltaSizes:
-    """Sizes of gated delta nets. Every `interval`th layer has attention instead."""
+    """Sizes of gated delta nets. Every `interval`th layer has attention instead. joined: alpha and
+    beta are one matrix, and the value heads of a key head are side by side.
+    """
 
     key_heads: int
     value_heads: int
     length: int
     convolution: int = 4
     interval: int = 4
+    joined: bool = False
 
     def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of the tensors of a layer without its norm."""
@@ -28,8 +32,11 @@ class DeltaSizes:
         yield "ssm_a", (self.value_heads,)
         yield "ssm_conv1d.weight", (channels, self.convolution)
         yield "ssm_dt.bias", (self.value_heads,)
-        yield "ssm_alpha.weight", (self.value_heads, width)
-        yield "ssm_beta.weight", (self.value_heads, width)
+        if self.joined:
+            yield "ssm_ba.weight", (2 * self.value_heads, width)
+        else:
+            yield "ssm_alpha.weight", (self.value_heads, width)
+            yield "ssm_beta.weight", (self.value_heads, width)
         yield "attn_qkv.weight", (channels, width)
         yield "attn_gate.weight", (values, width)
         yield "ssm_norm.weight", (self.length,)
@@ -59,6 +66,31 @@ class LatentSizes:
 
 
 @dataclass(frozen=True)
+class IndexerSizes:
+    """Sizes of the indexer of sparse attention, as in `IndexerSpec`. Every layer has one."""
+
+    heads: int
+    length: int
+    top_k: int
+
+    def tensors(self, width: int, q_rank: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of a layer."""
+        yield "indexer.k_norm.weight", (self.length,)
+        yield "indexer.k_norm.bias", (self.length,)
+        yield "indexer.proj.weight", (self.heads, width)
+        yield "indexer.attn_k.weight", (self.length, width)
+        yield "indexer.attn_q_b.weight", (self.heads * self.length, q_rank)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        return {
+            "attention.indexer.head_count": u32(self.heads),
+            "attention.indexer.key_length": u32(self.length),
+            "attention.indexer.top_k": u32(self.top_k),
+        }
+
+
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a model.
 
@@ -67,8 +99,10 @@ class Shape:
     gate. merged: gate and up of experts are one matrix. gate: gates after attention. delta: layers
     of which most have a delta net instead of attention. rotated: elements of a head that
     are rotated; 0 for all. ffn_norm: the name of the norm before the feed-forward layer.
-    post_norms: norms after both halves of a block. latent: its attention is latent attention.
-    keys: further keys.
+    post_norms: norms after both halves of a block. latent: its attention is latent attention, with
+    `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
+    long_rope: two sets of frequency factors. layer_norm: norms are LayerNorms. gated: whether
+    feed-forward layers have a gate. keys: further keys.
     """
 
     architecture: str
@@ -102,6 +136,11 @@ class Shape:
     post_norms: tuple[str, str] | None = None
     tied: bool = False
     latent: LatentSizes | None = None
+    indexer: IndexerSizes | None = None
+    joined: bool = False
+    long_rope: bool = False
+    layer_norm: bool = False
+    gated: bool = True
     keys: dict[str, Value] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -109,15 +148,23 @@ class Shape:
         yield TOKEN_EMBEDDING, (self.n_vocab, self.width)
         if self.llama3_rope:
             yield "rope_freqs.weight", (self.head // 2,)
+        if self.long_rope:
+            for which in ("long", "short"):
+                yield f"rope_factors_{which}.weight", ((self.rotated or self.head) // 2,)
         for layer in range(self.n_layers):
             for name, shape in (*self._mixer(layer), *self._feed_forward(layer)):
                 yield f"blk.{layer}.{name}", shape
-        yield "output_norm.weight", (self.width,)
+        yield from self._norm("output_norm")
         if not self.tied:
             yield OUTPUT, (self.n_vocab, self.width)
 
+    def _norm(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}.weight", (self.width,)
+        if self.layer_norm:
+            yield f"{name}.bias", (self.width,)
+
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield "attn_norm.weight", (self.width,)
+        yield from self._norm("attn_norm")
         if self.delta is not None and (layer + 1) % self.delta.interval:
             yield from self.delta.tensors(self.width)
         elif self.latent is not None:
@@ -125,14 +172,18 @@ class Shape:
         else:
             yield from self._attention()
         if self.post_norms:
-            yield f"{self.post_norms[0]}.weight", (self.width,)
+            yield from self._norm(self.post_norms[0])
 
     def _attention(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         q, kv = self.n_heads * self.head, self.n_kv_heads * self.head
-        for name, n_out, n_in in (
+        apart = (
             ("attn_q", q * (2 if self.gate else 1), self.width),
             ("attn_k", kv, self.width),
             ("attn_v", kv, self.width),
+        )
+        joined = (("attn_qkv", q + 2 * kv, self.width),)
+        for name, n_out, n_in in (
+            *(joined if self.joined else apart),
             ("attn_output", self.width, q),
         ):
             yield f"{name}.weight", (n_out, n_in)
@@ -157,9 +208,11 @@ class Shape:
         yield "attn_k_b.weight", (heads, s.kv_rank, s.nope)
         yield "attn_v_b.weight", (heads, s.value, s.kv_rank)
         yield "attn_output.weight", (self.width, heads * s.value)
+        if self.indexer is not None:
+            yield from self.indexer.tensors(self.width, s.q_rank)
 
     def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.ffn_norm}.weight", (self.width,)
+        yield from self._norm(self.ffn_norm)
         if self.n_experts and layer >= self.n_dense:
             yield "ffn_gate_inp.weight", (self.n_experts, self.width)
             if "ffn_gate_inp" in self.biases:
@@ -174,17 +227,18 @@ class Shape:
         else:
             yield from self._gated("", (), self.dense_hidden or self.hidden)
         if self.post_norms:
-            yield f"{self.post_norms[1]}.weight", (self.width,)
+            yield from self._norm(self.post_norms[1])
 
     def _gated(
         self, suffix: str, stack: tuple[int, ...], hidden: int
     ) -> Iterator[tuple[str, tuple[int, ...]]]:
-        apart = (("ffn_gate", hidden, self.width), ("ffn_up", hidden, self.width))
-        merged = (("ffn_gate_up", 2 * hidden, self.width),)
-        for name, n_out, n_in in (
-            *(merged if stack and self.merged else apart),
-            ("ffn_down", self.width, hidden),
-        ):
+        gate, up = ("ffn_gate", hidden, self.width), ("ffn_up", hidden, self.width)
+        inputs = (gate, up) if self.gated else (up,)
+        if stack and self.merged:
+            inputs = (("ffn_gate_up", 2 * hidden, self.width),)
+        elif self.joined:
+            inputs = (("ffn_up", 2 * hidden, self.width),)
+        for name, n_out, n_in in (*inputs, ("ffn_down", self.width, hidden)):
             yield f"{name}{suffix}.weight", (*stack, n_out, n_in)
             if f"{name}{suffix}" in self.biases:
                 yield f"{name}{suffix}.bias", (*stack, n_out)
@@ -200,7 +254,7 @@ class Shape:
             "attention.head_count": u32(self.n_heads),
             "attention.head_count_kv": u32(self.n_kv_heads),
             "rope.freq_base": f32(self.rope_base),
-            "attention.layer_norm_rms_epsilon": f32(self.eps),
+            f"attention.layer_norm_{'' if self.layer_norm else 'rms_'}epsilon": f32(self.eps),
             "attention.key_length": u32(self.head),
             "attention.value_length": u32(self.head),
             "rope.dimension_count": u32(self.rotated or self.head),
@@ -227,6 +281,8 @@ class Shape:
             out["leading_dense_block_count"] = u32(self.n_dense)
         if self.delta is not None:
             out |= self.delta.keys
+        if self.indexer is not None:
+            out |= self.indexer.keys
         found = {
             "general.architecture": string(a),
             "general.name": string(f"{a} {self.name} of random weights"),
@@ -254,6 +310,24 @@ def _qwen3moe(
     context: int = 40960,
 ) -> Shape:
     return Shape("qwen3moe", name, *sizes, 1000000.0, context, 1e-6, *experts, head_norms=True)
+
+
+def _phi3(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int, int],
+    base: float,
+    context: int,
+    *,
+    window: int = 0,
+    **more: Any,
+) -> Shape:
+    keys = {"attention.sliding_window": u32(window)}
+    if more.get("long_rope"):
+        keys |= {
+            "rope.scaling.original_context_length": u32(4096),
+            "rope.scaling.attn_factor": f32(1.1902381),
+        }
+    return Shape("phi3", name, *sizes, base, context, 1e-5, joined=True, keys=keys, **more)
 
 
 _YARN = {
@@ -477,5 +551,118 @@ SHAPES = {
             **_YARN_OF_LATENT,
             "rope.scaling.yarn_log_multiplier": f32(0.1),
         },
+    ),
+    "mistral-small-4": Shape(
+        "mistral4",
+        "119B.A6B",
+        36,
+        4096,
+        32,
+        1,
+        128,
+        2048,
+        131072,
+        10000.0,
+        1048576,
+        1e-6,
+        128,
+        4,
+        shared=2048,
+        merged=True,
+        rotated=64,
+        latent=LatentSizes(1024, 256, 64, 64, 128),
+        keys={
+            "expert_gating_func": u32(1),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(1.0),
+            **_YARN_OF_LATENT,
+            "rope.scaling.factor": f32(128.0),
+            "rope.scaling.original_context_length": u32(8192),
+            "rope.scaling.yarn_log_multiplier": f32(0.1),
+            "attention.temperature_scale": f32(0.1),
+        },
+    ),
+    "glm-5": Shape(
+        "glm-dsa",
+        "744B.A40B",
+        78,
+        6144,
+        64,
+        1,
+        256,
+        2048,
+        154880,
+        1000000.0,
+        202752,
+        1e-5,
+        256,
+        8,
+        n_dense=3,
+        dense_hidden=12288,
+        shared=2048,
+        rotated=64,
+        choice_bias=True,
+        latent=LatentSizes(2048, 512, 192, 64, 256),
+        indexer=IndexerSizes(32, 128, 2048),
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(2.5),
+        },
+    ),
+    "qwen3-next-80b-a3b": Shape(
+        "qwen3next",
+        "80B.A3B",
+        48,
+        2048,
+        16,
+        2,
+        256,
+        512,
+        151936,
+        10000000.0,
+        262144,
+        1e-6,
+        512,
+        10,
+        shared=512,
+        shared_gate=True,
+        gate=True,
+        delta=DeltaSizes(16, 32, 128, joined=True),
+        rotated=64,
+        head_norms=True,
+        ffn_norm="post_attention_norm",
+        keys={"expert_shared_feed_forward_length": u32(512)},
+    ),
+    "phi3-mini": _phi3("mini", (32, 3072, 32, 32, 96, 8192, 32064), 10000.0, 4096, window=2047),
+    "phi4": _phi3("14B", (40, 5120, 40, 10, 128, 17920, 100352), 250000.0, 16384),
+    "phi4-mini": _phi3(
+        "mini",
+        (32, 3072, 24, 8, 128, 8192, 200064),
+        10000.0,
+        131072,
+        long_rope=True,
+        rotated=96,
+        tied=True,
+    ),
+    "starcoder2-15b": Shape(
+        "starcoder2",
+        "15B",
+        40,
+        6144,
+        48,
+        4,
+        128,
+        24576,
+        49152,
+        100000.0,
+        16384,
+        1e-5,
+        biases=(*_QKV, "attn_output", "ffn_up", "ffn_down"),
+        layer_norm=True,
+        gated=False,
+        keys={"attention.sliding_window": u32(4096)},
     ),
 }

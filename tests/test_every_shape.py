@@ -1,0 +1,107 @@
+"""Every synthetic shape opens, and kernels evaluate every branch of its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from iqforge.runtime.bench.shapes import SHAPES, Shape
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cuda import prompt_path, step_path  # noqa: F401  they register executors
+from iqforge.runtime.cuda.registry import PROMPT, STEP, Slow, check_description, placed
+from iqforge.runtime.model import Model
+
+from .choices import by_token, comparable, recorded
+
+# Shape -> what is slow in it.
+SLOW = {
+    "gpt-oss-20b": {"MoE: activation swiglu_oai and biases"},
+    "glm-5": {"MLA: attention to chosen positions only"},
+}
+# Parameters in billions, as published.
+SIZES = {
+    "llama-8b": 8.03,
+    "llama-70b": 70.6,
+    "qwen3-8b": 8.19,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235,
+    "qwen3-next-80b-a3b": 79.7,
+    "gemma3-27b": 27.0,
+    "glm-4.5-air": 106.9,
+    "glm-5": 744,
+    "gpt-oss-20b": 20.9,
+    "deepseek-v2-lite": 15.7,
+    "deepseek-v3": 671,
+    "mistral-small-4": 119,
+    "phi3-mini": 3.82,
+    "phi4": 14.7,
+    "phi4-mini": 3.84,
+    "starcoder2-15b": 15.96,
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_layer_is_slow(name):
+    slow = set()
+    with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
+        for branch in placed(model.network.blocks):
+            try:
+                check_description(branch.branch)
+                assert type(branch.module) in PROMPT and type(branch.module) in STEP
+            except Slow as reason:
+                slow.add(f"{type(branch.module).__name__}: {reason}")
+    assert slow <= SLOW.get(name, set())
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_the_published_ones(name):
+    elements = 0
+    for _, shape in SHAPES[name].tensors():
+        size = 1
+        for n in shape:
+            size *= n
+        elements += size
+    assert elements / 1e9 == pytest.approx(SIZES[name], rel=0.01)
+
+
+def shortened(name: str) -> Shape:
+    """Return a shape with layers of the same sizes, but few of them, and few experts."""
+    shape = SHAPES[name]
+    few: dict[str, Any] = {"n_layers": 4, "n_dense": min(1, shape.n_dense), "n_vocab": 4096}
+    if shape.n_experts:
+        few["n_experts"] = min(32, shape.n_experts)
+    if shape.indexer is not None:
+        few["indexer"] = replace(shape.indexer, top_k=128)  # less than the text is long
+    return replace(shape, **few)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
+    """In prompts and steps; results are near those of float32, and every run has the same."""
+    monkeypatch.setitem(SHAPES, "short", shortened(name))
+    tokens = torch.randint(512, (300,), generator=torch.Generator().manual_seed(1))
+    pieces, slow = [256, 20, 8, 1, 1, 1, 1, 12], []
+
+    def logits(**options):
+        with Model(SyntheticSource("short:IQ4_K"), "cuda", **options) as model:
+            state = model.new_state(512)
+            parts = tokens.split(pieces)
+            return torch.cat([model.extend(x, state, all_logits=True).cpu() for x in parts])
+
+    found, again = (logits(precision=precision, verbose=slow.append) for _ in range(2))
+    assert torch.equal(found, again)
+    if name not in SLOW:
+        assert not slow
+    with recorded(monkeypatch) as calls:
+        expected = logits(precision="f32")
+        wanted = by_token(calls, pieces)
+        calls.clear()
+        assert torch.equal(logits(precision=precision), found)
+        same = comparable(by_token(calls, pieces), wanted, len(tokens))
+    off = (found - expected).square().mean(1).sqrt() / expected.std()
+    assert same.sum() >= 20 and (off[same] < 0.03).all(), (int(same.sum()), off)
