@@ -68,6 +68,7 @@ def callback(name: str, value: Any) -> Any:
 
 def check_options(**options) -> None:
     """UsageError for an option of `Model` that does not exist or is not what it should be."""
+    from .parallel.share import Share
     from .placement import Request
     from .state.cache import CacheSettings
     from .switches import Switches
@@ -85,6 +86,8 @@ def check_options(**options) -> None:
             instance(
                 name, value, (CacheSettings, type(None)), "a runtime.state.cache.CacheSettings"
             )
+        elif name == "share":
+            instance(name, value, (Share, type(None)), "a runtime.parallel.share.Share")
         elif name == "verbose":
             callback(name, value)
         elif name != "precision":

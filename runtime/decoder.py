@@ -14,9 +14,11 @@ import torch
 
 from ..errors import ConfigError
 from .hyperparameters import Hyperparameters
+from .layers.absent import AbsentMixer, AbsentRows
 from .layers.attention import Attention
 from .layers.block import Block, Branch
 from .layers.ffn import GatedFFN, PlainFFN
+from .layers.gemma import DenseAndExperts
 from .layers.moe import Experts, MoE, Router
 from .layers.norm import LayerNorm, Norm, RMSNorm
 from .layers.rope import Rope, Scaling
@@ -101,6 +103,7 @@ class Decoder:
             self.w.linear(output, self.width, n_vocab, role="output", split="column"),
             n_vocab,
             **options,
+            join=None if self.w.share is None else self.w.share.join,
         )
 
     def block(
@@ -122,9 +125,13 @@ class Decoder:
             [None if name is None else self.norm(f"{at}.{name}") for name in names]
             for names in (norms, post_norms)
         )
+        share = self.w.share
+        total = None if share is None else share.meeting.sum
         branches = (
-            Branch(before[0], mixer, after[0], mixer=True),
-            Branch(before[1], ffn, after[1]),
+            Branch(before[0], mixer, after[0], mixer=True, sum=total),
+            Branch(
+                before[1], ffn, after[1], sum=None if isinstance(ffn, DenseAndExperts) else total
+            ),
             *more,
         )
         return Block(branches, self.w.placement.layer(layer), output_scale)
@@ -185,7 +192,7 @@ class Decoder:
         scale: float | None = None,
         value_eps: float = 0.0,
         **spec: Any,
-    ) -> Attention:
+    ) -> Any:
         """`attn_q`, `attn_k`, `attn_v` (or `attn_qkv`) and `attn_output` of a block, with biases
         where the file has them; with `head_norms` also `attn_q_norm` and `attn_k_norm`, with
         `sinks` `attn_sinks`. scale: default 1 / sqrt(key_length). spec: other fields of
@@ -201,6 +208,9 @@ class Decoder:
             key_length**-0.5 if scale is None else scale,
             **spec,
         )
+        local = s if w.share is None else w.share.attention(layer, s)
+        if local is None:
+            return AbsentMixer()
         products: dict[str, Linear] = {}
         sizes = {
             "q": s.query_rows,
@@ -224,7 +234,7 @@ class Decoder:
             for x in ("q", "k")
         )
         return Attention(
-            s,
+            local,
             output=w.linear(
                 f"{at}.attn_output",
                 s.heads * value_length,
@@ -246,6 +256,8 @@ class Decoder:
         `ffn_gate`, `ffn_up` has the rows of the gate first.
         """
         at, w = f"blk.{layer}", self.w
+        if w.share is not None and not w.share.has_ffn(layer, bool(suffix)):
+            return AbsentRows()
         down = w.linear(
             f"{at}.ffn_down{suffix}", hidden, self.width, role=f"ffn_down{suffix}", split="row"
         )
@@ -340,17 +352,21 @@ class Decoder:
         ffn: FFNSpec = FFNSpec(),
         shared: int = 0,
         scaled_router: bool = True,
-    ) -> MoE:
+    ) -> Any:
         """Router and experts of a block; `shared` is the hidden size of the expert that works on
         every token (0: none), which `ffn_gate_inp_shexp` gates if the file has it.
         """
         at, w = f"blk.{layer}", self.w
         gate = f"{at}.ffn_gate_inp_shexp"
+        if w.share is not None and not w.share.layer(layer).n_experts:
+            return AbsentRows()
+        always = shared and (w.share is None or w.share.has_ffn(layer, shared=True))
         return MoE(
             self.router(layer, router, scaled=scaled_router),
             self.experts(layer, router.n_experts, hidden, ffn),
-            self.ffn(layer, shared, ffn, "_shexp") if shared else None,
+            self.ffn(layer, shared, ffn, "_shexp") if always else None,
             w.linear(gate, self.width, 1, role="ffn_gate_inp_shexp", split="replicated")
-            if shared and w.has(f"{gate}.weight")
+            if always and w.has(f"{gate}.weight")
             else None,
+            None if w.share is None else w.share.owned(layer),
         )

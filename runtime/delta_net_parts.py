@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import ConfigError
 from .decoder import Decoder
+from .layers.absent import AbsentMixer
 from .layers.delta_net import DeltaNet
 from .layers.specs import DeltaNetSpec
 
@@ -18,13 +19,16 @@ def recurrent_layers(d: Decoder) -> tuple[bool, ...]:
     return p.flags("attention.recurrent_layers", d.n_layers, default, n_blocks=n_blocks)
 
 
-def delta_net(d: Decoder, layer: int) -> DeltaNet:
+def delta_net(d: Decoder, layer: int) -> DeltaNet | AbsentMixer:
     """`attn_qkv` and `attn_gate` (or `ssm_in`), `ssm_beta` and `ssm_alpha` (or `ssm_ba`), and what
     else is `ssm_*` in a block. Files with `ssm_ba` have the value heads of a key head side by side,
     others have them `key_heads` apart.
     """
     at, w, spec = f"blk.{layer}", d.w, _spec(d, tiled=not d.w.has(f"blk.{layer}.ssm_ba.weight"))
     values = spec.value_heads * spec.value_length
+    local = spec if w.share is None else w.share.delta_net(layer, spec)
+    if local is None:
+        return AbsentMixer()
 
     def product(name: str, n_out: int):
         return w.linear(f"{at}.{name}", d.width, n_out, role=name, split="column")
@@ -41,7 +45,7 @@ def delta_net(d: Decoder, layer: int) -> DeltaNet:
     else:
         rates = {"ba": product("ssm_ba", 2 * spec.value_heads)}
     return DeltaNet(
-        spec,
+        local,
         convolution=w.values(f"{at}.ssm_conv1d.weight", (spec.channels, spec.convolution)),
         dt=w.vector(f"{at}.ssm_dt.bias", spec.value_heads),
         a=w.vector(f"{at}.ssm_a", spec.value_heads),

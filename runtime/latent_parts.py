@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .decoder import Decoder
+from .layers.absent import AbsentMixer
 from .layers.indexer import Indexer
 from .layers.latent import Joined, PerHead, UpProjection
 from .layers.mla import MLA
@@ -65,11 +66,14 @@ class LatentParts:
         dense = p.integer("leading_dense_block_count", 0, least=0)
         return cls(d, spec, rope, min(dense, d.n_layers))
 
-    def attention(self, layer: int, indexer: Indexer | None = None, *, top_k: int = 0) -> MLA:
+    def attention(self, layer: int, indexer: Indexer | None = None, *, top_k: int = 0) -> Any:
         """The attention of a block: queries directly or through a latent vector, and the
         up-projection per head, joined, or both. top_k: see `MLA`.
         """
         d, s, at, w = self.d, self.spec, f"blk.{layer}", self.d.w
+        local = s if w.share is None else w.share.latent(layer, s)
+        if local is None:
+            return AbsentMixer()
         head_rows = s.heads * s.key_length
         more: dict[str, Any] = {}
         if s.q_rank and w.has(f"{at}.attn_q_a.weight"):
@@ -79,11 +83,11 @@ class LatentParts:
         else:
             q = self._product(layer, "attn_q", d.width, head_rows)
         return MLA(
-            s,
+            local,
             q=q,
             kv_a=self._product(layer, "attn_kv_a_mqa", d.width, s.cache_width, "replicated"),
             kv_norm=self._norm(f"{at}.attn_kv_a_norm", s.kv_rank),
-            up=self._up(layer),
+            up=self._up(layer, local),
             output=self._product(layer, "attn_output", s.heads * s.value_length, d.width, "row"),
             rope=self.rope,
             indexer=indexer,
@@ -92,12 +96,12 @@ class LatentParts:
             **more,
         )
 
-    def _up(self, layer: int) -> UpProjection:
+    def _up(self, layer: int, local: MLASpec) -> UpProjection:
         s, at, w = self.spec, f"blk.{layer}", self.d.w
         joined = f"{at}.attn_kv_b"
         if not w.has(f"{at}.attn_k_b.weight"):
             rows = s.heads * (s.nope_length + s.value_length)
-            return Joined(self._product(layer, "attn_kv_b", s.kv_rank, rows), s)
+            return Joined(self._product(layer, "attn_kv_b", s.kv_rank, rows), local)
         k_b, v_b = (
             w.heads(f"{at}.{name}", s.heads, n_in, n_out, role=name, split="column")
             for name, n_in, n_out in (

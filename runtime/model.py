@@ -21,6 +21,7 @@ from .devices import usable_device
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
 from .network import Network
+from .parallel.share import Share
 from .placement import Placement, Request, fit
 from .resident import LoadProgress
 from .sampling import Sampling, sample
@@ -79,6 +80,7 @@ class Model:
     and also for calls without a state (`forward`, `hidden`; None: float32). ubatch: the most tokens
     of a sequence that go through the model at a time. context: tokens of a sequence for which
     memory is estimated. verbose: is called with a line about everything that runs on a slower path.
+    share: the rank of a split plan that this model is; None for a whole model.
 
     Hidden states and logits are on `network.output_device`, at every precision: on the GPU, unless
     `placement` leaves the output on the CPU (`gpu_layers` no more than there are layers).
@@ -97,6 +99,7 @@ class Model:
         ubatch: int = DEFAULT_UBATCH,
         context: int = 0,
         verbose: Callable[[str], None] | None = None,
+        share: Share | None = None,
     ):
         arguments.check_options(
             cache_bytes=cache_bytes,
@@ -106,6 +109,7 @@ class Model:
             ubatch=ubatch,
             context=context,
             verbose=verbose,
+            share=share,
         )
         self.source, self.device = source, usable_device(device)
         self.precision = _usable_precision(precision, self.device)
@@ -114,7 +118,7 @@ class Model:
         placement.check(self.device)
 
         def build(place: Placement) -> tuple[Weights, Network]:
-            weights = Weights(source, place, DecodeCache(cache_bytes), switches)
+            weights = Weights(source, place, DecodeCache(cache_bytes), switches, share)
             return weights, build_network(self.hyperparameters, weights)
 
         n_layers = self.hyperparameters.integer("block_count", 0)

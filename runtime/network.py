@@ -23,7 +23,8 @@ class Network:
 
     Blocks can be of different kinds. embedding_scale: embeddings are multiplied by it. softcap:
     logits become softcap * tanh(logits / softcap); 0 for none. inputs: computes `Batch.inputs` from
-    token ids int64[rows] and their embeddings.
+    token ids int64[rows] and their embeddings. join: joins the logits of all tensor-parallel ranks,
+    each of which has some rows of `output`; None if `output` is whole.
     """
 
     embedding: Embedding
@@ -34,6 +35,7 @@ class Network:
     embedding_scale: float = 1.0
     softcap: float = 0.0
     inputs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    join: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
     def width(self) -> int:
@@ -112,6 +114,11 @@ class Network:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32[rows, vocab] of normed hidden states float32[rows, width]."""
+        logits = self.local_logits(hidden)
+        return logits if self.join is None else self.join(logits)
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits of the rows of `output` on this rank."""
         logits = self.output(hidden)
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)

@@ -26,6 +26,8 @@ from ..formats.source import Source, TensorInfo
 from ..formats.tensor_names import EXTRA_OUTPUT, TensorName
 from ..formats.types import GGMLType
 from .linear import Embedding, ExpertLinear, HeadLinear, Linear, MatrixLike, Taps
+from .parallel.shard import ShardSource
+from .parallel.share import Share
 from .placement import CPU, Placement
 from .resident import LoadProgress, Resident, ResidentMatrix
 from .switches import Switches
@@ -153,6 +155,8 @@ class Stacked:
 class Weights:
     """The tensors of `source`, as parameters of layers. `taps` look at every matrix product.
 
+    Layers ask for whole tensors by name and size. With a `share` they get the part of one
+    tensor-parallel rank, None for optional tensors that other ranks have, and only that is read.
     `placement` chooses the device of every tensor; matrices on GPUs are `resident.Resident`, which
     `load` fills.
     """
@@ -163,13 +167,19 @@ class Weights:
         placement: Placement,
         cache: DecodeCache,
         switches: Switches = Switches(),
+        share: Share | None = None,
     ):
-        self.source, self.placement, self.cache, self.switches = source, placement, cache, switches
+        self.placement, self.cache, self.switches, self.share = placement, cache, switches, share
+        self.source = source
+        self._whole = {tensor.name: tensor for tensor in source.tensors}
+        if share is not None:
+            self.source = ShardSource(source, share.plan, share.rank)
+            self._whole = self.source.whole
         self.taps = Taps()
         self.parameters: list[
             Linear | ExpertLinear | HeadLinear | Embedding
         ] = []  # a tied embedding is in it twice: as table and as output
-        self._tensors = {tensor.name: tensor for tensor in source.tensors}
+        self._tensors = {tensor.name: tensor for tensor in self.source.tensors}
         self._asked: set[str] = set()
         self._skipped: set[str] = set()
         self._decodable = set(codec.decodable_types())
@@ -177,27 +187,27 @@ class Weights:
         self._replaced: dict[str, tuple[GGMLType, np.ndarray]] = {}
 
     def has(self, name: str) -> bool:
-        return name in self._tensors
+        """Return whether the model has the tensor, on whatever rank."""
+        return name in self._whole
 
     def optional_vector(self, name: str, n: int, *, masks: bool = False) -> torch.Tensor | None:
-        """Return what `vector` returns; None if there is no such tensor."""
-        return self.vector(name, n, masks=masks) if self.has(name) else None
+        """Return what `vector` returns; None if there is no such tensor on this rank."""
+        return self.vector(name, n, masks=masks) if name in self._tensors else None
 
     def vector(self, name: str, n: int, *, masks: bool = False) -> torch.Tensor:
-        """Return float32[n] on the device of its layer. NonFiniteError for infinity or NaN; with
-        `masks`, -infinity leaves an element out and is no error.
+        """Return float32[n], or this rank's elements of it, on the device of its layer.
+        NonFiniteError for infinity or NaN; with `masks`, -infinity leaves an element out and is no
+        error.
         """
-        return self._values(self._tensor(name, (n,)), (n,), masks)
+        return self._values(self._tensor(name, (n,)), masks)
 
     def values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return float32 of this shape, decoded, on the device of its layer: for small tensors
         that are no matrices of products. NonFiniteError for infinity or NaN.
         """
-        return self._values(self._tensor(name, shape), shape)
+        return self._values(self._tensor(name, shape))
 
-    def _values(
-        self, tensor: TensorInfo, shape: tuple[int, ...], masks: bool = False
-    ) -> torch.Tensor:
+    def _values(self, tensor: TensorInfo, masks: bool = False) -> torch.Tensor:
         rows = self.decode(tensor, self.source.read_rows(tensor, 0, tensor.n_rows))
         usable = rows.isfinite() | (rows == float("-inf")) if masks else rows.isfinite()
         if not usable.all():
@@ -206,11 +216,11 @@ class Weights:
                 file=self.source.path,
                 tensor=tensor.name,
             )
-        return rows.reshape(shape).to(self.placement.home(tensor.name))
+        return rows.reshape(tensor.shape).to(self.placement.home(tensor.name))
 
     def optional_values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Return what `values` returns; None if there is no such tensor."""
-        return self.values(name, shape) if self.has(name) else None
+        """Return what `values` returns; None if there is no such tensor on this rank."""
+        return self.values(name, shape) if name in self._tensors else None
 
     def skip_layers(self, first: int) -> None:
         """Do not use the blocks from `first` on, such as those that predict further tokens."""
@@ -259,14 +269,17 @@ class Weights:
         """
         stacked = f"{name}_exps.weight"
         if self.has(stacked) or not self.has(f"{name}.0.weight"):
-            matrices = self._matrices([self._tensor(stacked, (n_experts, n_out, n_in))], n_experts)
+            tensor = self._tensor(stacked, (n_experts, n_out, n_in))
+            matrices = self._matrices([tensor], tensor.n_matrices)
         else:
+            names = [f"{name}.{expert}.weight" for expert in range(n_experts)]
             tensors = [
-                self._tensor(f"{name}.{expert}.weight", (n_out, n_in))
-                for expert in range(n_experts)
+                self._tensor(part, (n_out, n_in))
+                for part in names
+                if part in self._tensors or not self.has(part)
             ]
             if len({(self.placement.of(tensor.name), tensor.type) for tensor in tensors}) == 1:
-                matrices = self._matrices(tensors, n_experts)
+                matrices = self._matrices(tensors, len(tensors))
             else:
                 matrices = [self._matrices([tensor], 1)[0] for tensor in tensors]
         return self._record(
@@ -288,12 +301,12 @@ class Weights:
         [n_heads * n_out, n_in] is the same.
         """
         stored = self._named(f"{name}.weight")
-        wanted = (n_heads, n_out, n_in)
         folded = stored.shape == (n_heads * n_out, n_in)
-        tensor = self._tensor(f"{name}.weight", stored.shape if folded else wanted)
+        tensor = self._tensor(f"{name}.weight", stored.shape if folded else (n_heads, n_out, n_in))
         if folded:
-            tensor = TensorInfo(tensor.name, wanted, tensor.type)
-        matrices = self._matrices([tensor], n_heads)
+            local = tensor.shape[0] // n_out
+            tensor = TensorInfo(tensor.name, (local, n_out, n_in), tensor.type)
+        matrices = self._matrices([tensor], tensor.n_matrices)
         return self._record(
             HeadLinear(f"{name}.weight", matrices, self.taps, role=role, split=split)
         )
@@ -331,7 +344,7 @@ class Weights:
         return self._record(
             ExpertLinear(
                 f"{name}_exps.weight",
-                self._matrices(tensors, n_experts),
+                self._matrices(tensors, tensors[0].n_matrices),
                 self.taps,
                 role=role,
                 split=split,
@@ -422,8 +435,10 @@ class Weights:
 
     def check_all_used(self) -> None:
         """ArchitectureError if the file has tensors that no layer uses: without them it would be
-        another model.
+        another model. Nothing for a rank, which does not use what others compute.
         """
+        if self.share is not None:
+            return
         unused = [
             name
             for name in self._tensors
@@ -462,30 +477,32 @@ class Weights:
         return [ResidentMatrix(resident, index) for index in range(n)]
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        tensor = self._named(name)
+        """Return the tensor, of which `shape` is the whole shape, as this rank has it."""
+        whole = self._named(name)
         # Some writers drop trailing dimensions of 1.
-        stored, wanted = _without_ones(tensor.shape), _without_ones(shape)
-        if stored != wanted:
+        if _without_ones(whole.shape) != _without_ones(shape):
             raise MalformedFileError(
-                f"shape is {list(tensor.shape)}, but the metadata asks for {list(shape)}",
+                f"shape is {list(whole.shape)}, but the metadata asks for {list(shape)}",
                 file=self.source.path,
                 tensor=name,
             )
-        if tensor.type.name not in self._decodable:
+        if whole.type.name not in self._decodable:
             raise UnsupportedTypeError(
-                f"type {tensor.type} cannot be decoded yet", file=self.source.path, tensor=name
+                f"type {whole.type} cannot be decoded yet", file=self.source.path, tensor=name
             )
+        if (tensor := self._tensors.get(name)) is None:
+            raise RuntimeError(f"this rank has no part of tensor '{name}'")
         self._asked.add(name)
-        return (
-            tensor
-            if len(tensor.shape) == len(shape)
-            else TensorInfo(tensor.name, shape, tensor.type)
-        )
+        if len(tensor.shape) == len(shape):
+            return tensor
+        kept = _without_ones(tensor.shape)
+        return TensorInfo(tensor.name, (1,) * (len(shape) - len(kept)) + kept, tensor.type)
 
     def _named(self, name: str) -> TensorInfo:
-        if name not in self._tensors:
+        """Return the whole tensor."""
+        if name not in self._whole:
             raise MalformedFileError("tensor is missing", file=self.source.path, tensor=name)
-        return self._tensors[name]
+        return self._whole[name]
 
     def _record(self, parameter):
         self.parameters.append(parameter)

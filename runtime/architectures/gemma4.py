@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..decoder import Decoder
-from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.gemma import DenseAndExperts, LayerInput, LayerInputs
+from ..layers.moe import MoE
 from ..layers.specs import FFNSpec
 from ..network import Network
 from . import architecture
@@ -48,7 +48,7 @@ def build(d: Decoder) -> Network:
     # The last layer of each kind that has own keys and values.
     sources = {has_window[layer]: layer for layer in range(n_own)}
 
-    def attention(layer: int) -> Attention:
+    def attention(layer: int) -> Any:
         near = has_window[layer]
         return d.attention(
             layer,
@@ -77,11 +77,12 @@ def build(d: Decoder) -> Network:
         )
         return DenseAndExperts(
             dense,
-            moe,
+            moe if isinstance(moe, MoE) else None,
             w.vector(f"{at}.ffn_gate_inp.scale", d.width) * d.width**-0.5,
             (d.norm(f"{at}.ffn_norm"), d.norm(f"{at}.pre_ffw_norm_2")),
             (d.norm(f"{at}.post_ffw_norm_1"), d.norm(f"{at}.post_ffw_norm_2")),
             d.eps,
+            None if w.share is None else w.share.meeting.sum,
         )
 
     def layer_input(layer: int) -> tuple[Branch, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,6 +105,8 @@ class Branch:
     nothing.
 
     mixer: the module mixes tokens. takes_batch: it is called with (x, batch), others with x alone.
+    sum: adds what the module gives on all tensor-parallel ranks, before the norm; None if it gives
+    all of it.
     """
 
     norm: Norm | None
@@ -112,6 +114,7 @@ class Branch:
     post_norm: Norm | None = None
     mixer: bool = False
     takes_batch: bool = False
+    sum: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "takes_batch", self.takes_batch or self.mixer)
@@ -121,6 +124,8 @@ class Branch:
         x = h if self.norm is None else self.norm(h)
         with opened(f"blk.{batch.layer}", type(self.module).__name__):
             y = self.module(x, batch) if self.takes_batch else self.module(x)  # pyright: ignore[reportCallIssue]  one of the two
+        if self.sum is not None:
+            y = self.sum(y)
         return y if self.post_norm is None else self.post_norm(y)
 
 

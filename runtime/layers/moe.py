@@ -128,6 +128,9 @@ class MoE:
     """The weighted sum of the chosen experts, and of `shared`, which works on every row; with
     `shared_gate` that is multiplied by sigmoid(shared_gate x).
 
+    owned: `experts` are those from the first of these numbers up to the second; what others would
+    add is on other ranks. None if all are here.
+
     Rows are grouped by a stable sort and slots are summed in ascending order, without scattered
     additions, so that runs repeat bit for bit.
     """
@@ -138,12 +141,14 @@ class MoE:
         experts: Experts,
         shared: GatedFFN | None = None,
         shared_gate: Linear | None = None,
+        owned: tuple[int, int] | None = None,
     ):
-        self.router, self.experts, self.shared, self.shared_gate = (
+        self.router, self.experts, self.shared, self.shared_gate, self.owned = (
             router,
             experts,
             shared,
             shared_gate,
+            owned,
         )
 
     @property
@@ -170,8 +175,11 @@ class MoE:
 
     def mix(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum of the experts int64[rows, n_used] for x float32[rows, width]."""
-        n_experts, n_used = self.spec.n_experts, self.spec.n_used
-        flat = chosen.reshape(-1)
+        first, last = self.owned or (0, self.spec.n_experts)
+        n_experts, n_used = last - first, self.spec.n_used
+        flat = chosen.reshape(-1) - first
+        if self.owned is not None:
+            flat = torch.where((flat >= 0) & (flat < n_experts), flat, n_experts)
         if self.router.reduction is not None:
             flat = torch.where(weights.reshape(-1) > 0, flat, n_experts)  # after all experts
         order = flat.argsort(stable=True)

@@ -35,8 +35,8 @@ class TensorSplit:
     ranges: for each rank the ranges that it holds, in the order in which it holds them; empty for a
     rank that holds nothing. Ranks that share a key/value head hold the same rows of it, and a rank
     can hold a range twice (see `LayerShare.kv_heads`); else ranges do not overlap.
-    axis: the dimension that `ranges` count, in numpy order: 0 for experts and vectors, -2 for rows
-    of matrices, -1 for columns.
+    axis: the dimension that `ranges` count, in numpy order: 0 for experts, -2 for rows of matrices,
+    -1 for columns and for the elements of vectors, also of a stack of vectors.
     sum_after: results of the ranks are partial, and add up to the whole result.
     tied: the tensor of the file that is read instead, for an `output.weight` that is the embedding.
     """

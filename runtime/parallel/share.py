@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from ..layers.specs import AttentionSpec, DeltaNetSpec, MLASpec
-from .plan import LayerShare, SplitPlan, length
+from .plan import NOTHING, LayerShare, Range, SplitPlan, length
 
 
 class Meeting(Protocol):
@@ -61,6 +61,22 @@ class Share:
         n = length(self.layer(layer).key_heads)
         value_heads = spec.value_heads // spec.key_heads * n
         return replace(spec, key_heads=n, value_heads=value_heads) if n else None
+
+    def has_ffn(self, layer: int, shared: bool = False) -> bool:
+        """Return whether this rank has hidden columns of the dense feed-forward layer, or of the
+        shared expert.
+        """
+        part = self.layer(layer)
+        return (part.shared_ffn if shared else part.ffn) != NOTHING
+
+    def owned(self, layer: int) -> Range | None:
+        """Return the experts that are on this rank as a whole; None if it has a part of each."""
+        part = self.layer(layer)
+        return part.experts if part.expert_mode == "whole" else None
+
+    def join(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of all ranks for float32[rows, n] of this rank."""
+        return self.meeting.gather(logits, self.ends) if self.ends else logits
 
     @property
     def ends(self) -> tuple[int, ...]:

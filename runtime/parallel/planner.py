@@ -1,0 +1,153 @@
+"""Make the split plan of a network: a pure function of the descriptions of its layers, the shapes
+and types of its tensors, and shares.
+
+Heads, hidden columns and experts are given out in units that blocks and interleaved rows allow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from ...errors import UsageError
+from ...formats.source import Source, TensorInfo
+from ...formats.tensor_names import OUTPUT
+from ..architectures import build_network
+from ..hyperparameters import Hyperparameters
+from ..layers.attention import Attention
+from ..layers.delta_net import DeltaNet
+from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.gemma import DenseAndExperts, LayerInput
+from ..layers.mla import MLA
+from ..layers.moe import MoE
+from ..network import Network
+from ..placement import CPU, Placement
+from ..switches import Switches
+from ..weights import DecodeCache, Weights
+from .apportion import Apportion, Balanced, Reference, normalized, ranges
+from .expert_mode import ExpertChoice
+from .mixer_splits import plan_attention, plan_delta_net, plan_latent
+from .plan import LayerShare, SplitPlan, TensorSplit
+from .row_splits import plan_experts, plan_ffn
+from .tensor_splits import COLUMN_STEP, TensorSplits, least_common
+
+_OUTPUT_ROWS = 16  # the unit of rows of the output matrix
+
+
+class NoPlanError(UsageError):
+    """A model whose layers have no split plan; `-sm layer` runs it."""
+
+
+def make_plan(
+    source: Source,
+    shares: Sequence[float],
+    switches: Switches = Switches(),
+    *,
+    experts: ExpertChoice = "auto",
+    reference: bool = False,
+    column_step: int = COLUMN_STEP,
+) -> SplitPlan:
+    """Plan the split of a model; see `plan_split`. Reads its vectors, no matrix. Errors also as for
+    a model that is opened.
+    """
+    network = whole_network(source, switches)
+    return plan_split(
+        network,
+        source.tensors,
+        shares,
+        experts=experts,
+        reference=reference,
+        column_step=column_step,
+    )
+
+
+def whole_network(source: Source, switches: Switches = Switches()) -> Network:
+    """Build the network of a model on the CPU, with no matrix read yet."""
+    p = Hyperparameters(source.metadata, os.fspath(source.path))
+    placement = Placement(CPU, p.integer("block_count", 0))
+    return build_network(p, Weights(source, placement, DecodeCache(), switches))
+
+
+def plan_split(
+    network: Network,
+    tensors: Iterable[TensorInfo],
+    shares: Sequence[float],
+    *,
+    experts: ExpertChoice = "auto",
+    reference: bool = False,
+    column_step: int = COLUMN_STEP,
+) -> SplitPlan:
+    """Plan the split of a whole network, built on the CPU, over `len(shares)` ranks.
+
+    experts: how expert tensors are split; `auto` chooses for every layer. reference: distribute as
+    ik_llama.cpp does. column_step: hidden columns are split at its multiples, if it divides them.
+    UsageError for shares that are not possible, NoPlanError for a kind of layer
+    without a plan.
+    """
+    normal = normalized(shares)
+    apportion: Apportion = Reference(normal) if reference else Balanced(normal)
+    splits = TensorSplits(tensors, apportion, len(normal), column_step)
+    layers: list[tuple[LayerShare, ...]] = []
+    for layer, block in enumerate(network.blocks):
+        parts = tuple(LayerShare() for _ in normal)
+        for branch in block.branches:
+            for norm in (branch.norm, branch.post_norm):
+                if norm is not None:
+                    splits.copy(f"{norm.name}.weight")
+            module = branch.module
+            match module:
+                case Attention():
+                    parts = plan_attention(module, splits, parts, _source(module, layers))
+                case MLA():
+                    parts = plan_latent(module, splits, parts)
+                case DeltaNet():
+                    parts = plan_delta_net(module, layer, splits, parts)
+                case GatedFFN() | PlainFFN():
+                    parts = plan_ffn(module, splits, parts)
+                case MoE():
+                    parts = plan_experts(module, splits, parts, "columns" if reference else experts)
+                case DenseAndExperts():
+                    parts = plan_ffn(module.dense, splits, parts)
+                    parts = plan_experts(
+                        module.moe, splits, parts, "columns" if reference else experts
+                    )
+                case LayerInput():
+                    pass  # small; every rank computes all of it
+                case _:
+                    raise NoPlanError(
+                        f"layer {layer} has a {type(module).__name__}, for which there is no split"
+                        " plan"
+                    )
+        layers.append(parts)
+    vocabulary = _output(network, splits, normal)
+    return SplitPlan(normal, splits.found, tuple(layers), vocabulary)
+
+
+def _source(
+    module: Attention, layers: list[tuple[LayerShare, ...]]
+) -> tuple[LayerShare, ...] | None:
+    """Return the shares of the layer whose keys and values an attention uses."""
+    return None if module.spec.kv_from is None else layers[module.spec.kv_from]
+
+
+def _output(
+    network: Network, splits: TensorSplits, shares: Sequence[float]
+) -> tuple[tuple[int, int], ...]:
+    """Plan the output matrix, whose rows every rank has some of; () if there are too few."""
+    name, n = network.output.name, network.n_vocab
+    tensor = splits.tensors[name]
+    tied = "" if name == OUTPUT else name
+    unit = least_common(_OUTPUT_ROWS, tensor.type.group_rows)
+    if n // unit < len(shares):
+        unit = tensor.type.group_rows
+    if n // unit < len(shares):
+        splits.found[OUTPUT] = TensorSplit("copy", tied=tied)
+        return ()
+    # A rank without a share gets a unit as well: it has to have logits to join.
+    counts = list(Balanced([max(share, 1e-9) for share in shares]).units(n // unit, ""))
+    found = ranges(counts, unit, n)
+    splits.found[OUTPUT] = TensorSplit("rows", tuple((r,) for r in found), axis=-2, tied=tied)
+    if not tied:
+        splits.count(OUTPUT)
+        splits.vector("output.bias", [(r,) for r in found])
+    return tuple(found)

@@ -1,0 +1,166 @@
+"""How layers that work on every row alone are split: dense feed-forward layers by hidden columns,
+experts by hidden columns or as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.moe import MoE
+from ..linear import ExpertLinear, Linear
+from ..weights import Matrix, Stacked
+from .apportion import Balanced, ranges
+from .expert_mode import ExpertChoice, choose_mode
+from .mixer_splits import Parts
+from .plan import LayerShare, Range
+from .tensor_splits import TensorSplits, fitting, least_common, scaled, stem
+
+_OUTPUTS = 16  # the unit of output rows of experts whose hidden activations are joined
+
+
+def plan_ffn(
+    module: GatedFFN | PlainFFN,
+    splits: TensorSplits,
+    parts: Parts,
+    allowed: Sequence[bool] | None = None,
+) -> Parts:
+    """Split a dense feed-forward layer by hidden columns. allowed: it is a shared expert, and only
+    these ranks may have a part of it.
+    """
+    hidden = module.down.cols
+    inputs = _inputs(module)
+    unit = _unit(splits, hidden, [p.name for p in inputs], [module.down.name])
+    if allowed is None:
+        counts = splits.apportion.units(hidden // unit, "ffn", float(hidden))
+    else:
+        shares = [s if on else 0.0 for s, on in zip(splits.apportion.shares, allowed, strict=True)]
+        counts = _among(splits, shares, hidden // unit, hidden)
+    held = ranges(counts, unit)
+    _split_inputs(inputs, held, hidden, splits)
+    splits.columns(stem(module.down.name), [[r] for r in held])
+    key = "ffn" if allowed is None else "shared_ffn"
+    return tuple(replace(part, **{key: r}) for part, r in zip(parts, held, strict=True))
+
+
+def plan_experts(
+    module: MoE, splits: TensorSplits, parts: Parts, choice: ExpertChoice = "auto"
+) -> Parts:
+    """Split experts, and the shared one; the router is whole on every rank."""
+    spec, down = module.spec, module.experts.down
+    splits.copy(module.router.linear.name)
+    splits.copy(module.router.linear.name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
+    inputs = [m for m in (module.experts.gate, module.experts.up, module.experts.gate_up) if m]
+    hidden, shares = down.cols, splits.apportion.shares
+    names = [name for m in inputs for name in tensors_of(m)]
+    unit = _unit(splits, hidden, names, tensors_of(down))
+    mode = choose_mode(choice, shares, hidden // unit, spec.n_experts, spec.n_used)
+    if mode == "columns":
+        held = ranges(splits.apportion.units(hidden // unit, "experts", float(hidden)), unit)
+        found = [
+            replace(part, experts=(0, spec.n_experts) if r != (0, 0) else r, expert_ffn=r)
+            for part, r in zip(parts, held, strict=True)
+        ]
+    elif mode == "whole":
+        held = ranges(splits.apportion.units(spec.n_experts, "experts", float(hidden)), 1)
+        found = [
+            replace(part, experts=r, expert_ffn=(0, hidden) if r != (0, 0) else r)
+            for part, r in zip(parts, held, strict=True)
+        ]
+    else:
+        unit = _unit(splits, hidden, names, [])
+        held = ranges(Balanced(shares).units(hidden // unit, ""), unit)
+        width = fitting(least_common(_OUTPUTS, splits.row_unit(*tensors_of(down))), down.rows)
+        outputs = ranges(Balanced(shares).units(down.rows // width, ""), width)
+        found = [
+            replace(part, experts=(0, spec.n_experts), expert_ffn=r, outputs=o)
+            for part, r, o in zip(parts, held, outputs, strict=True)
+        ]
+    found = [replace(part, expert_mode=mode) for part in found]
+    _split_experts(module, inputs, found, hidden, splits)
+    result: Parts = tuple(found)
+    if module.shared is not None:
+        result = plan_ffn(module.shared, splits, result, [r != (0, 0) for r in held])
+        if module.shared_gate is not None:
+            splits.copy(module.shared_gate.name)
+    return result
+
+
+def tensors_of(module: ExpertLinear) -> list[str]:
+    """Return the names of the tensors that the matrices of experts are read from."""
+    found: dict[str, None] = {}
+    for matrix in module.matrices:
+        for part in matrix.matrices if isinstance(matrix, Stacked) else (matrix,):
+            if not isinstance(part, Matrix):
+                raise TypeError("plans are made from networks on the CPU")
+            found[part.tensor.name] = None
+    return list(found)
+
+
+def _inputs(module: GatedFFN | PlainFFN) -> list[Linear]:
+    if isinstance(module, PlainFFN):
+        return [module.up]
+    return [m for m in (module.gate, module.up, module.gate_up) if m is not None]
+
+
+def _unit(splits: TensorSplits, hidden: int, inputs: Sequence[str], outputs: Sequence[str]) -> int:
+    """Return the unit of hidden columns: whole blocks of `outputs` and whole groups of the rows of
+    `inputs`.
+    """
+    unit = least_common(splits.row_unit(*inputs), splits.column_unit(*outputs))
+    liked = least_common(unit, splits.column_step)
+    return fitting(liked if hidden % liked == 0 else unit, hidden)
+
+
+def _among(splits: TensorSplits, shares: Sequence[float], n: int, hidden: int) -> tuple[int, ...]:
+    total = sum(shares)
+    if math.isclose(total, 1.0):
+        return splits.apportion.units(n, "shared", float(hidden))
+    return Balanced([share / total for share in shares]).units(n, "")
+
+
+def _split_inputs(
+    inputs: Sequence[Linear], held: Sequence[Range], hidden: int, splits: TensorSplits
+) -> None:
+    for product in inputs:
+        name = product.name
+        splits.rows(stem(name), _twice(splits, name, held, hidden))
+
+
+def _twice(
+    splits: TensorSplits, name: str, held: Sequence[Range], hidden: int
+) -> list[list[Range]]:
+    """Return the rows for hidden columns: also those of the second half where the rows of up are
+    after those of the gate.
+    """
+    halves = splits.tensors[name].shape[-2] // hidden
+    return [[scaled(r, 1, half * hidden) for half in range(halves)] for r in held]
+
+
+def _split_experts(
+    module: MoE,
+    inputs: Sequence[ExpertLinear],
+    parts: Sequence[LayerShare],
+    hidden: int,
+    splits: TensorSplits,
+) -> None:
+    down, mode = module.experts.down, parts[0].expert_mode
+    experts = [[part.experts] for part in parts]
+    columns = [part.expert_ffn for part in parts]
+    n = module.spec.n_experts
+    for product in (*inputs, down):
+        names = tensors_of(product)
+        alone = len(names) >= n and names[0].endswith(".0.weight")
+        for index, name in enumerate(names):
+            if mode == "whole" and alone:
+                splits.single(name, experts, index % n)
+            elif mode == "whole":
+                splits.experts(stem(name), experts, sum_after=product is down)
+            elif product is not down:
+                splits.rows(stem(name), _twice(splits, name, columns, hidden))
+            elif mode == "columns":
+                splits.columns(stem(name), [[r] for r in columns])
+            else:
+                splits.rows(stem(name), [[part.outputs] for part in parts])

@@ -1,0 +1,232 @@
+"""The split plan: what ranks hold, and that together they compute the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from iqforge.errors import UsageError
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.model import load_model
+from iqforge.runtime.parallel.plan import NOTHING, length
+from iqforge.runtime.parallel.planner import make_plan
+from iqforge.runtime.parallel.shard import local_tensor, unit_of
+
+from .shared import shared
+from .thread_ranks import logits_on_ranks
+
+GOLDEN = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "gemma3",
+    "gemma4_e",
+    "gemma4_moe",
+    "glm4_moe",
+    "glm_moe_dsa",
+    "gpt_oss_bf16",
+    "gpt_oss_mxfp4",
+    "llama",
+    "llama31",
+    "ministral3",
+    "mistral",
+    "mistral4",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_moe",
+    "qwen3_next",
+)
+SHARES = ((1, 1), (1, 1, 1), (5, 2, 1), (1, 0), (1,) * 8)
+
+
+def golden(name: str):
+    return shared(f"golden/convert/{name}/expected-f32.gguf")
+
+
+def counts(plan, field: str, unit: int = 1) -> list[str]:
+    """The units of every rank, a layer at a time, as in 2+3+3."""
+    found = []
+    for layer in plan.layers:
+        sizes = [getattr(part, field) for part in layer]
+        numbers = [len(s) if field == "kv_heads" else length(s) // unit for s in sizes]
+        found.append("+".join(map(str, numbers)))
+    return found
+
+
+def layer_bytes(plan, source) -> list[int]:
+    """Bytes of the tensors of layers on every rank."""
+    return [
+        sum(
+            0 if (local := local_tensor(t, plan.of(t.name), rank)) is None else local.n_bytes
+            for t in source.tensors
+            if t.name.startswith("blk.")
+        )
+        for rank in range(plan.n_ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    "shares, heads, columns",
+    [
+        ((1, 1), ["4+4"] * 32, ["28+28"] * 32),
+        (
+            (1, 1, 1),
+            ["2+3+3", "2+3+3", "2+3+3", "3+3+2", "3+2+3", "2+3+3"],
+            ["23+17+16", "17+19+20", "19+18+19", "18+19+19"],
+        ),
+        ((2, 1), ["7+1", "6+2", "5+3", "5+3"], ["26+30", "42+14", "39+17", "38+18"]),
+        ((3, 1), ["8+0", "7+1", "6+2"], ["28+28", "48+8", "43+13"]),
+    ],
+)
+def test_the_reference_distributes_llama_8b_so(shares, heads, columns):
+    plan = make_plan(SyntheticSource("llama-8b:BF16"), shares, reference=True, column_step=256)
+    assert counts(plan, "kv_heads")[: len(heads)] == heads
+    assert counts(plan, "ffn", 256)[: len(columns)] == columns
+
+
+def test_the_reference_evens_bytes_out():
+    source = SyntheticSource("llama-8b:BF16")
+    plan = make_plan(source, (1, 1, 1), reference=True, column_step=256)
+    sizes = layer_bytes(plan, source)
+    assert [round(100 * size / sum(sizes), 2) for size in sizes] == [33.35, 33.32, 33.32]
+
+
+@pytest.mark.parametrize(
+    "shares, heads, columns",
+    [
+        ((1, 1), ["2+2", "3+1", "2+2"], ["1+2", "2+1", "1+2", "2+1"]),
+        ((1,) * 4, ["1+1+1+1", "2+0+1+1", "1+1+1+1"], ["0+1+1+1", "1+1+0+1", "1+1+1+0"]),
+    ],
+)
+def test_the_reference_distributes_qwen3_30b_so(shares, heads, columns):
+    plan = make_plan(SyntheticSource("qwen3-30b-a3b:IQ4_KS"), shares, reference=True)
+    assert counts(plan, "kv_heads")[:3] == heads
+    assert counts(plan, "expert_ffn", 256)[: len(columns)] == columns
+
+
+def test_rounding_is_carried_from_layer_to_layer():
+    plan = make_plan(SyntheticSource("llama-8b:IQ4_K"), (1, 1, 1))
+    assert counts(plan, "kv_heads")[:4] == ["3+3+2", "3+2+3", "2+3+3", "3+3+2"]
+    source = SyntheticSource("llama-8b:IQ4_K")
+    sizes = layer_bytes(plan, source)
+    assert max(sizes) / min(sizes) < 1.01
+
+
+def test_experts_are_whole_where_columns_do_not_divide():
+    # 768 hidden columns are 3 blocks of 256.
+    source = SyntheticSource("qwen3-30b-a3b:IQ4_K")
+    four = make_plan(source, (1,) * 4).layers[0]
+    assert [part.experts for part in four] == [(0, 32), (32, 64), (64, 96), (96, 128)]
+    assert {part.expert_mode for part in four} == {"whole"}
+    three = make_plan(source, (1,) * 3).layers[0]
+    assert [part.expert_ffn for part in three] == [(0, 256), (256, 512), (512, 768)]
+    forced = make_plan(source, (1,) * 4, experts="columns").layers[0]
+    assert [length(part.expert_ffn) for part in forced] == [256, 256, 256, 0]
+
+
+def test_key_value_heads_are_copied_for_more_ranks():
+    # qwen3.5 has 2 key/value heads for 16 query heads.
+    plan = make_plan(SyntheticSource("qwen3.5-35b-a3b:IQ4_K"), (1,) * 4)
+    layer = next(layer for layer in plan.layers if layer[0].heads != NOTHING)
+    assert [part.heads for part in layer] == [(0, 4), (4, 8), (8, 12), (12, 16)]
+    assert [part.kv_heads for part in layer] == [(0,), (0,), (1,), (1,)]
+    three = make_plan(SyntheticSource("qwen3.5-35b-a3b:IQ4_K"), (1,) * 3)
+    layer = next(layer for layer in three.layers if layer[0].heads != NOTHING)
+    for part in layer:
+        # Every group of local query heads reads one head.
+        group, rest = divmod(part.n_heads, part.n_kv_heads)
+        read = [head // 8 for head in range(*part.heads)]
+        assert not rest and read == [kv for kv in part.kv_heads for _ in range(group)]
+
+
+def test_merged_gate_and_up_are_cut_twice():
+    plan = make_plan(SyntheticSource("qwen3.5-35b-a3b:IQ4_K"), (1, 1), experts="columns")
+    name = next(name for name in plan.tensors if name.endswith("ffn_gate_up_exps.weight"))
+    assert plan.of(name).ranges == (((0, 256), (512, 768)), ((256, 512), (768, 1024)))
+
+
+def test_value_heads_of_a_tiled_delta_net_are_several_ranges():
+    source = SyntheticSource("qwen3.5-35b-a3b:IQ4_K")
+    plan = make_plan(source, (1, 1))
+    name = next(name for name in plan.tensors if name.endswith("ssm_out.weight"))
+    ranges = plan.of(name).ranges[1]
+    assert len(ranges) > 1 and plan.of(name).sum_after
+    assert {length(r) for r in ranges} == {length(ranges[0])}
+
+
+@pytest.mark.parametrize("shares", [(1,), (), (0, 0), (1, -1), (1, float("nan"))])
+def test_shares_that_are_not_possible_are_refused(shares):
+    with pytest.raises(UsageError, match="-ts"):
+        make_plan(SyntheticSource("llama-8b:IQ4_K"), shares)
+
+
+def check_cover(plan, source) -> None:
+    """Every element of every tensor is on a rank, once unless it is copied, in cuts that its type
+    allows.
+    """
+    for tensor in source.tensors:
+        split = plan.of(tensor.name)
+        locals_ = [local_tensor(tensor, split, rank) for rank in range(plan.n_ranks)]
+        held = [t for t in locals_ if t is not None]
+        if split.kind == "copy":
+            assert held == [tensor] * plan.n_ranks
+            continue
+        if split.kind == "one":
+            assert held == [tensor]
+            continue
+        n = tensor.shape[split.axis]
+        seen = np.zeros(n, dtype=int)
+        unit = unit_of(tensor, split.axis)
+        for ranges in split.ranges:
+            for start, stop in ranges:
+                assert start < stop and start % unit == stop % unit == 0
+                seen[start:stop] += 1
+        assert seen.min() >= 1, (tensor, split)
+        copies = tensor.name.rpartition(".")[0].endswith(("attn_k", "attn_v", "attn_qkv"))
+        if not copies:
+            assert seen.max() == 1, (tensor, split)
+            heads = tensor.type.header_bytes * tensor.n_rows * (len(held) - 1)
+            cut = split.kind == "columns" or tensor.type.row_bytes == 0
+            assert sum(t.n_bytes for t in held) == tensor.n_bytes + cut * heads
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("name", GOLDEN)
+def test_every_tensor_is_covered(name, shares):
+    with open_gguf(golden(name)) as source:
+        for reference in (False, True):
+            check_cover(make_plan(source, shares, reference=reference), source)
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("type", ["IQ4_K", "IQ4_KS", "IQ4_K_R4", "Q8_0"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "llama-8b",
+        "qwen3-30b-a3b",
+        "glm-4.5-air",
+        "deepseek-v2-lite",
+        "qwen3.5-35b-a3b",
+        "gemma3-27b",
+    ],
+)
+def test_quantized_tensors_are_covered(shape, type, shares):
+    source = SyntheticSource(f"{shape}:{type}")
+    check_cover(make_plan(source, shares), source)
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=lambda s: "-".join(map(str, s)))
+@pytest.mark.parametrize("name", GOLDEN)
+def test_ranks_compute_the_model(name, shares):
+    tokens = np.load(shared(f"golden/convert/{name}/logits.npz"))["input_ids"]
+    with load_model(golden(name)) as model:
+        expected = model.forward(tokens)
+        plan = make_plan(model.source, shares)
+    first, *others = logits_on_ranks(golden(name), tokens, plan)
+    torch.testing.assert_close(first, expected, rtol=0, atol=1e-4)
+    assert all(torch.equal(first, other) for other in others)

@@ -1,0 +1,75 @@
+"""Ranks of a split plan as threads of one process: what `Group` does between processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.runtime.model import Model
+from iqforge.runtime.parallel.plan import SplitPlan
+from iqforge.runtime.parallel.share import Share
+
+Result = TypeVar("Result")
+
+
+class ThreadMeeting:
+    """The meeting of rank `rank`; `parts` and `barrier` belong to all ranks."""
+
+    def __init__(self, rank: int, parts: list[torch.Tensor], barrier: threading.Barrier):
+        self.rank, self.parts, self.barrier = rank, parts, barrier
+        self.calls = 0
+
+    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.calls += 1
+        self.parts[self.rank] = x
+        self.barrier.wait(timeout=60)
+        found = list(self.parts)
+        self.barrier.wait(timeout=60)
+        return found
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        total, *others = self._all(x)
+        assert all(x.shape == other.shape for other in others)
+        for part in others:
+            total = total + part
+        return total
+
+    def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+        parts = self._all(x)
+        starts = [0, *ends]
+        assert [p.shape[1] for p in parts] == [b - a for a, b in zip(starts, ends, strict=False)]
+        return torch.cat(parts, dim=1)
+
+
+def on_ranks(n_ranks: int, work: Callable[[int, ThreadMeeting], Result]) -> list[Result]:
+    """Return what `work(rank, meeting)` returns on each rank. If one fails, all end."""
+    parts, barrier = [torch.empty(0)] * n_ranks, threading.Barrier(n_ranks)
+
+    def run(rank: int) -> Result:
+        try:
+            return work(rank, ThreadMeeting(rank, parts, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(n_ranks) as pool:
+        futures = [pool.submit(run, rank) for rank in range(n_ranks)]
+    errors = [e for f in futures if (e := f.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]
+
+
+def logits_on_ranks(path, tokens, plan: SplitPlan, **options) -> list[torch.Tensor]:
+    """Return the logits of `tokens` on every rank of a plan."""
+
+    def work(rank: int, meeting: ThreadMeeting) -> torch.Tensor:
+        with Model(open_gguf(path), share=Share(plan, rank, meeting), **options) as model:
+            return model.forward(tokens)
+
+    return on_ranks(plan.n_ranks, work)
