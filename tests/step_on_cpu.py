@@ -344,7 +344,7 @@ class Delta:
         odd = other is not None and int(positions[0] - begun[0]) % 2 == 1
         held, to = ((inputs, memory), other or (inputs, memory))[:: -1 if odd else 1]
         shape, x = self.shape, normed(h, norm, eps)
-        net = delta_net(shape, taps, dt, a, RMSNorm(out_norm, out_eps), products, z)
+        net = delta_net(shape.heads, taps, dt, a, RMSNorm(out_norm, out_eps), products, z)
         net.beta, net.alpha = (lambda x, w=w: F.linear(x, w) for w in rates)
         state = RecurrentState(*inputs.shape, tuple(memory.shape), CPU)
         state.load(0, (0, *held))
@@ -354,19 +354,19 @@ class Delta:
             place.copy_(new)
 
 
-def delta_net(shape, taps, dt, a, norm, products, z):
+def delta_net(heads, taps, dt, a, norm, products, z):
     """A delta net whose products are known, without rates and output matrix."""
     spec = DeltaNetSpec(
-        shape.key_heads,
-        shape.value_heads,
-        shape.key_length,
-        shape.value_length,
-        shape.taps,
-        shape.tiled,
+        heads.key_heads,
+        heads.value_heads,
+        heads.key_length,
+        heads.value_length,
+        heads.taps,
+        heads.tiled,
     )
     inputs = (
         {"qkvz": lambda x: products}
-        if shape.joined
+        if heads.joined
         else {"qkv": lambda x: products, "gate": lambda x: z}
     )
     return DeltaNet(spec, convolution=taps, dt=dt, a=a, norm=norm, output=lambda x: x, **inputs)

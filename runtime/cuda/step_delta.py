@@ -71,7 +71,7 @@ class StepDeltaLayer(StepBranch):
             frame.buffer(f"delta inputs {i}", matrix.rows) for i, matrix in enumerate(self.inputs)
         ]
         operation(matvec.norm_matvec, h, self.norm, self.eps, self.inputs, outs)
-        mixed = frame.buffer("mixed", shape.value_heads * shape.value_length)
+        mixed = frame.buffer("mixed", shape.heads.value_heads * shape.heads.value_length)
         mix = frame.once(("delta", shape), lambda: StepDelta(shape, frame.device))
         mix(
             h,

@@ -90,7 +90,7 @@ class Table:
         """
         self.reserve(self.capacity)
         self._reserved = True
-        first = self.blocks[0]
+        first = self.blocks[0] if self.blocks else 0
         if self.blocks == list(range(first, first + len(self.blocks))):
             self._run = slice(first * BLOCK_TOKENS, first * BLOCK_TOKENS + self.capacity)
 
