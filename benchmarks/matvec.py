@@ -89,7 +89,7 @@ class Products:
             )
             self.run["down"] = lambda i: matvec.matvec_add(hidden, down[i % n], self.h)
         self.bytes |= {"gate_up": used * 2 * gate[0].nbytes, "down": used * down[0].nbytes}
-        head = matrix("Q8_0" if type == "Q8_0" else "Q6_K", s.n_vocab, s.width)
+        head = matrix("Q8_0" if type == "Q8_0" or s.width % 256 else "Q6_K", s.n_vocab, s.width)
         logits = zeros(1, s.n_vocab)
         self.head, self.head_bytes = (
             lambda i: matvec.norm_matvec(self.h, self.norm, EPS, [head], [logits]),

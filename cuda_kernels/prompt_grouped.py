@@ -41,7 +41,7 @@ def spec(type: GGMLType, half: torch.dtype, gating: Gating = Gating()) -> Kernel
     return KernelSpec(
         f"prompt_grouped_{type.name.lower()}_{short}{gating.suffix}",
         (unit_header(type), "prompt/grouped.cu"),
-        (("TYPE", type.name), ("HALF", _HALVES[half]), *gating.defines),
+        (("TYPE", type.name), ("HALF", _HALVES[half]), ("TENSOR_CORES", "1"), *gating.defines),
         ("grouped_product", "grouped_gate_up"),
         ARCHS,
     )

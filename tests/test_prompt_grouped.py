@@ -12,6 +12,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels import ops, prompt_grouped
 from iqforge.cuda_kernels.gating import ExpertTerms, Gating
+from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.cuda import prompt_moe
 from iqforge.runtime.cuda.context import Context
@@ -153,6 +154,26 @@ def test_terms_and_rows_that_are_no_multiple_of_128(type, width, hidden, spec, h
         prompt_grouped.grouped_product(down, ends, gated_rows, out, terms=last)
         assert error(out[:n], expected(down, last, found[:, :hidden])) < 5e-3
         assert out[n:].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and cuda-core")
+@pytest.mark.parametrize(("type", "half"), [("MXFP4", torch.bfloat16), ("NVFP4", torch.bfloat16)])
+def test_four_bit_floats_are_decoded_exactly(type, half):
+    """Products with unit vectors give the weights, for every scale and code."""
+    rng = np.random.default_rng(5)
+    t = ggml_type(type)
+    blocks = rng.integers(0, 256, (256, 256 // t.block_size, t.block_bytes), dtype=np.uint8)
+    if type == "MXFP4":  # 4 to 250: beyond are infinite values, below subnormal ones
+        blocks[:, :, 0] = (4 + np.arange(256) % 247)[:, None]
+    m = ops.pack_matrix(type, [blocks.reshape(256, -1)], 256, 256, 1, "cuda")
+    units = torch.eye(256, device="cuda", dtype=half)[:, permutation(256, "cuda")].contiguous()
+    out = torch.empty(256, 256, device="cuda", dtype=half)
+    ends = torch.tensor([256], device="cuda", dtype=torch.int32)
+    prompt_grouped.grouped_product(m, ends, units, out)
+    expected = ops.decode_matrix(m, half)
+    assert torch.isfinite(expected).all() and len(expected.unique()) > 250
+    assert torch.equal(out.T, expected)
 
 
 def test_permutation_is_one():

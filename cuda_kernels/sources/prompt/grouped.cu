@@ -129,10 +129,16 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
   return uint64_t(address >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
 }
 
-// A decoded unit in pairs.
-__device__ __forceinline__ void pack(const float (&v)[32], uint32_t (&pairs)[16]) {
+// The values of a unit in pairs.
+__device__ __forceinline__ void decode_pairs(const typename TYPE::Raw& raw, int unit, uint32_t (&pairs)[16]) {
+  if constexpr (!HALF && UnitBfloats<TYPE>::value) {
+    TYPE::bfloats(raw, unit, pairs);
+  } else {
+    float v[32];
+    decode_unit<TYPE>(raw, unit, v);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) pairs[i] = HALF ? to_halves(v[2 * i], v[2 * i + 1]) : to_bfloats(v[2 * i], v[2 * i + 1]);
+    for (int i = 0; i < 16; ++i) pairs[i] = HALF ? to_halves(v[2 * i], v[2 * i + 1]) : to_bfloats(v[2 * i], v[2 * i + 1]);
+  }
 }
 
 // sums += 64 rows of weights times N tokens, 128 k deep. The registers are free again when this
@@ -170,12 +176,9 @@ __device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* wei
   int unit = min(int(threadIdx.x % 4), last);
   typename TYPE::Raw first = TYPE::load(weights, g, low, unit), second = TYPE::load(weights, g, high, unit);
   for (int k = 0; k < steps; ++k, ++turn) {
-    float v[32];
     uint32_t a[16], b[16];
-    decode_unit<TYPE>(first, unit, v);
-    pack(v, a);
-    decode_unit<TYPE>(second, unit, v);
-    pack(v, b);
+    decode_pairs(first, unit, a);
+    decode_pairs(second, unit, b);
     unit = min(unit + 4, last);
     if (k + 1 < steps) first = TYPE::load(weights, g, low, unit), second = TYPE::load(weights, g, high, unit);
     barrier_wait(full + 8 * (turn % STAGES), turn / STAGES & 1);

@@ -15,6 +15,7 @@
 //   static constexpr float FACTOR;  multiplies every value at last (trellis types)
 //   static constexpr bool OWN;      then decode(raw, unit, v) gives the exact values, where s * w - m has other bits (-0 and the like)
 //   static constexpr bool FLOATS;   then there is `decode` only, as the values are not integers times a scale
+//   bfloats(raw, unit, uint32_t (&pairs)[16]);   the values in bf16, if all are exact in it: fewer instructions than rounding floats (sm_90)
 //   using Shared;                   a table that unpack reads in shared memory: kernels call prepare_unit<T>() before
 //
 // Kernels that multiply integers (PRODUCTS is true: the matrix-vector kernels) leave to sums of activations what many codes have in common.
@@ -330,6 +331,11 @@ template <class T, class = void>
 struct UnitFloats { static constexpr bool value = false; };
 template <class T>
 struct UnitFloats<T, decltype(void(T::FLOATS))> { static constexpr bool value = T::FLOATS; };
+
+template <class T, class = void>
+struct UnitBfloats { static constexpr bool value = false; };
+template <class T>
+struct UnitBfloats<T, decltype(void(&T::bfloats))> { static constexpr bool value = true; };
 
 template <class T, class = void>
 struct UnitShared { static __device__ __forceinline__ void prepare(int, int) {} };
