@@ -185,8 +185,8 @@ class ExpertLinear(ManyMatrices):
     """One matrix per expert, applied to rows that are grouped by expert.
 
     `bias` float32[experts, n_out] and `scale` float32[experts] are those of each expert.
-    `observed`: the names under which observers see the products, if the matrix was merged from
-    several tensors.
+    `tensors`: the names of the tensors that hold the matrices. `observed`: the names under which
+    observers see the products, if the matrix was merged from several tensors.
     """
 
     def __init__(
@@ -197,13 +197,14 @@ class ExpertLinear(ManyMatrices):
         *,
         role: str,
         split: str,
+        tensors: tuple[str, ...] = (),
         observed: tuple[str, ...] = (),
         bias: torch.Tensor | None = None,
         scale: torch.Tensor | None = None,
     ):
         self.name, self.matrices, self.role, self.split = name, matrices, role, split
         self.bias, self.scale = bias, scale
-        self.observed = observed or (name,)
+        self.tensors, self.observed = tensors or (name,), observed or (name,)
         self._taps = taps
 
     @property

@@ -269,8 +269,8 @@ class Weights:
         """
         stacked = f"{name}_exps.weight"
         if self.has(stacked) or not self.has(f"{name}.0.weight"):
-            tensor = self._tensor(stacked, (n_experts, n_out, n_in))
-            matrices = self._matrices([tensor], tensor.n_matrices)
+            tensors = [self._tensor(stacked, (n_experts, n_out, n_in))]
+            matrices = self._matrices(tensors, tensors[0].n_matrices)
         else:
             names = [f"{name}.{expert}.weight" for expert in range(n_experts)]
             tensors = [
@@ -289,6 +289,7 @@ class Weights:
                 self.taps,
                 role=role,
                 split=split,
+                tensors=tuple(tensor.name for tensor in tensors),
                 bias=self.optional_values(f"{name}_exps.bias", (n_experts, n_out)),
                 scale=self.optional_vector(f"{name}_exps.scale", n_experts),
             )
@@ -348,7 +349,8 @@ class Weights:
                 self.taps,
                 role=role,
                 split=split,
-                observed=tuple(tensor.name for tensor in tensors),
+                tensors=(names := tuple(tensor.name for tensor in tensors)),
+                observed=names,
                 bias=torch.cat([b for b in biases if b is not None], dim=1)
                 if biases[0] is not None
                 else None,

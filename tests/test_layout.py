@@ -49,6 +49,7 @@ BOTH_WAYS = {
 }
 MAX_FILES = 20
 MORE_FILES = {
+    "runtime": 24,
     "convert/architectures": 99,
     "runtime/architectures": 99,
     "quantize/search": 22,

@@ -6,24 +6,18 @@ Heads, hidden columns and experts are given out in units that blocks and interle
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...formats.source import Source, TensorInfo
+from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT
-from ..architectures import build_network
-from ..hyperparameters import Hyperparameters
 from ..layers.attention import Attention
 from ..layers.delta_net import DeltaNet
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.gemma import DenseAndExperts, LayerInput
 from ..layers.mla import MLA
 from ..layers.moe import MoE
-from ..network import Network
-from ..placement import CPU, Placement
-from ..switches import Switches
-from ..weights import DecodeCache, Weights
 from .apportion import Apportion, Balanced, Reference, normalized, ranges
 from .expert_mode import ExpertChoice
 from .mixer_splits import plan_attention, plan_delta_net, plan_latent
@@ -31,41 +25,14 @@ from .plan import LayerShare, SplitPlan, TensorSplit
 from .row_splits import plan_experts, plan_ffn
 from .tensor_splits import COLUMN_STEP, TensorSplits, least_common
 
+if TYPE_CHECKING:
+    from ..network import Network
+
 _OUTPUT_ROWS = 16  # the unit of rows of the output matrix
 
 
 class NoPlanError(UsageError):
     """A model whose layers have no split plan; `-sm layer` runs it."""
-
-
-def make_plan(
-    source: Source,
-    shares: Sequence[float],
-    switches: Switches = Switches(),
-    *,
-    experts: ExpertChoice = "auto",
-    reference: bool = False,
-    column_step: int = COLUMN_STEP,
-) -> SplitPlan:
-    """Plan the split of a model; see `plan_split`. Reads its vectors, no matrix. Errors also as for
-    a model that is opened.
-    """
-    network = whole_network(source, switches)
-    return plan_split(
-        network,
-        source.tensors,
-        shares,
-        experts=experts,
-        reference=reference,
-        column_step=column_step,
-    )
-
-
-def whole_network(source: Source, switches: Switches = Switches()) -> Network:
-    """Build the network of a model on the CPU, with no matrix read yet."""
-    p = Hyperparameters(source.metadata, os.fspath(source.path))
-    placement = Placement(CPU, p.integer("block_count", 0))
-    return build_network(p, Weights(source, placement, DecodeCache(), switches))
 
 
 def plan_split(

@@ -7,16 +7,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.moe import MoE
-from ..linear import ExpertLinear, Linear
-from ..weights import Matrix, Stacked
 from .apportion import Balanced, ranges
 from .expert_mode import ExpertChoice, choose_mode
 from .mixer_splits import Parts
 from .plan import LayerShare, Range
 from .tensor_splits import TensorSplits, fitting, least_common, scaled, stem
+
+if TYPE_CHECKING:
+    from ..linear import ExpertLinear, Linear
 
 _OUTPUTS = 16  # the unit of output rows of experts whose hidden activations are joined
 
@@ -54,8 +56,8 @@ def plan_experts(
     splits.copy(module.router.linear.name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
     inputs = [m for m in (module.experts.gate, module.experts.up, module.experts.gate_up) if m]
     hidden, shares = down.cols, splits.apportion.shares
-    names = [name for m in inputs for name in tensors_of(m)]
-    unit = _unit(splits, hidden, names, tensors_of(down))
+    names = [name for m in inputs for name in m.tensors]
+    unit = _unit(splits, hidden, names, down.tensors)
     mode = choose_mode(choice, shares, hidden // unit, spec.n_experts, spec.n_used)
     if mode == "columns":
         held = ranges(splits.apportion.units(hidden // unit, "experts", float(hidden)), unit)
@@ -72,7 +74,7 @@ def plan_experts(
     else:
         unit = _unit(splits, hidden, names, [])
         held = ranges(Balanced(shares).units(hidden // unit, ""), unit)
-        width = fitting(least_common(_OUTPUTS, splits.row_unit(*tensors_of(down))), down.rows)
+        width = fitting(least_common(_OUTPUTS, splits.row_unit(*down.tensors)), down.rows)
         outputs = ranges(Balanced(shares).units(down.rows // width, ""), width)
         found = [
             replace(part, experts=(0, spec.n_experts), expert_ffn=r, outputs=o)
@@ -86,17 +88,6 @@ def plan_experts(
         if module.shared_gate is not None:
             splits.copy(module.shared_gate.name)
     return result
-
-
-def tensors_of(module: ExpertLinear) -> list[str]:
-    """Return the names of the tensors that the matrices of experts are read from."""
-    found: dict[str, None] = {}
-    for matrix in module.matrices:
-        for part in matrix.matrices if isinstance(matrix, Stacked) else (matrix,):
-            if not isinstance(part, Matrix):
-                raise TypeError("plans are made from networks on the CPU")
-            found[part.tensor.name] = None
-    return list(found)
 
 
 def _inputs(module: GatedFFN | PlainFFN) -> list[Linear]:
@@ -151,7 +142,7 @@ def _split_experts(
     columns = [part.expert_ffn for part in parts]
     n = module.spec.n_experts
     for product in (*inputs, down):
-        names = tensors_of(product)
+        names = product.tensors
         alone = len(names) >= n and names[0].endswith(".0.weight")
         for index, name in enumerate(names):
             if mode == "whole" and alone:

@@ -49,7 +49,7 @@ class ShardSource(WrappedSource):
         if axis == len(whole.shape) - 1:
             rows = self.inner.read_rows(whole, start, stop)
             return cut_columns(whole.type, rows, whole.n_cols, ranges)
-        runs = list(row_runs(whole, axis, ranges, start, stop))
+        runs = list(row_runs(whole, axis, ranges, start, stop)) or [(0, 0)]
         pieces = [self.inner.read_rows(whole, *run) for run in runs]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
