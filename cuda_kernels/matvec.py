@@ -7,8 +7,9 @@ steps.
     plain_matvec(x, [up], [out])
     # out = silu(G rms_norm(h)) * (U rms_norm(h))
     gate_up(h, norm_weight, eps, gate, up, out)
-    # h += W x
+    # h += W x; out = W x
     matvec_add(x, down, h)
+    matvec_set(x, down, out)
     # the same with the experts that a router chose
     expert_gate_up(h, norm_weight, eps, gate, up, ids, out)
     expert_down_add(x, down, ids, weights, h)
@@ -23,7 +24,7 @@ weights while the previous one still runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -101,21 +102,48 @@ def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
     ).shared <= shared_space_of(m.type, device.shared)
 
 
+@dataclass(frozen=True)
+class Join:
+    """A branch of the residual stream that the next product finishes: it reads (h +
+    rms_norm(delta, weight)) * scale instead of h, and writes that to `out`.
+
+    delta and out float32[n, cols], weight float32[cols]. The first product must be with a
+    quantized matrix, and `out` is not h.
+    """
+
+    delta: torch.Tensor
+    weight: torch.Tensor
+    eps: float
+    out: torch.Tensor
+    scale: float = 1.0
+
+    def rows(self, which: slice) -> Join:
+        """Return the same for some of the rows."""
+        return replace(self, delta=self.delta[which], out=self.out[which])
+
+
+def joins(matrix: PackedMatrix | RowRange) -> bool:
+    """Return whether a product with the matrix takes a `Join`."""
+    return not matrix.type.is_float
+
+
 def norm_matvec(
     h: torch.Tensor,
     norm_weight: torch.Tensor | None,
     eps: float,
     matrices: Sequence[PackedMatrix | RowRange],
     outs: Sequence[torch.Tensor],
+    join: Join | None = None,
     *,
     pdl: bool = True,
 ) -> None:
     """Compute outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <=
     n <= 8. Up to three matrices of one type make one launch. norm_weight: float32[cols], None for
-    ones. Raise ShapeError for tensors that do not fit.
+    ones. With `join`, h is first replaced. Raise ShapeError for tensors that do not fit.
     """
     for group in _by_type(matrices, outs):
-        _product(NORM_MATVEC, h, norm_weight, eps, group, pdl)
+        _product(NORM_MATVEC, h, norm_weight, eps, group, pdl, join=join)
+        h, join = (h, None) if join is None else (join.out, None)
 
 
 def plain_matvec(
@@ -129,7 +157,7 @@ def plain_matvec(
     three matrices of one type make one launch. Raise ShapeError for tensors that do not fit.
     """
     for group in _by_type(matrices, outs):
-        _product(NORM_MATVEC, x, None, 0.0, group, pdl, plain=True)
+        _product(NORM_MATVEC, x, None, 0.0, group, pdl, options=("PLAIN",))
 
 
 def _by_type(
@@ -141,6 +169,17 @@ def _by_type(
         part = (m.matrix, out, m.rows, m.first) if isinstance(m, RowRange) else (m, out, m.rows, 0)
         by_type.setdefault(m.type.name, []).append(part)
     return [group[i : i + 3] for group in by_type.values() for i in range(0, len(group), 3)]
+
+
+def matvec_set(
+    x: torch.Tensor, matrix: PackedMatrix, out: torch.Tensor, *, pdl: bool = True
+) -> None:
+    """Compute out float32[n, rows] = matrix times x[n, cols] for a quantized matrix, x as in
+    `matvec_add`. Raise ShapeError for tensors that do not fit.
+    """
+    if matrix.type.is_float:
+        raise UnsupportedTypeError(f"products with {matrix.type} only add")
+    _product(MATVEC_ADD, x, None, 0.0, [(matrix, out, matrix.rows, 0)], pdl, options=("SETS",))
 
 
 def matvec_add(x: torch.Tensor, matrix: PackedMatrix, h: torch.Tensor, *, pdl: bool = True) -> None:
@@ -157,23 +196,27 @@ def gate_up(
     gate: PackedMatrix,
     up: PackedMatrix | None,
     out: torch.Tensor,
+    join: Join | None = None,
+    gating: Gating = Gating(),
     *,
     pdl: bool = True,
 ) -> None:
-    """Compute out[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n,
+    """Compute out[n, ff] = gating(gate times rms_norm(h), up times rms_norm(h)) for h float32[n,
     cols], 1 <= n <= 8. Without `up`, the first half of the rows of `gate` is the gate, the second
-    half up. out is float32, or bf16 for quantized matrices of one type. Raise ShapeError for
-    tensors that do not fit.
+    half up. out is float32, or bf16 for quantized matrices of one type. With `join`, h is first
+    replaced. Raise ShapeError for tensors that do not fit.
     """
+
     if up is None:
         parts = [(gate, out, gate.rows // 2, 0), (gate, out, gate.rows // 2, gate.rows // 2)]
     else:
         parts = [(gate, out, gate.rows, 0), (up, out, up.rows, 0)]
     if parts[0][0].type == parts[1][0].type:
-        _product(GATE_UP, h, norm_weight, eps, parts, pdl)
+        _product(GATE_UP, h, norm_weight, eps, parts, pdl, gating=gating, join=join)
     else:
-        _product(NORM_MATVEC, h, norm_weight, eps, parts[:1], pdl)
-        _product(GATE_BY, h, norm_weight, eps, parts[1:], pdl)
+        _product(NORM_MATVEC, h, norm_weight, eps, parts[:1], pdl, join=join)
+        h = h if join is None else join.out
+        _product(GATE_BY, h, norm_weight, eps, parts[1:], pdl, gating=gating)
 
 
 def _product(
@@ -184,7 +227,9 @@ def _product(
     parts: list[MatrixPart],
     pdl: bool,
     *,
-    plain: bool = False,
+    options: tuple[str, ...] = (),
+    gating: Gating = Gating(),
+    join: Join | None = None,
 ) -> None:
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
     between = {MATVEC_ADD: x, GATE_UP: parts[0][1]}.get(kind)  # gate and up give it, down takes it
@@ -200,6 +245,13 @@ def _product(
         raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
     if norm_weight is not None:
         _check("weights of the norm", norm_weight, (cols,), device)
+    if join is not None:
+        if type.is_float:
+            raise UnsupportedTypeError(f"products with {type} do not join")
+        _check("weights of the norm after a branch", join.weight, (cols,), device)
+        _check("result of a branch", join.delta, (n, cols), device)
+        _check("stream after a branch", join.out, (n, cols), device)
+        options = (*options, "JOINS")
     for m, out, rows, _ in parts:
         _check_matrix(m, cols, device)
         _check(
@@ -244,14 +296,24 @@ def _product(
                     np.int32(m.total_rows),
                 ]
             arguments += [None, None, np.int32(0), np.int32(0), np.int32(0)] * (3 - len(parts))
+            if join is not None:
+                arguments += [
+                    join.delta[first:],
+                    join.weight,
+                    np.float32(join.eps),
+                    np.float32(join.scale),
+                    join.out[first:],
+                ]
             if type.is_float:
-                spec = float_spec(type, cols, len(now), kind, split, plain)
+                spec = float_spec(type, cols, len(now), kind, split, options, gating)
                 shared = len(now) * cols * 4
             else:
                 cut = here.plan(type, cols, len(now), kind)
                 matrices = len(parts) if kind == NORM_MATVEC else 1
                 spec, shared = (
-                    quantized_spec(type, cols, len(now), kind, cut, matrices, half, plain),
+                    quantized_spec(
+                        type, cols, len(now), kind, cut, matrices, half, options, gating
+                    ),
                     here.shared_of(kind, cut),
                 )
                 # On every multiprocessor, also where there are few rows: see

@@ -159,14 +159,15 @@ def quantized_spec(
     plan: MatvecPlan,
     matrices: int = 1,
     bf16: bool = False,
-    plain: bool = False,
+    options: tuple[str, ...] = (),
     gating: Gating = Gating(),
     biased: bool = False,
     scaled: bool = False,
 ) -> KernelSpec:
     """Return the kernel of a product with a quantized type; `matrices` below each other for
-    NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. plain: x is not normed.
-    biased, scaled: experts have biases or scales; gating: how EXPERT_GATE_UP joins its products.
+    NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS and
+    JOINS, as in matvec.cu. gating: how kinds with a gate join their products. biased, scaled:
+    experts have biases or scales.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -187,15 +188,16 @@ def quantized_spec(
         "SPREAD_X": int(plan.spread),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
         "BF16_OUT": int(bf16 and kind == GATE_UP),
-        **({"PLAIN": 1} if plain else {}),
+        **dict.fromkeys(options, 1),
     }
-    terms = ""
+    defines |= dict(gating.defines)
+    terms = gating.suffix
     if experts:
-        defines |= {"BIASED": int(biased), "SCALED": int(scaled), **dict(gating.defines)}
-        terms = gating.suffix + "_biased" * biased + "_scaled" * scaled
+        defines |= {"BIASED": int(biased), "SCALED": int(scaled)}
+        terms += "_biased" * biased + "_scaled" * scaled
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_spread' * plan.spread}"
-    name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{'_plain' * plain}{terms}"
+    name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{_suffix(options)}{terms}"
     return KernelSpec(
         name,
         (unit_header(type), *own, "matvec/experts.cu" if experts else "matvec/matvec.cu"),
@@ -204,12 +206,22 @@ def quantized_spec(
     )
 
 
+def _suffix(options: tuple[str, ...]) -> str:
+    return "".join(f"_{option.lower()}" for option in options)
+
+
 @functools.cache
 def float_spec(
-    type: GGMLType, cols: int, n: int, kind: int, split: int, plain: bool = False
+    type: GGMLType,
+    cols: int,
+    n: int,
+    kind: int,
+    split: int,
+    options: tuple[str, ...] = (),
+    gating: Gating = Gating(),
 ) -> KernelSpec:
-    """Return the kernel of a product with F32, F16 or BF16. `split` warps share a row. plain: x is
-    not normed.
+    """Return the kernel of a product with F32, F16 or BF16. `split` warps share a row. options: of
+    PLAIN, as in matvec.cu. gating: how kinds with a gate join their products.
     """
     warps, vectors = max(split, 4), cols * type.block_bytes // 16
     defines = {
@@ -222,10 +234,11 @@ def float_spec(
         "WARPS": warps,
         "SPLIT": split,
         "UNROLL": min(4, -(-vectors // (32 * split))),
-        **({"PLAIN": 1} if plain else {}),
+        **dict.fromkeys(options, 1),
+        **dict(gating.defines),
     }
     return KernelSpec(
-        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}{'_plain' * plain}",
+        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}{_suffix(options)}{gating.suffix}",
         ("matvec/float.cu",),
         tuple((k, str(v)) for k, v in defines.items()),
         (NAMES[kind],),
@@ -317,6 +330,6 @@ def sample_specs() -> list[KernelSpec]:
                     type, cols, n, kind, plan(type, cols, n, kind, limit), matrices, bf16
                 )
             )
-        cut = plan(type, 4096, 1, NORM_MATVEC, limit)
-        found.append(quantized_spec(type, 4096, 1, NORM_MATVEC, cut, 3, plain=True))
+        cut, gelu = plan(type, 4096, 1, GATE_UP, limit), Gating("gelu")
+        found.append(quantized_spec(type, 4096, 1, GATE_UP, cut, 1, True, ("JOINS",), gelu))
     return found

@@ -14,7 +14,7 @@ BETWEEN = KernelSpec(
     "step_between",
     ("step/between.cu",),
     (),
-    ("add_normed", "gelu_gate", "layer_norm", "activate", "scale", "take_share"),
+    ("add_normed", "layer_norm", "activate", "scale", "cap", "take_share"),
 )
 
 
@@ -45,20 +45,6 @@ def add_normed(
         np.float32(eps),
         h,
         np.int32(width),
-        pdl=True,
-    )
-
-
-def gelu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
-    """Compute out = gelu(gate) * up, with the tanh form, for contiguous float32 of equal sizes."""
-    launch(
-        function(BETWEEN, "gelu_gate", out.device),
-        -(-out.numel() // THREADS),
-        THREADS,
-        gate,
-        up,
-        out,
-        np.int32(out.numel()),
         pdl=True,
     )
 
@@ -124,6 +110,19 @@ def scale(x: torch.Tensor, factor: float) -> None:
         THREADS,
         x,
         np.float32(factor),
+        np.int32(x.numel()),
+        pdl=True,
+    )
+
+
+def cap(x: torch.Tensor, most: float) -> None:
+    """Compute x = most * tanh(x / most) for contiguous float32."""
+    launch(
+        function(BETWEEN, "cap", x.device),
+        -(-x.numel() // THREADS),
+        THREADS,
+        x,
+        np.float32(most),
         np.int32(x.numel()),
         pdl=True,
     )

@@ -120,6 +120,7 @@ template <class T> inline T __shfl_xor_sync(uint32_t, T v, int by) { return exch
 inline void wait_for_predecessor() {}
 inline void allow_successor() {}
 inline float4 load_now(const float4* at) { return *at; }
+inline void prefetch(const float*) {}
 inline uint32_t shared_address(const void* p) { return uint32_t((const uint8_t*)p - shared_memory); }
 template <class T> inline T shared_as(uint32_t at) {
   if (at + sizeof(T) > SHARED_MEMORY) __builtin_trap();

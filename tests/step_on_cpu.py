@@ -87,8 +87,18 @@ def whole(m):
     return decode_matrix(m, torch.float32)
 
 
+def joined(h, join):
+    """Return the stream that a product reads; with a join it is written where that wants it."""
+    if join is None:
+        return h
+    assert join.out.data_ptr() != h.data_ptr()
+    join.out.copy_((h + normed(join.delta, join.weight, join.eps)) * join.scale)
+    return join.out
+
+
 @kernel
-def norm_matvec(h, weight, eps, matrices, outs):
+def norm_matvec(h, weight, eps, matrices, outs, join=None):
+    h = joined(h, join)
     for m, out in zip(matrices, outs, strict=True):
         out.copy_(F.linear(normed(h, weight, eps), whole(m)))
 
@@ -119,11 +129,16 @@ def matvec_add(x, m, h):
 
 
 @kernel
-def gate_up(h, weight, eps, gate, up, out):
-    x = normed(h, weight, eps)
+def matvec_set(x, m, out):
+    out.copy_(F.linear(x.float(), whole(m)))
+
+
+@kernel
+def gate_up(h, weight, eps, gate, up, out, join=None, gating=Gating()):
+    x = normed(joined(h, join), weight, eps)
     both = [F.linear(x, whole(m)) for m in (gate, up) if m is not None]
     g, u = both if len(both) == 2 else both[0].chunk(2, -1)
-    out.copy_(F.silu(g) * u)
+    out.copy_(gated(FFNSpec(gating.activation, limit=gating.limit), g, u))
 
 
 def decode_matrices(m, dtype, ids):
@@ -181,8 +196,8 @@ def take_share(h, weight, eps, hidden):
 
 
 @kernel
-def gelu_gate(gate, up, out):
-    out.copy_(F.gelu(gate, approximate="tanh") * up)
+def cap(x, most):
+    x.copy_(most * torch.tanh(x / most))
 
 
 @kernel
@@ -423,7 +438,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (matvec, "device_index", lambda device: 0),
         (matvec, "limits", lambda index: DeviceLimits(132, products, products // 2, products // 2)),
         (step_between, "add_normed", add_normed),
-        (step_between, "gelu_gate", gelu_gate),
+        (step_between, "cap", cap),
         (step_between, "layer_norm", layer_norm),
         (step_between, "activate", activate),
         (step_between, "scale", scale),
@@ -441,6 +456,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (matvec, "norm_matvec", norm_matvec),
         (matvec, "plain_matvec", plain_matvec),
         (matvec, "matvec_add", matvec_add),
+        (matvec, "matvec_set", matvec_set),
         (matvec, "gate_up", gate_up),
         (matvec, "expert_gate_up", expert_gate_up),
         (matvec, "expert_down_add", expert_down_add),

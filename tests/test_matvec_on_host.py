@@ -336,6 +336,42 @@ def test_gate_up(build, merged):
     assert_close(out, silu(x @ weights(gate)[0][:ff].T) * (x @ weights(up)[0][-ff:].T))
 
 
+JOINED = f"{DENSE}, const float* delta, const float* post, float post_eps, float scale, float* to"
+
+
+@pytest.mark.parametrize(("n", "cols"), [(1, 768), (1, 1280), (3, 1280)])
+def test_gelu_of_a_joined_stream(build, n, cols):
+    """The stream is what the branch before and its norm make of it, whether a thread keeps its
+    elements in registers or not, and is written once by all blocks together.
+    """
+    type, ff, scale = ggml_type("IQ4_K"), 11, 0.75
+    cut = plan(type, cols, n, mp.GATE_UP)
+    gate, up = matrix("IQ4_K", ff, cols), matrix("IQ4_K", ff, cols, seed=1)
+    h, w, out = draw(n, cols), draw(cols, seed=2), torch.full((n, ff), float("nan"))
+    delta, post, to = draw(n, cols, seed=3), draw(cols, seed=4), torch.full((n, cols), float("nan"))
+    joins, gelu = ("JOINS",), Gating("gelu")
+    spec = mp.quantized_spec(type, cols, n, mp.GATE_UP, cut, options=joins, gating=gelu)
+    given = (gate.data, out, ff, 0, ff, up.data, out, ff, 0, ff, None, None, 0, 0, 0)
+    start(build(spec, JOINED), cut, 1, [gate, up], h, w, EPS, *given, delta, post, 1e-6, scale, to)
+    mean = delta.double().square().mean(-1, keepdim=True)
+    stream = (h + delta / (mean + 1e-6).sqrt() * post) * scale
+    assert_close(to, stream)
+    x = normed(to, w)  # of the same bits, as rounding to 8 bits depends on them
+    g, u = (x @ weights(m)[0].T for m in (gate, up))
+    assert_close(out, torch.nn.functional.gelu(g, approximate="tanh") * u)
+
+
+def test_matvec_set(build):
+    """What was there is not read."""
+    type, cols, rows = ggml_type("IQ4_K"), 1280, 20
+    cut, m, x = plan(type, cols, 1, mp.MATVEC_ADD), matrix("IQ4_K", rows, cols), draw(1, cols)
+    out = torch.full((1, rows), float("nan"))
+    spec = mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, options=("SETS",))
+    given = (m.data, out, rows, 0, rows, *[None, None, 0, 0, 0] * 2)
+    start(build(spec, DENSE), cut, 1, [m], x, None, 0.0, *given)
+    assert_close(out, rounded(x) @ weights(m)[0].T)
+
+
 def test_activations_that_are_tiny_or_huge(build):
     """Activations below 2^-120 count as 0. From 2^126 on, and for NaN, no result is finite."""
     type, cols, rows = ggml_type("Q8_0"), 1024, 20

@@ -255,8 +255,8 @@ def test_logits_are_where_the_final_norm_is(monkeypatch, opened):
         model.new_state(100),
     )
     assert isinstance(steps._output, SlowOutput)
-    steps._output = lambda frame, h: frame.logits[
-        : len(h)
+    steps._output = lambda frame, rows: frame.logits[
+        : rows.stop - rows.start
     ].zero_()  # what it leaves is on the device of the step
     for all_logits, shape in ((True, [3, model.n_vocab]), (False, [model.n_vocab])):
         logits = steps.extend(torch.tensor([5, 6, 7]), state, all_logits)

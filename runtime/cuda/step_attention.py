@@ -25,6 +25,8 @@ class StepAttentionLayer(StepBranch):
     output projection onto h.
     """
 
+    joins = True
+
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         a: Attention = branch.module
@@ -111,7 +113,7 @@ class StepAttentionLayer(StepBranch):
             frame.buffer(name, rows) for name, rows in zip(("q", "k", "v"), self.sizes, strict=True)
         ]
         mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
-        self.input(frame, h, self.qkv, outs)
+        self.input(frame, self.qkv, outs)
         eps = 0.0 if a.q_norm is None else a.q_norm.eps
         frame.attention(self._shape(frame.n, cache), cache.capacity)(
             q,
@@ -128,7 +130,7 @@ class StepAttentionLayer(StepBranch):
             biases=self.biases,
             sinks=a.sinks,
         )
-        self.output(frame, mixed, h)
+        self.output(frame, mixed, frame.h)
 
 
 def _all_biases(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
+from ...cuda_kernels import step_between
+from ...cuda_kernels.matvec import Join
 from ...cuda_kernels.step_attention import AttentionShape, StepAttention
 from ...cuda_kernels.step_router import Routing, StepRouter
 from ...cuda_kernels.step_sample import step_angles
@@ -81,9 +84,26 @@ def _fields(data: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
     )
 
 
+@dataclass(frozen=True)
+class PendingBranch:
+    """What is still to be added to the residual stream h: it becomes (h + post_norm(delta)) *
+    scale.
+    """
+
+    delta: torch.Tensor
+    weight: torch.Tensor
+    eps: float
+    scale: float = 1.0
+
+
 class Frame:
     """Buffers of up to `rows` rows that layers share, as they run one after the other on one
     stream. Their addresses never change, as captured launches contain them.
+
+    `h` float32[n, width] is the residual stream. A branch with a norm after it leaves its result in
+    `pending`; the first product of the next branch adds it (`joined`), or a launch of its own does
+    (`settled`). The stream alternates between two buffers, as every block of such a product reads
+    the old one.
     """
 
     def __init__(self, network: Network, context: Context, rows: int):
@@ -92,7 +112,9 @@ class Frame:
         self._kernels: dict[tuple, Any] = {}
         self._sized: WeakValueDictionary[tuple, StepAttention] = WeakValueDictionary()
         self._turned: set[int] = set()
-        self.n, self.alternates = 0, False
+        self.n, self.alternates, self.width = 0, False, network.width
+        self.pending: PendingBranch | None = None
+        self._place = 0  # of the residual stream
         # Both are set from `begin` to `end`.
         self.batch: Batch = None  # pyright: ignore[reportAttributeAccessIssue]
         self.sequence: StepSequence = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -107,6 +129,38 @@ class Frame:
         self.sequence, self.n, self.alternates = sequence, n, alternates
         self.batch = batch  # pyright: ignore[reportAttributeAccessIssue]  see there
         self._turned.clear()
+        self.pending, self._place = None, 0
+
+    @property
+    def h(self) -> torch.Tensor:
+        return self.buffer(f"h {self._place}", self.width)
+
+    def joined(self) -> tuple[torch.Tensor, Join | None]:
+        """Return what the next product has to read, and what it has to add first. `h` is then what
+        that product writes.
+        """
+        h, pending = self.h, self.pending
+        if pending is None:
+            return h, None
+        self._place, self.pending = 1 - self._place, None
+        return h, Join(pending.delta, pending.weight, pending.eps, self.h, pending.scale)
+
+    def settled(self) -> torch.Tensor:
+        """Add what is pending, and return the residual stream."""
+        h, pending = self.h, self.pending
+        if pending is not None:
+            self.pending = None
+            step_between.add_normed(pending.delta, h, weight=pending.weight, eps=pending.eps)
+            if pending.scale != 1:
+                step_between.scale(h, pending.scale)
+        return h
+
+    def scaled(self, factor: float) -> None:
+        """Multiply the residual stream."""
+        if self.pending is None:
+            step_between.scale(self.h, factor)
+        else:
+            self.pending = replace(self.pending, scale=self.pending.scale * factor)
 
     def end(self) -> None:
         """The whole step is launched: what belongs to its sequence is not kept here."""

@@ -20,8 +20,9 @@ from ..ranges import ranged
 from ..state.sequence import State
 from .context import Context
 from .executor import Executor, operation
+from .expert_terms import gating_of
 from .registry import STEP, PlacedBranch, Slow, executor
-from .step_frame import Frame
+from .step_frame import Frame, PendingBranch
 
 
 def on_device(
@@ -63,12 +64,14 @@ BETWEEN = torch.bfloat16
 
 class StepExecutor(Protocol):
     """What launches h += f(norm(h)) for one branch. captured: its launches can be captured.
-    repeatable: running a step twice at the same position leaves what running it once does.
+    repeatable: running a step twice at the same position leaves what running it once does. joins:
+    it adds what is pending itself (see `Frame`); others get an h with everything added.
     """
 
     branch: PlacedBranch
     captured: bool
     repeatable: bool
+    joins: bool
 
     def check(self, state: State) -> None:
         """Slow if this branch cannot run on what a sequence keeps for it."""
@@ -77,16 +80,26 @@ class StepExecutor(Protocol):
     def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None: ...
 
 
-class StepEnd(Protocol):
-    """What launches the embedding at the beginning of a step, or the output at its end."""
+class StepBegin(Protocol):
+    """What launches the embedding at the beginning of a step."""
 
     captured: bool
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None: ...
 
 
+class StepEnd(Protocol):
+    """What launches the output of some rows at the end of a step."""
+
+    captured: bool
+
+    def __call__(self, frame: Frame, rows: slice) -> None: ...
+
+
 class StepInput:
-    """Products of norm(h). An RMS norm is applied within them, a LayerNorm in a launch before."""
+    """Products of norm(h). An RMS norm is applied within them, a LayerNorm in a launch before. What
+    is pending is added first, by the first product if it can.
+    """
 
     def __init__(self, norm: Norm, context: Context):
         if norm.weight.device != context.device:
@@ -96,17 +109,18 @@ class StepInput:
     def __call__(
         self,
         frame: Frame,
-        h: torch.Tensor,
         matrices: Sequence[PackedMatrix | matvec.RowRange],
         outs: Sequence[torch.Tensor],
+        rows: slice = slice(None),
     ) -> None:
-        """outs[i] = matrices[i] times norm(h), for h float32[n, width] of which n may be less than
-        the frame's.
-        """
+        """outs[i] = matrices[i] times norm(h), for these rows of the frame."""
         norm = self.norm
         if isinstance(norm, RMSNorm):
-            operation(matvec.norm_matvec, h, norm.weight, norm.eps, matrices, outs)
+            h, join = frame.joined() if matvec.joins(matrices[0]) else (frame.settled(), None)
+            join = None if join is None else join.rows(rows)
+            operation(matvec.norm_matvec, h[rows], norm.weight, norm.eps, matrices, outs, join)
             return
+        h = frame.settled()[rows]
         x = frame.buffer("layer normed", h.shape[1])[: len(h)]
         step_between.layer_norm(h, norm.weight, norm.bias, norm.eps, x)
         operation(matvec.plain_matvec, x, matrices, outs)
@@ -117,6 +131,7 @@ class StepBranch(Executor):
 
     captured = True  # its launches can be captured
     repeatable = True  # running a step twice at the same position leaves what running it once does
+    joins = False
 
     def __init__(self, branch: PlacedBranch, context: Context):
         self.branch, self.layer = branch, branch.layer
@@ -129,45 +144,53 @@ class StepBranch(Executor):
 
 
 class StepSum:
-    """h += post_norm(W x + bias) for the last product of a branch."""
+    """h += post_norm(W x + bias) for the last product of a branch. A sum that only has a norm is
+    left pending.
+    """
 
     def __init__(self, linear: Linear, branch: PlacedBranch, context: Context):
         self.matrix = on_device(linear, context, MATVEC_ADD, biased=True)
         self.bias, self.post_norm = linear.bias, branch.branch.post_norm
 
     def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
-        if self.bias is None and self.post_norm is None:
+        norm = self.post_norm
+        if self.bias is None and norm is None:
             operation(matvec.matvec_add, x, self.matrix, h)
-            return
-        sum = frame.zeros("sum", self.matrix.rows)
-        operation(matvec.matvec_add, x, self.matrix, sum)
-        weight, eps = (
-            (None, 0.0) if self.post_norm is None else (self.post_norm.weight, self.post_norm.eps)
-        )
-        step_between.add_normed(sum, h, bias=self.bias, weight=weight, eps=eps)
+        elif norm is not None and self.bias is None and not self.matrix.type.is_float:
+            delta = frame.buffer("delta", self.matrix.rows)
+            operation(matvec.matvec_set, x, self.matrix, delta)
+            frame.pending = PendingBranch(delta, norm.weight, norm.eps)
+        else:
+            sum = frame.zeros("sum", self.matrix.rows)
+            operation(matvec.matvec_add, x, self.matrix, sum)
+            weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            step_between.add_normed(sum, h, bias=self.bias, weight=weight, eps=eps)
 
 
 @executor(STEP, GatedFFN)
 class StepFFN(StepBranch):
     """Gate and up with the activation in one launch, down onto h."""
 
+    joins = True
+
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         ffn: GatedFFN = branch.module
         pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+        self.input = StepInput(branch.norm, context)
         self.down = StepSum(ffn.down, branch, context)
         self.cols, self.activation = self.down.matrix.cols, ffn.spec.activation
+        self.gating = gating_of(ffn.spec)
         self.biases = _biases_of(pair, self.cols)
-        # Silu without biases is computed by the product itself.
-        self.apart = self.activation != "silu" or self.biases is not None
-        kind = NORM_MATVEC if self.apart else GATE_UP
+        # Without biases the product itself computes the activation.
+        kind = GATE_UP if self.biases is None else NORM_MATVEC
         matrices = [on_device(x, context, kind, biased=True) for x in pair]
         self.matrices = matrices
         quantized = (
             len({x.type for x in matrices}) == 1
             and not matrices[0].type.is_float
             and not self.down.matrix.type.is_float
-            and not self.apart
+            and self.biases is None
         )
         self.between = BETWEEN if quantized else torch.float32
         self.halves = (
@@ -179,20 +202,19 @@ class StepFFN(StepBranch):
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         hidden = frame.buffer("hidden", self.cols, self.between)
-        if self.apart:
+        if self.biases is not None:
             gate, up = (frame.buffer(name, self.cols) for name in ("gate", "up"))
-            operation(matvec.norm_matvec, h, self.norm, self.eps, self.halves, [gate, up])
-            if self.biases is None and self.activation == "gelu":
-                step_between.gelu_gate(gate, up, hidden)
-            else:
-                gate_bias, up_bias = self.biases or (None, None)
-                step_between.activate(
-                    gate, hidden, self.activation, bias=gate_bias, up=up, up_bias=up_bias
-                )
+            self.input(frame, self.halves, [gate, up])
+            gate_bias, up_bias = self.biases
+            step_between.activate(
+                gate, hidden, self.activation, bias=gate_bias, up=up, up_bias=up_bias
+            )
         else:
-            gate, up = (*self.matrices, None)[:2]
-            operation(matvec.gate_up, h, self.norm, self.eps, gate, up, hidden)
-        self.down(frame, hidden, h)
+            gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
+            h, join = frame.joined() if matvec.joins(gate) else (frame.settled(), None)
+            arguments = h, self.norm, self.eps, gate, up, hidden, join, self.gating
+            operation(matvec.gate_up, *arguments)
+        self.down(frame, hidden, frame.h)
 
 
 def _biases_of(
@@ -210,6 +232,8 @@ def _biases_of(
 class StepPlainFFN(StepBranch):
     """Up, bias and activation, down onto h."""
 
+    joins = True
+
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         ffn: PlainFFN = branch.module
@@ -221,9 +245,9 @@ class StepPlainFFN(StepBranch):
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         hidden = frame.buffer("hidden", self.up.rows)
-        self.input(frame, h, [self.up], [hidden])
+        self.input(frame, [self.up], [hidden])
         step_between.activate(hidden, hidden, self.activation, bias=self.bias)
-        self.down(frame, hidden, h)
+        self.down(frame, hidden, frame.h)
 
 
 class DeviceEmbedding:
@@ -244,18 +268,19 @@ class DeviceEmbedding:
 
 
 class StepOutput:
-    """The final norm and the output matrix."""
+    """The final norm, the output matrix, and the cap of logits."""
 
     captured = True
 
     def __init__(self, network: Network, context: Context):
-        if network.softcap:
-            raise Slow("capped logits")
-        self.input = StepInput(network.output_norm, context)
+        self.input, self.softcap = StepInput(network.output_norm, context), network.softcap
         self.matrix = on_device(network.output, context, NORM_MATVEC)
 
-    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        self.input(frame, h, [self.matrix], [frame.logits[: len(h)]])
+    def __call__(self, frame: Frame, rows: slice) -> None:
+        logits = frame.logits[: rows.stop - rows.start]
+        self.input(frame, [self.matrix], [logits], rows)
+        if self.softcap:
+            step_between.cap(logits, self.softcap)
 
 
 class SlowEmbedding:
@@ -271,7 +296,7 @@ class SlowEmbedding:
 class SlowBranch(Executor):
     """A branch on the reference path, on the device of its block."""
 
-    captured = repeatable = False
+    captured = repeatable = joins = False
 
     def __init__(self, branch: PlacedBranch):
         self.branch = branch
@@ -287,7 +312,7 @@ class SlowBranch(Executor):
 class StepScaled(Executor):
     """h *= scale, after the branches of a block."""
 
-    captured = repeatable = True
+    captured = repeatable = joins = True
 
     def __init__(self, branch: PlacedBranch):
         self.branch = branch
@@ -298,7 +323,7 @@ class StepScaled(Executor):
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        step_between.scale(h, self.scale)
+        frame.scaled(self.scale)
 
 
 class SlowOutput:
@@ -307,8 +332,8 @@ class SlowOutput:
     def __init__(self, network: Network, context: Context):
         self.network = network
 
-    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        network = self.network
+    def __call__(self, frame: Frame, rows: slice) -> None:
+        network, h = self.network, frame.settled()[rows]
         frame.logits[: len(h)].copy_(
             network.logits(network.output_norm(h.to(network.output_device)))
         )

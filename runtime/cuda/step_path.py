@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,12 +36,15 @@ from .step_layers import (
     SlowBranch,
     SlowEmbedding,
     SlowOutput,
+    StepBegin,
     StepEnd,
     StepExecutor,
     StepOutput,
     StepScaled,
 )
 from .step_sampling import sampler
+
+_End = TypeVar("_End")  # what begins or ends a step
 
 AHEAD = 4  # steps that run before the host waits for the token of the first one
 # The same where a recurrent state has two places: the second step leaves the state that the first
@@ -57,7 +60,7 @@ class StepPath:
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
         self.frame = Frame(network, context, STEP_ROWS)
-        self._embedding = _or_slow(
+        self._embedding: StepBegin = _or_slow(
             context, "DeviceEmbedding", DeviceEmbedding, SlowEmbedding, network
         )
         self._branches: list[StepExecutor] = []
@@ -68,7 +71,7 @@ class StepPath:
         self._recurrent: list[StepDeltaLayer] = [
             x for x in self._branches if isinstance(x, StepDeltaLayer)
         ]
-        self._output = _or_slow(context, "Output", StepOutput, SlowOutput, network)
+        self._output: StepEnd = _or_slow(context, "Output", StepOutput, SlowOutput, network)
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         # Steps are captured if a sequence's caches suit.
         self.captures = all(
@@ -252,15 +255,16 @@ class StepPath:
         frame = self.frame
         batch = None if sequence.captures else Batch.after([state], [n], self.context.device)
         frame.begin(sequence, n, batch, sequence.alternates and not isinstance(wanted, str))
-        h = frame.buffer("h", self.network.width)
+        h = frame.h
         with opened("token_embd", "token_embd"):
             self._embedding(frame, h)
         if batch is not None:
             frame.batch = self.network.prepared(sequence.tokens[:n].long(), h, batch)
         for number, branch in enumerate(self._branches):
-            sequence.instead.get(number, branch)(frame, h, state)
+            executor = sequence.instead.get(number, branch)
+            executor(frame, frame.h if executor.joins else frame.settled(), state)
         with opened("output", "output"):
-            self._output(frame, h if wanted == "all" else h[n - 1 : n])
+            self._output(frame, slice(0, n) if wanted == "all" else slice(n - 1, n))
         if not isinstance(wanted, str):
             sampler(frame, wanted)(frame.logits[0], sequence)
         frame.end()
@@ -273,10 +277,10 @@ def _without_seed(sampling: Sampling) -> tuple:
 def _or_slow(
     context: Context,
     kind: str,
-    fast: Callable[[Any, Context], StepEnd],
-    slow: Callable[[Any, Context], StepEnd],
+    fast: Callable[[Any, Context], _End],
+    slow: Callable[[Any, Context], _End],
     module: Any,
-) -> StepEnd:
+) -> _End:
     try:
         return fast(module, context)
     except Slow as reason:

@@ -1,8 +1,9 @@
 // Matrix-vector products on F32, F16 and BF16 matrices for 1..8 rows of activations, all in float32.
 //
 // Macros: TYPE, WEIGHT_BYTES, COLS, X_ROWS, WARPS, SPLIT (warps that share a row of weights: the router's few rows would not keep a
-// device busy otherwise), UNROLL (loads of 16 bytes on their way per lane), KIND, PLAIN and KERNEL as in matvec.cu.
+// device busy otherwise), UNROLL (loads of 16 bytes on their way per lane), KIND, PLAIN, ACTIVATION, LIMIT and KERNEL as in matvec.cu.
 #include "matvec/common.cuh"
+#include "units/gating.cuh"
 
 constexpr bool NORM = KIND != 1 && !PLAIN, GATED = KIND == 2;
 constexpr int E = 16 / WEIGHT_BYTES, VECTORS = COLS / E, PER = (VECTORS + 32 * SPLIT - 1) / (32 * SPLIT);   // weights and vectors of a lane
@@ -135,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(
       #pragma unroll
       for (int n = 0; n < N; n++) {
         float* to = result(item, n);
-        *to = KIND == 0 ? sum[0][n] : KIND == 1 ? *to + sum[0][n] : KIND == 2 ? silu(sum[0][n]) * sum[1][n] : silu(*to) * sum[0][n];
+        *to = KIND == 0 ? sum[0][n] : KIND == 1 ? *to + sum[0][n] : KIND == 2 ? joined(sum[0][n], sum[1][n]) : joined(*to, sum[0][n]);
       }
   }
 }

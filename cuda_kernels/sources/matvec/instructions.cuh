@@ -21,6 +21,9 @@ DEV float4 load_now(const float4* at) {
   return v;
 }
 
+// Memory that is read soon, into L2.
+DEV void prefetch(const float* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
+
 DEV int4 shared16(uint32_t at) {
   int4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));

@@ -3,12 +3,20 @@
 // Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, MATRICES (1..3), BLOCKS (thread blocks per
 // multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
 // KIND:
-// NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x; GATE_UP  out = silu(G norm(x)) * (U norm(x));
-// GATE_BY  out = silu(out) * (W norm(x)). With PLAIN, x is not normed.
+// NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x; GATE_UP  out = joined(G norm(x), U norm(x));
+// GATE_BY  out = joined(out, W norm(x)); joined: see units/gating.cuh, with its macros.
+// PLAIN: x is not normed. SETS: MATVEC_ADD is out = W x. JOINS: kinds with a norm first finish the branch before: see `quantize_joined`.
 //
 // A warp takes every (grid * WARPS)th item: R neighbouring rows, or a row of the gate with that of the up matrix. Grid and order of
 // additions follow from shapes alone.
 #include "matvec/feed.cuh"
+#include "units/gating.cuh"
+#ifndef SETS
+#define SETS 0
+#endif
+#ifndef JOINS
+#define JOINS 0
+#endif
 
 typedef Format<TYPE> F;
 typedef Activations<F> A;
@@ -19,7 +27,11 @@ struct Matrix { const uint8_t* base; float* out; int rows, first, stored; };   /
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* x, const float* norm_weight, float eps, const uint8_t* base0, float* out0, int rows0, int first0, int stored0,
     const uint8_t* base1, float* out1, int rows1, int first1, int stored1,
-    const uint8_t* base2, float* out2, int rows2, int first2, int stored2) {
+    const uint8_t* base2, float* out2, int rows2, int first2, int stored2
+#if JOINS
+    , const float* delta, const float* post_weight, float post_eps, float scale, float* stream
+#endif
+    ) {
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int items = GATED ? rows0 : (rows0 + rows1 + rows2) / R, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
@@ -47,7 +59,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   prepare_unit<TYPE>();
 
   static __shared__ float squares[N][WARPS];
+#if JOINS
+  quantize_joined<F, N>(x, norm_weight, {delta, post_weight, post_eps, scale, stream}, squares, shared_memory);
+#else
   quantize<F, N, NORM>(x, norm_weight, squares, shared_memory);
+#endif
   __syncthreads();
   float factor[N];
 
@@ -65,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       #pragma unroll
       for (int n = 0; n < N; n++) {
         sum[k][n] = 0;
-        if (KIND == 1 || KIND == 3) {
+        if ((KIND == 1 && !SETS) || KIND == 3) {
           Matrix m = matrix(item, k);
           if (lane == 0) before[k][n] = m.out[(int64_t)n * m.rows];
         }
@@ -122,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       #pragma unroll
       for (int n = 0; n < N; n++) {
         if (GATED) {
-          const float v = silu(sum[0][n]) * sum[R - 1][n];
+          const float v = joined(sum[0][n], sum[R - 1][n]);
           if (BF16_OUT) ((uint16_t*)out0)[(int64_t)n * rows0 + item] = (uint16_t)to_bfloats(v, 0);
           else out0[(int64_t)n * rows0 + item] = v;
         }
@@ -130,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
           #pragma unroll
           for (int k = 0; k < R; k++) {
             Matrix m = matrix(item, k);
-            m.out[(int64_t)n * m.rows] = KIND == 0 ? sum[k][n] : KIND == 1 ? before[k][n] + sum[k][n] : silu(before[k][n]) * sum[k][n];
+            m.out[(int64_t)n * m.rows] = KIND == 0 || SETS ? sum[k][n] : KIND == 1 ? before[k][n] + sum[k][n] : joined(before[k][n], sum[k][n]);
           }
       }
     }

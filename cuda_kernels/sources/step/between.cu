@@ -31,18 +31,6 @@ add_normed(float* x, const float* bias, const float* weight, float eps, float* h
     }
 }
 
-// out = gelu(gate) * up, n elements, with the tanh form of gelu.
-extern "C" __global__ void __launch_bounds__(THREADS)
-gelu_gate(const float* gate, const float* up, float* out, int n) {
-    wait_for_inputs();
-    start_dependents();
-    const int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n) return;
-    const float g = __ldcg(gate + i);
-    const float t = tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g));
-    out[i] = 0.5f * g * (1.f + t) * __ldcg(up + i);
-}
-
 __device__ __forceinline__ float block_sum(float x, float (&sums)[WARPS]) {
     x = warp_sum(x);
     __syncthreads();  // the sums of the call before are read
@@ -101,6 +89,15 @@ scale(float* x, float factor, int n) {
     start_dependents();
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i < n) x[i] = __ldcg(x + i) * factor;
+}
+
+// x = most * tanh(x / most), n elements.
+extern "C" __global__ void __launch_bounds__(THREADS)
+cap(float* x, float most, int n) {
+    wait_for_inputs();
+    start_dependents();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) x[i] = most * tanhf(__ldcg(x + i) / most);
 }
 
 // hidden *= sigmoid(norm(h) . share): weight float32[width] is that of the norm times the share; hidden [rows, cols] in float32 or bfloat16.
