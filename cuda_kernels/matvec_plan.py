@@ -302,7 +302,7 @@ def sample_specs() -> list[KernelSpec]:
         type = plain_type(name)
         if type.is_float:
             found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
-            found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4, plain=True))
+            found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4, options=("PLAIN",)))
             continue
         if name == "MXFP4":  # experts as in gpt-oss
             for kind, n, gating in (

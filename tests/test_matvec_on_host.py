@@ -200,7 +200,7 @@ def test_ranges_of_rows_without_a_norm(build):
     type, cols = ggml_type("Q8_0"), 1120
     cut, m, x = plan(type, cols, 2, mp.NORM_MATVEC), matrix("Q8_0", 20, cols), draw(2, cols)
     outs = [torch.full((2, rows), float("nan")) for rows in (13, 7)]
-    spec = mp.quantized_spec(type, cols, 2, mp.NORM_MATVEC, cut, 3, plain=True)
+    spec = mp.quantized_spec(type, cols, 2, mp.NORM_MATVEC, cut, 3, options=("PLAIN",))
     parts = [m.data, outs[0], 13, 0, 20, m.data, outs[1], 7, 13, 20, None, None, 0, 0, 0]
     start(build(spec, DENSE), cut, 1, [m], x, None, EPS, *parts)
     assert_close(torch.cat(outs, 1), rounded(x) @ weights(m)[0].T)
