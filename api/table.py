@@ -29,6 +29,8 @@ PUBLIC = {
     "load_imatrix": "api.imatrix",
     "merge_imatrices": "api.imatrix",
     "convert_imatrix": "api.imatrix",
+    "collect_hessian": "api.hessian",
+    "load_hessian": "api.hessian",
     "merge_gate_up": "formats.tools.gate_up",
     "split_model": "formats.tools.split",
     "merge_model": "formats.tools.split",

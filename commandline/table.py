@@ -40,6 +40,12 @@ COMMANDS = {
         "convert an importance matrix between .dat and .gguf",
         "iqforge imatrix-convert imatrix.dat imatrix.gguf",
     ),
+    "hessian": Command(
+        ".imatrix.commands.hessian",
+        "make",
+        "collect second moments, for better rounding than an importance matrix gives",
+        "iqforge hessian -m model-bf16.gguf -f prose.txt -f code.txt -o model.hessian.safetensors",
+    ),
     "quantize": Command(
         ".quantize.commands.quantize",
         "make",

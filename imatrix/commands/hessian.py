@@ -1,0 +1,111 @@
+"""`iqforge hessian`: collect second moments, or show the figures of a file of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError, printable
+from ...runtime.commands.flags import (
+    RunningOutput,
+    add_chunk_flags,
+    add_load_flags,
+    add_model_flag,
+    chunks_per_pass,
+    note,
+    open_model,
+)
+from ...runtime.commands.watch import watched
+from ...runtime.options import LoadOptions
+from ..moments.options import HessianOptions
+
+if TYPE_CHECKING:
+    from ..moments.data import MomentInput
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run calibration texts through a model and save the second moments of the inputs of"
+        " every weight matrix, for `iqforge quantize --hessian`. The last fifth of each text is"
+        " kept apart to judge the rounding by. Use several kinds of text."
+    )
+    add_model_flag(parser, required=False)
+    add_chunk_flags(parser, several_texts=True)
+    parser.add_argument(
+        "-o",
+        "--output",
+        "--output-file",
+        default="hessian.safetensors",
+        metavar="OUT",
+        help="file to write (default: hessian.safetensors)",
+    )
+    HessianOptions.add_flags(parser, without=("n_ctx", "chunks", "batch_tokens"))
+    parser.add_argument(
+        "--show", metavar="F", help="print figures of every input of a file, and do nothing else"
+    )
+    add_load_flags(parser)
+
+
+def run(args: argparse.Namespace, api) -> int:
+    if args.show is not None:
+        from ..moments.figures import figure_lines
+
+        for line in figure_lines(api.load_hessian(args.show)):
+            print(line, flush=True)
+        return 0
+    if not args.model or not args.file:
+        raise UsageError("-m MODEL and -f TEXT are needed, or --show F")
+    from ...runtime.evaluate.chunks import read_text
+
+    if args.precision not in (None, "f32"):
+        note(f"--precision {args.precision}", "inputs of products are observed in float32")
+    args.precision = "f32"
+    for path in args.file:
+        read_text(path)  # an error before the model is loaded
+    if len(args.file) == 1:
+        print(
+            "note: with one text, the result may gain on that kind of text and lose on others",
+            file=sys.stderr,
+        )
+    load = LoadOptions.from_flags(args)
+    options = HessianOptions.from_flags(args)
+    rows = options.tokens_per_pass(load.ubatch)
+    options = replace(options, batch_tokens=rows)
+    started = time.monotonic()
+    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
+        plan = [(4, 1), (rows, 1)]
+        with watched(model, "first pass", plan, every=float("inf")):
+            made = api.collect_hessian(
+                model,
+                args.file,
+                args.output,
+                options=options,
+                progress=RunningOutput(chunks_per_pass(options, load), values=False),
+                on_sizes=_say_sizes,
+            )
+    print(
+        f"{len(made.inputs)} inputs of {sum(len(one.tensors) for one in made.inputs.values())}"
+        f" tensors written to {printable(args.output, 400)}"
+    )
+    print(
+        f"{os.path.getsize(args.output) / 2**20:.2f} MiB, {time.monotonic() - started:.1f} s"
+        " in all",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _say_sizes(inputs: Sequence[MomentInput], size: int) -> None:
+    from ..moments.data import total_sizes
+
+    memory, file = total_sizes(inputs, size)
+    print(
+        f"second moments of {len(inputs)} inputs: {memory / 2**20:.0f} MiB of memory, a file of"
+        f" {file / 2**20:.0f} MiB",
+        file=sys.stderr,
+    )
