@@ -52,6 +52,15 @@ _EXPERTS_SPEC = KernelSpec(
 )
 
 
+def _scores_spec(half: torch.dtype) -> KernelSpec:
+    return KernelSpec(
+        f"prompt_scores_{_short(half)}",
+        ("prompt/scores.cu",),
+        (("HALF", str(_HALVES[half])),),
+        ("softmax_scores",),
+    )
+
+
 def _short(dtype: torch.dtype) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
 
@@ -61,6 +70,7 @@ def specs() -> list[KernelSpec]:
     return [
         *map(_rows_spec, _HALVES),
         *(_heads_spec(h, s) for h in _HALVES for s in _STORED),
+        *map(_scores_spec, _HALVES),
         _EXPERTS_SPEC,
     ]
 
@@ -229,6 +239,37 @@ def rotate_heads(
         k,
         v,
         np.int64(first),
+    )
+
+
+def softmax_scores(
+    scores: torch.Tensor,
+    out: torch.Tensor,
+    queries: int,
+    first: int,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """Compute out = softmax(scale * scores) for contiguous float32 and half[..., rows, keys], with
+    scores that become softcap * tanh(scores / softcap) first if that is not 0. Row r is that of
+    query r % queries, which sees keys up to first + r % queries, with a window only so many of
+    them. `scores` is overwritten.
+    """
+    keys = scores.shape[-1]
+    launch(
+        function(_scores_spec(out.dtype), "softmax_scores", out.device),
+        scores.numel() // keys,
+        256,
+        scores,
+        out,
+        np.int32(keys),
+        np.int32(queries),
+        np.int32(first),
+        np.int32(window),
+        np.float32(scale),
+        np.float32(softcap),
     )
 
 

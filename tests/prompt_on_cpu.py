@@ -121,6 +121,14 @@ def latent_keys(rows, rope, keys):
     keys[..., -rope:] = rows[:, None, :rope]
 
 
+def softmax_scores(scores, out, queries, first, *, scale, window=0, softcap=0.0):
+    x = scores * scale
+    x = softcap * torch.tanh(x / softcap) if softcap else x
+    rows, keys = torch.arange(x.shape[1])[:, None] % queries + first, torch.arange(x.shape[2])
+    hidden = (keys > rows) | (keys <= rows - window if window else keys < 0)
+    out.copy_(x.masked_fill(hidden, float("-inf")).softmax(-1))
+
+
 def route(logits, ids, weights, ser=None, routing=Routing(), choice_bias=None):
     spec = step_on_cpu.router_spec(logits.shape[1], ids.shape[1], routing)
     chosen, shares = Router(None, spec, choice_bias, ser).choose(logits)
@@ -195,6 +203,10 @@ def rates_product(x, weights, out):
     out.copy_(F.linear(x.float(), weights.float()))
 
 
+def bmm(a, b, out_dtype=None):
+    return torch.matmul(a.float(), b.float()).to(out_dtype or a.dtype)
+
+
 class Graph:
     """A segment of a pass. Capturing it does not change memory, and the host continues. A replay
     works only on the memory of the capture.
@@ -247,7 +259,9 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_delta, "_kernels", lambda heads, half, device: heads)
     monkeypatch.setattr(prompt_delta, "delta_rule", delta_rule)
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
-    for kernel in (add_norm, join_gate, converted, gather_rows, rotate_heads, route, group_rows):
+    monkeypatch.setattr(torch, "bmm", bmm)
+    kernels = (add_norm, join_gate, converted, gather_rows, rotate_heads, route, group_rows)
+    for kernel in (*kernels, softmax_scores):
         monkeypatch.setattr(prompt, kernel.__name__, kernel)
     for kernel in (norm_rows, latent_rows, latent_heads, latent_keys):
         monkeypatch.setattr(prompt_mla, kernel.__name__, kernel)

@@ -602,6 +602,7 @@ FAST = (
     "qwen3",
     "ministral3",
     "glm4_moe",
+    "gemma2",
     "gemma3",
     "qwen3_next",
     "qwen3_5",

@@ -13,7 +13,7 @@ from . import architecture
 _LAYERS_27B = 46  # whose queries are scaled by width / heads, where others have the head size
 
 
-@architecture("gemma2")
+@architecture("gemma2", gpu=True)
 def build(d: Decoder) -> Network:
     p, rope, spec = d.p, d.rope("neox"), FFNSpec("gelu")
     hidden = p.per_layer("feed_forward_length", d.n_layers)

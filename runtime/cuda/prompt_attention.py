@@ -19,6 +19,7 @@ from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, Slow, executor
 
 CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
+_SCORE_BYTES = 128 << 20  # of scores in memory
 _FLOATS = (torch.float16, torch.bfloat16)
 
 
@@ -235,6 +236,10 @@ class PromptAttention(Staged):
         """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
         s = self.m.spec
+        if s.softcap:
+            one_by_one = zip(q, k, v, strict=True)
+            options = {"window": s.window, "softcap": s.softcap}
+            return torch.stack([attend_in_memory(*x, s.scale, **options) for x in one_by_one])
         plain = self.sinks is None and not 0 < s.window < k.shape[1]
         if (
             plain
@@ -267,6 +272,38 @@ class PromptAttention(Staged):
                 shares = (log_sums - self.sinks[:, None]).sigmoid()
                 mixed = mixed * shares.transpose(1, 2)[..., None].to(mixed.dtype)
         return mixed
+
+
+def attend_in_memory(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """half[n, heads, value_length] for the last n of N positions of a sequence, with scores in
+    memory: q half[n, heads, key_length], k and v half[N, kv_heads, ...]. As many queries at a time
+    as `_SCORE_BYTES` allow; keys that none of them sees are left out.
+    """
+    (n, heads, _), (total, kv_heads, _) = q.shape, k.shape
+    step = max(1, _SCORE_BYTES // (4 * heads * total))
+    step, out = step // 16 * 16 or step, q.new_empty(n, heads, v.shape[2])
+    for first in range(0, n, step):
+        queries = q[first : first + step].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+        rows = queries.shape[2]
+        seen = total - n + first  # the last key of the first query
+        begin = max(0, seen - window + 1) if window else 0
+        keys, values = (x[begin : seen + rows].transpose(0, 1) for x in (k, v))
+        scores = torch.bmm(queries.flatten(1, 2), keys.transpose(1, 2), out_dtype=torch.float32)
+        shares = torch.empty_like(scores, dtype=q.dtype)
+        prompt.softmax_scores(
+            scores, shares, rows, seen - begin, scale=scale, window=window, softcap=softcap
+        )
+        mixed = torch.bmm(shares, values).unflatten(1, (-1, rows))
+        out[first : first + rows].unflatten(1, (kv_heads, -1)).copy_(mixed.permute(2, 0, 1, 3))
+    return out
 
 
 def _cudnn_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

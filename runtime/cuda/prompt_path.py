@@ -121,7 +121,6 @@ class PromptPath:
         if (
             matrix is None
             or not isinstance(norm, RMSNorm)
-            or self.network.softcap
             or not matvec.supported(matrix.type)
             or not matvec.fits(matrix, NORM_MATVEC)
         ):
@@ -129,7 +128,7 @@ class PromptPath:
         out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
         with opened("output", "output"):
             operation(matvec.norm_matvec, h, norm.weight, norm.eps, [matrix], [out])
-        return out[0]
+        return self._capped(out)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width], normed, to float32[rows, vocab] on `network.output_device`."""
@@ -137,9 +136,11 @@ class PromptPath:
             return self.network.logits(hidden)
         with opened("output", "output"):
             logits = self._output(hidden.to(self.context.device, self.context.dtype))
-        if cap := self.network.softcap:
-            logits = cap * torch.tanh(logits / cap)
-        return logits.to(self.network.output_device)
+        return self._capped(logits).to(self.network.output_device)
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        cap = self.network.softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def _embedded(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
         if self._table is None:

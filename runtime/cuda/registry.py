@@ -131,7 +131,6 @@ def check_description(branch: Branch) -> None:
 
 def _check_attention(m: Attention) -> None:
     beyond = {
-        "a cap of scores": m.spec.softcap,
         "norms of values": m.spec.value_norm,
         "keys and values of another layer": m.spec.kv_from is not None,
         "values that are keys": m.qkv is None and m.spec.kv_from is None and m.v is None,

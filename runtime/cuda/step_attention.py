@@ -103,6 +103,7 @@ class StepAttentionLayer(StepBranch):
             gate=s.gate,
             sinks=s.sinks,
             window=s.window,
+            softcap=s.softcap,
             temperature=None if t is None else (t.scale, t.original_context),
         )
 
