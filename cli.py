@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 
 from .commandline.table import COMMANDS
@@ -78,7 +78,15 @@ def _run(words: list[str]) -> int:
         return _completion(rest)
     parser, module = _parser(name)
     args = parser.read(rest)
-    with _log_to_stderr():
+    quiet: AbstractContextManager = nullcontext()
+    if COMMANDS[name].ranks and args.split_mode is not None:
+        from .runtime.options import split_options
+        from .runtime.start_ranks import run_as_ranks, silent_unless_first
+
+        if (status := run_as_ranks(words, split_options(args))) is not None:
+            return status
+        quiet = silent_unless_first()
+    with _log_to_stderr(), quiet:
         from . import api
 
         return module.run(args, api) or 0

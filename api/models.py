@@ -115,19 +115,20 @@ def open_model(
 
     let_threads_sleep()  # before torch is imported
     from ..runtime import arguments
-    from ..runtime.devices import usable_device
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
+    from ..runtime.start_ranks import device_here, joined_share
 
     own = {name: keywords.pop(name) for name in _MODEL_KEYWORDS if name in keywords}
     load: LoadOptions = from_keywords("a model", keywords, (LoadOptions, options))[0]
     arguments.check_options(**own)
-    device = usable_device(load.device)  # before a large file is read
+    device = device_here(load)  # before a large file is read
     settings = load.settings(device) | own
     load.set_threads()
     opened = source or open_source(arguments.path("path", path))
     try:
-        return Model(opened, device, **settings)
+        share = joined_share(load, device, opened, settings["switches"])
+        return Model(opened, device, **settings, share=share)
     except BaseException:
         opened.close()
         raise

@@ -80,7 +80,7 @@ def measure_perplexity(
             n_ctx=options.n_ctx,
             chunks=options.chunks,
             batch_tokens=batch,
-            save_logits=base,
+            save_logits=base if loaded.is_first else None,
             progress=progress,
         )
 

@@ -6,13 +6,16 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """The module of a command, its group in the overview, its purpose, and a line to copy."""
+    """The module of a command, its group in the overview, its purpose, and a line to copy. ranks:
+    with `-sm graph` it runs as one process per device.
+    """
 
     # `module` is relative to the package.
     module: str
     group: str
     help: str
     example: str
+    ranks: bool = False
 
 
 COMMANDS = {
@@ -75,6 +78,7 @@ COMMANDS = {
         "measure",
         "measure perplexity, or KL divergence from another model",
         "iqforge perplexity -m model-iq4_k.gguf -f wiki.test.raw",
+        ranks=True,
     ),
     "validate": Command(
         ".quantize.commands.validate",
@@ -111,6 +115,7 @@ COMMANDS = {
         "run",
         "continue a prompt",
         'iqforge generate -m model-iq4_k.gguf -p "The capital of France is" -n 64',
+        ranks=True,
     ),
     "tokenize": Command(
         ".runtime.commands.tokenize",
@@ -123,12 +128,14 @@ COMMANDS = {
         "run",
         "measure the speed of prompts and of generation",
         "iqforge bench -m model-iq4_k.gguf -p 512 -n 128",
+        ranks=True,
     ),
     "sweep-bench": Command(
         ".runtime.commands.sweep_bench",
         "run",
         "measure speed as the context fills",
         "iqforge sweep-bench -m model-iq4_k.gguf -c 8192",
+        ranks=True,
     ),
     "profile": Command(
         ".runtime.commands.profile",

@@ -113,16 +113,35 @@ class PeerLinks:
         self.elements = self._blocks * per_block
         self._units = self.elements // _UNIT_ELEMENTS
         self._memory = PeerMemory(_PLACES * n_ranks * self._units * _UNIT_BYTES, device)
-        handles = exchange(self._memory.handle())
-        addresses = [
-            self._memory.address if peer == rank else self._memory.open(handle)
-            for peer, handle in enumerate(handles)
-        ]
+        addresses = self._open(exchange)
         self._peers = [np.uint64(a) for a in addresses + [0] * (MOST_RANKS - n_ranks)]
         self._numbers = torch.zeros(self._blocks, dtype=torch.int32, device=device)
         self._missing = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._most = np.uint64(int(timeout * 1e9))
-        exchange(b"")  # nobody writes before all memory is zero
+
+    def _open(self, exchange: Callable[[bytes], Sequence[bytes]]) -> list[int]:
+        """Return the address of the memory of each rank. DeviceError on all ranks if one of them
+        cannot open one.
+        """
+        memory, failed = self._memory, None
+        try:
+            handle = memory.handle()
+        except DeviceError as error:
+            handle, failed = b"", error
+        handles, addresses = exchange(handle), [memory.address]
+        if all(handles):
+            try:
+                addresses = [
+                    memory.address if peer == self.rank else memory.open(handle)
+                    for peer, handle in enumerate(handles)
+                ]
+            except DeviceError as error:
+                failed = error
+        # Nobody writes before all have come here with memory that is zero.
+        if not all(exchange(b"" if failed or not all(handles) else b"opened")):
+            memory.close()
+            raise failed or DeviceError("another GPU cannot share its memory")
+        return addresses
 
     @property
     def missing(self) -> int | None:

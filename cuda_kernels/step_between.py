@@ -14,7 +14,7 @@ BETWEEN = KernelSpec(
     "step_between",
     ("step/between.cu",),
     (),
-    ("add_normed", "layer_norm", "activate", "scale", "cap", "take_share"),
+    ("add_normed", "own_experts", "layer_norm", "activate", "scale", "cap", "take_share"),
 )
 
 
@@ -45,6 +45,22 @@ def add_normed(
         np.float32(eps),
         h,
         np.int32(width),
+        pdl=True,
+    )
+
+
+def own_experts(ids: torch.Tensor, first: int, last: int) -> None:
+    """Count experts from `first` on in ids int32, and replace those that are not in first..last by
+    -1.
+    """
+    launch(
+        function(BETWEEN, "own_experts", ids.device),
+        -(-ids.numel() // THREADS),
+        THREADS,
+        ids,
+        np.int32(first),
+        np.int32(last - first),
+        np.int32(ids.numel()),
         pdl=True,
     )
 

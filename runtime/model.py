@@ -21,7 +21,7 @@ from .devices import usable_device
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
 from .network import Network
-from .parallel.share import Share
+from .parallel.share import Meeting, Share
 from .placement import Placement, Request, fit
 from .resident import LoadProgress
 from .sampling import Sampling, sample
@@ -217,6 +217,7 @@ class Model:
                 ubatch=self.ubatch,
                 ser=self.weights.switches.ser,
                 verbose=self.verbose,
+                share=self.weights.share,
             ),
         )
 
@@ -231,7 +232,7 @@ class Model:
         """Final hidden states float32[sequences, n, width], normed, of independent sequences
         int[sequences, n] from position `start`.
         """
-        tokens = self._checked(tokens)
+        tokens = self._same(self._checked(tokens))
         if (fast := self._fast) is not None:
             return fast.hidden(tokens, start)
         n_sequences, n_tokens = tokens.shape
@@ -326,7 +327,7 @@ class Model:
         At most `ubatch` tokens go through the model at a time. ShapeError for tokens as in
         `forward`, or more than the state holds.
         """
-        tokens = self._checked(_as_tensor(token_ids)[None])[0]
+        tokens = self._same(self._checked(_as_tensor(token_ids)[None])[0])
         self._check_state(state)
         if state.n_past + len(tokens) > state.capacity:
             raise ShapeError(
@@ -366,7 +367,7 @@ class Model:
                 [self.extend(ids, state) for ids, state in zip(tokens, states, strict=True)]
             )
         lengths = [len(ids) for ids in tokens]
-        h = self._run(torch.cat(tokens), Batch.after(states, lengths, self.device))
+        h = self._run(self._same(torch.cat(tokens)), Batch.after(states, lengths, self.device))
         ends = torch.tensor(lengths, device=h.device).cumsum(0) - 1
         return self._logits(h[ends])
 
@@ -388,6 +389,8 @@ class Model:
             )
         # A step on a device does not check it.
         self._checked(torch.tensor([[arguments.whole_number("token", token)]]))
+        if self._group is not None:
+            token, sampling = self._group.from_first((token, sampling))
         if (fast := self._fast) is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
@@ -462,6 +465,20 @@ class Model:
 
     def __exit__(self, *exc) -> None:
         self.close()
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this process writes files: it is alone, or the first rank."""
+        return self.weights.share is None or self.weights.share.rank == 0
+
+    @property
+    def _group(self) -> Meeting | None:
+        """The ranks that evaluate this model together; None for a whole model."""
+        return None if self.weights.share is None else self.weights.share.meeting
+
+    def _same(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of the first rank: all ranks must evaluate the same."""
+        return tokens if self._group is None else self._group.tokens(tokens)
 
     def _check_state(self, state: State) -> State:
         arguments.instance("state", state, State)

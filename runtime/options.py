@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..formats.flags import Constant
 from ..formats.options import Options, option
+from .parallel.modes import DEFAULT_TIMEOUT, MODES, REDUCE_TYPES, Split, planned_split, split_notes
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +81,52 @@ class LoadOptions(Options):
         metavar="MIB",
         help="choose what stays on the CPU by the GPU's free memory, and leave MIB of it free"
         f" (default: {DEFAULT_MARGIN})",
+    )
+    split_mode: str | None = option(
+        None,
+        "-sm",
+        "--split-mode",
+        choices=MODES,
+        metavar="MODE",
+        help="graph: a part of every layer on each GPU, one process per GPU; layer: whole layers on"
+        " each; none: one GPU (default); row, attn and tensor mean graph",
+    )
+    tensor_split: str | None = option(
+        None,
+        "-ts",
+        "--tensor-split",
+        kind=str,
+        metavar="A,B,..",
+        help="shares of the GPUs, such as 3,1 (default: equal); with --device cpu and -sm graph so"
+        " many processes",
+    )
+    main_gpu: int | None = option(
+        None,
+        "-mg",
+        "--main-gpu",
+        kind=int,
+        least=0,
+        metavar="N",
+        help="the GPU of the first rank, and of a model on one GPU",
+    )
+    max_gpu: int | None = option(
+        None, "--max-gpu", kind=int, least=1, metavar="N", help="use at most N GPUs"
+    )
+    reduce_type: str | None = option(
+        None,
+        "-grt",
+        "--graph-reduce-type",
+        choices=REDUCE_TYPES,
+        metavar="TYPE",
+        help="what moves between GPUs for the sums of prompts: f32, bf16, f16 or q8_0 (default: f32"
+        " with --precision f32, else bf16); generated tokens move in f32",
+    )
+    timeout: float = option(
+        DEFAULT_TIMEOUT,
+        "--timeout",
+        least=1,
+        metavar="SECONDS",
+        help="end a rank that waits so long for another one",
     )
     ubatch: int | None = option(
         None,
@@ -198,9 +246,18 @@ class LoadOptions(Options):
 
             torch.set_num_threads(min(self.threads, os.cpu_count() or 1))  # more get in the way
 
+    def split(self, device: torch.device) -> Split:
+        """Return how the model is split over devices like `device`. UsageError for devices that are
+        not there, and for options that contradict the split.
+        """
+        import torch
+
+        on_gpu = device.type == "cuda"
+        return planned_split(self, on_gpu, torch.cuda.device_count() if on_gpu else 0)
+
     def notes(self, device: torch.device) -> list[tuple[str, str]]:
         """Return (flags, why) of what was given and changes nothing."""
-        notes = []
+        notes = split_notes(self, self.split(device))
         given = [
             flag
             for flag, value in (
@@ -355,6 +412,25 @@ class GenerateOptions(Options):
         from .sampling import Sampling
 
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+
+
+SPLIT_FIELDS = (
+    "device",
+    "fit",
+    "split_mode",
+    "tensor_split",
+    "main_gpu",
+    "max_gpu",
+    "reduce_type",
+    "timeout",
+)
+
+
+def split_options(args: argparse.Namespace) -> LoadOptions:
+    """Return the options of the parsed flags that say which devices a model is on. Also for
+    commands that take lists of other options.
+    """
+    return LoadOptions.from_flags(argparse.Namespace(**{n: getattr(args, n) for n in SPLIT_FIELDS}))
 
 
 def check_layers(gpu_layers: int, cpu_flag: str, cpu_experts: int) -> None:

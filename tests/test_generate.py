@@ -360,13 +360,14 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
         "--device",
         "auto",
         "-sm",
-        "graph",
+        "layer",
         "-ts",
         "3,1",
         "--mlock",
     )[2]
     assert "device: cpu (there is no GPU)" in err
-    assert all(f"note: {flag} changes nothing here: " in err for flag in ("-sm", "-ts", "--mlock"))
+    assert "note: -sm, -ts change nothing here: everything is on the CPU" in err
+    assert "note: --mlock changes nothing here: " in err
     err = run(
         demo, capsys, "-p", "The function", "-n", "2", "-ot", "x=CPU", "-ser", "1,0.5", "-muge"
     )[2]
@@ -403,7 +404,7 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
         (["-p", "a", "-ub", "9" * 20], "at most"),
         (["-p", "a\\xff"], "not UTF-8 at byte 1"),
         (["-p", "a", "--device", "gpu"], "cpu, cuda, cuda:N or auto"),
-        (["-p", "a", "-sm", "rows"], "-sm is 'rows'"),
+        (["-p", "a", "-sm", "layer", "-mg", "-1"], "-mg is -1"),
     ],
 )
 def test_command_refuses(demo, capsys, words, message):

@@ -18,15 +18,13 @@ from iqforge.runtime.commands.flags import add_load_flags
 from iqforge.runtime.commands.ignored_flags import BY_FLAG, IGNORED
 from iqforge.runtime.devices import usable_device
 from iqforge.runtime.model import load_model
+from iqforge.runtime.options import LoadOptions
 
 from .tiny_checkpoint import make_tiny_llama
 from .tiny_model import write_gguf
 
 VALUES = {  # good ones, bad ones
-    "-sm": ("none layer row graph attn tensor", "rows 1 LAYER"),
-    "-ts": ("1 3,1 0.5/0.5 0,1 .5;1.", "0 0,0 -1,1 a 1,,2 1, nan inf 1e3"),
-    "-mg": ("0 1 7", "-1 cuda0 1.5 99999"),
-    "-grt": ("f32 f16 bf16 q8_0", "q4_0 F32"),
+    "-gap": ("f16 f32", "bf16 F32"),
     "-tb": ("4 0 -1", "-2 many 99999999999"),
     "--numa": ("distribute isolate numactl", "on 1"),
     "-cuda": ("fusion=1 graphs=0,fa-offset=3 mmq-id-size=32", "fusion fusion=x speed=1 fusion=1,"),
@@ -75,14 +73,12 @@ def test_good_values_are_noted_and_bad_ones_are_named_errors(ignored):
 def test_bench_takes_and_refuses_the_same():
     def given(*words: str) -> argparse.Namespace:
         parser = argparse.ArgumentParser()
-        parser.set_defaults(fit=None)
+        parser.set_defaults(**LoadOptions().__dict__)
         bench_options.add_options(parser)
         return parser.parse_args(words)
 
     for flag, (good, bad) in VALUES.items():
         for value in good.split():
-            # Commas separate the values of a list.
-            value = value.replace(",", "/") if flag == "-ts" else value
             notes = bench_options.notes(given(f"{flag}={value}"), True)
             assert (
                 [
@@ -95,10 +91,6 @@ def test_bench_takes_and_refuses_the_same():
             )
         with pytest.raises(UsageError, match=f"^{flag} "):
             bench_options.notes(given(f"{flag}={bad.split()[0]}"), True)
-    assert [s["tensor_split"] for s in bench_options.settings_matrix(given("-ts", "3/1,1/1"))] == [
-        "3/1",
-        "1/1",
-    ]
 
 
 def test_bench_says_so(monkeypatch, model, capsys):
@@ -127,7 +119,7 @@ def test_bench_says_so(monkeypatch, model, capsys):
     assert (
         "device: cpu (there is no GPU)" in err
         and "note: -tgb changes nothing here" in err
-        and "note: -sm changes nothing here" in err
+        and "note: -sm changes nothing here: everything is on the CPU" in err
     )
 
 

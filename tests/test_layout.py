@@ -46,6 +46,7 @@ BOTH_WAYS = {
     "runtime <-> runtime/architectures",
     "runtime <-> runtime/cuda",
     "runtime <-> runtime/layers",
+    "runtime <-> runtime/parallel",
 }
 MAX_FILES = 20
 MORE_FILES = {
@@ -53,7 +54,7 @@ MORE_FILES = {
     "convert/architectures": 99,
     "runtime/architectures": 99,
     "quantize/search": 22,
-    "runtime/cuda": 26,  # a prompt and a step executor for each kind of layer
+    "runtime/cuda": 30,  # a prompt and a step executor for each kind of layer
 }
 
 

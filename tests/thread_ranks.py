@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from iqforge.formats.gguf.reader import open_gguf
@@ -37,6 +37,12 @@ class ThreadMeeting:
         for part in others:
             total = total + part
         return total
+
+    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens
+
+    def from_first(self, value: Any) -> Any:
+        return value
 
     def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
         parts = self._all(x)

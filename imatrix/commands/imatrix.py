@@ -17,6 +17,7 @@ from ...runtime.commands.flags import (
     add_model_flag,
     chunks_per_pass,
     note,
+    on_one_device,
     open_model,
 )
 from ...runtime.commands.watch import watched
@@ -95,6 +96,7 @@ def _collect(args: argparse.Namespace, api) -> int:
     if args.precision not in (None, "f32"):
         note(f"--precision {args.precision}", "inputs of products are observed in float32")
     args.precision = "f32"
+    on_one_device(args)
     texts = args.file or ()
     for path in texts:
         read_text(path)  # an error before the model is loaded

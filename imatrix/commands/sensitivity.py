@@ -14,6 +14,7 @@ from ...runtime.commands.flags import (
     add_load_flags,
     add_model_flag,
     note,
+    on_one_device,
     open_model,
 )
 from ...runtime.commands.watch import watched
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace, api) -> int:
         note(f"--precision {args.precision}", "tensors are replaced in float32")
     args.precision = "f32"
     options = SensitivityOptions.from_flags(args)
+    on_one_device(args)
     load = LoadOptions.from_flags(args)
     read_text(args.file)  # an error before the model is loaded
     started = time.monotonic()

@@ -26,7 +26,7 @@ def record(
     empty. `facts`: of the GPU; `limits`: the same, if speeds are to be compared with what it could
     do.
     """
-    test, cuda = result.test, facts is not None
+    test, cuda, split = result.test, facts is not None, setting["split"]
     samples = [float(ns) for ns in result.samples_ns]
     read, computed = result.bytes_per_second, result.flop_per_second
     return {
@@ -51,15 +51,15 @@ def record(
         "type_k": setting["type_k"],
         "type_v": setting["type_v"],
         "n_gpu_layers": setting["n_gpu_layers"] if cuda else 0,
-        "split_mode": setting["split_mode"],
-        "main_gpu": setting["main_gpu"],
+        "split_mode": split.split_mode or "none",
+        "main_gpu": split.main_gpu or 0,
         "no_kv_offload": setting["no_kv_offload"],
         "flash_attn": setting["flash_attn"],
         "mla_attn": setting["mla_attn"],
         "attn_max_batch": setting["attn_max_batch"],
         "ser": setting["ser"],
         "reuse": setting["reuse"],
-        "tensor_split": setting["tensor_split"],
+        "tensor_split": split.tensor_split or "",
         "use_mmap": setting["use_mmap"],
         "embeddings": setting["embeddings"],
         "repack": setting["repack"],
@@ -73,7 +73,7 @@ def record(
         "no_ooae": False,
         "rcache": False,
         "sas": False,
-        "max_gpu": 0,
+        "max_gpu": split.max_gpu or 0,
         "cuda_params": "",
         "override_tensor": setting["override_tensor"],
         "n_prompt": test.n_prompt or test.before,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..bench.options import BenchOptions
-from ..options import MOST_TOKENS, LoadOptions, check_layers
+from ..options import MOST_TOKENS, SPLIT_FIELDS, LoadOptions, check_layers, split_options
 from . import bench_flags
 from .bench_flags import OPTIONS
 from .flags import MODEL_HELP, chosen_device
@@ -81,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say where and how the model runs, the last group of help."""
     group = parser.add_argument_group("where and how the model runs")
-    LoadOptions.add_flags(group, only=("device", "fit"), device="auto")
+    LoadOptions.add_flags(group, only=SPLIT_FIELDS, device="auto")
     group.add_argument(
         "-v", "--verbose", action="store_true", help="say what runs on a slower path"
     )
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, api) -> int:
     if not args.model and not args.synthetic:
         raise UsageError("-m MODEL or --synthetic SHAPE:TYPE is needed")
     options = planned_tests(args)
-    device = chosen_device(args.device)
+    device = chosen_device(split_options(args))
     settings, facts = planned_settings(args, device), _facts(device)
     if not options.tests():
         raise UsageError("there is nothing to measure: -p and -n are 0")
@@ -176,7 +176,6 @@ def measure(
                     device,
                     setting,
                     context=max(test.n_ctx for test in tests),
-                    fit_margin=args.fit,
                     verbose=args.verbose,
                     said=said,
                 )
@@ -265,25 +264,24 @@ def planned_settings(args: argparse.Namespace, device: torch.device) -> list[dic
             raise UsageError(
                 f"-t is {setting['n_threads']}, expected 1 or more, or 0: one thread per core"
             )
-        load_options(setting, device, args.fit).settings(device)
+        setting["split"] = split_options(args)
+        load_options(setting, device).settings(device)
         setting["n_threads"] = min(
             setting["n_threads"] or torch.get_num_threads(), os.cpu_count() or 1
         )
     return settings
 
 
-def load_options(
-    setting: dict[str, Any], device: torch.device, fit_margin: int | None = None
-) -> LoadOptions:
+def load_options(setting: dict[str, Any], device: torch.device) -> LoadOptions:
     """Return how a model is loaded for one setting."""
     layers = setting["n_gpu_layers"]
-    return LoadOptions(
+    return replace(
+        setting["split"],
         device=str(device),
         precision=setting["precision"],
         gpu_layers=None if layers in (-1, 99) else layers,
         override_tensor=(setting["override_tensor"],) if setting["override_tensor"] else (),
         n_cpu_moe=setting["n_cpu_moe"],
-        fit=fit_margin,
         ubatch=setting["n_ubatch"],
         cache_type_k=setting["type_k"],
         cache_type_v=setting["type_v"],
@@ -306,7 +304,7 @@ def only_setting(args: argparse.Namespace, what: str) -> tuple[torch.device, dic
 
     if (args.model is None) == (args.synthetic is None):
         raise UsageError("one of -m MODEL and --synthetic SHAPE:TYPE is needed")
-    device = chosen_device(args.device)
+    device = chosen_device(split_options(args))
     settings = planned_settings(args, device)
     if len(settings) > 1:
         raise UsageError(f"{what} takes one setting; only `iqforge bench` accepts lists")
@@ -336,7 +334,6 @@ def open_model(
     setting: dict[str, Any],
     *,
     context: int = 0,
-    fit_margin: int | None = None,
     verbose: bool = False,
     said: set[tuple[str, str]] | None = None,
 ) -> Model:
@@ -349,7 +346,7 @@ def open_model(
 
     model = (api.random_model if synthetic else api.load_model)(
         which,
-        options=load_options(setting, device, fit_margin),
+        options=load_options(setting, device),
         context=context,
         verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None,
     )

@@ -13,7 +13,8 @@ from typing import Any
 from ...errors import UsageError
 from ...formats.options import Options
 from ..bench.options import BenchOptions
-from ..options import ChunkOptions, LoadOptions
+from ..options import ChunkOptions, LoadOptions, split_options
+from ..parallel.modes import split_notes
 from .ignored_flags import BY_FLAG, add_ignored_flags
 from .ignored_flags import given as given_flags
 
@@ -94,9 +95,6 @@ OPTIONS = (
     _setting("type_v", "cache_type_v", "type_v", default="f16", reload=False),
     _setting("k_cache_hadamard", "k_cache_hadamard", "khad", reload=False),
     _setting("v_cache_hadamard", "v_cache_hadamard", "vhad", reload=False),
-    Option("main_gpu", ("-mg", "--main-gpu"), int, 0, "mg", ""),
-    Option("split_mode", ("-sm", "--split-mode"), str, "layer", "sm", ""),
-    Option("tensor_split", ("-ts", "--tensor-split"), str, "", "ts", ""),
     Option("no_kv_offload", ("-nkvo", "--no-kv-offload"), bool, False, "nkvo", ""),
     Option("repack", ("-rtr", "--run-time-repack"), bool, False, "rtr", ""),
     Option("mqkv", ("-mqkv", "--merge-qkv"), bool, False, "mqkv", ""),
@@ -160,6 +158,8 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     """One line for each option that was given and changes nothing, on this kind of device or beside
     the others.
     """
+    import torch
+
     from ..state.cache_types import CACHE_TYPES
 
     reasons = {flag: ignored.why for flag, ignored in BY_FLAG.items()} | _WITHOUT_EFFECT
@@ -176,6 +176,12 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     ]
     lines += [
         f"note: {ignored.flag} changes nothing here: {ignored.why}" for ignored in given_flags(args)
+    ]
+    device = torch.device("cpu" if on_cpu else "cuda")
+    chosen = split_options(args)
+    lines += [
+        f"note: {flags} {'change' if ',' in flags else 'changes'} nothing here: {why}"
+        for flags, why in split_notes(chosen, chosen.split(device))
     ]
     return lines + (
         [f"note: --fit changes nothing here: {_ALL_ON_CPU}"]

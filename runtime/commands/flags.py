@@ -61,14 +61,14 @@ def add_load_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ())
     add_ignored_flags(parser)
 
 
-def chosen_device(name: str) -> torch.device:
-    """Return the torch device of `--device`, and say on stderr which one `auto` has chosen.
-    UsageError for one that is not there.
+def chosen_device(options: LoadOptions) -> torch.device:
+    """Return the torch device of `--device`, of a rank its own, and say on stderr which one `auto`
+    has chosen. UsageError for one that is not there.
     """
-    from ..devices import usable_device
+    from ..start_ranks import device_here
 
-    device = usable_device(name)
-    if name == "auto":
+    device = device_here(options)
+    if options.device == "auto":
         why = " (there is no GPU)" if device.type == "cpu" else ""
         print(f"device: {device}{why}", file=sys.stderr)
     return device
@@ -78,6 +78,15 @@ def note(flags: str, why: str) -> None:
     """Print one line on stderr about flags that change nothing."""
     changes = "change" if "," in flags else "changes"
     print(f"note: {flags} {changes} nothing here: {why}", file=sys.stderr)
+
+
+def on_one_device(args: argparse.Namespace) -> None:
+    """Undo -sm graph in a command that looks at whole products or kernels, and say so."""
+    from ..parallel.modes import is_graph
+
+    if is_graph(args.split_mode):
+        note(f"-sm {args.split_mode}", "this command looks at products of the whole model")
+        args.split_mode = args.tensor_split = args.max_gpu = None
 
 
 def open_model(
@@ -99,7 +108,7 @@ def open_model(
         note(ignored.flag, ignored.why)
     load = LoadOptions.from_flags(args)
     load.check_sizes()
-    device = chosen_device(load.device)
+    device = chosen_device(load)
     model = api.load_model(
         args.model,
         options=replace(load, device=str(device)),

@@ -52,7 +52,7 @@ def _matching(pattern: str, expected: str) -> tuple[str, Callable[[str], bool]]:
 
 _MOST = 2**31 - 1
 _PART = r"(\d+(\.\d*)?|\.\d+)"
-_ONE_GPU = "one GPU and the CPU share a model by -ngl and -ot"
+_RANKS = "with -sm graph every GPU has its own process, and its own graphs"
 _PAGES = "weights on the CPU are read through the page cache"
 _THREADS = "the system places and ranks threads"
 _GRAPHS = (
@@ -90,19 +90,12 @@ IGNORED = (
     Ignored(("-gr", "--graph-reuse"), _GRAPHS),
     Ignored(("-no-gr", "--no-graph-reuse"), _GRAPHS),
     Ignored(
-        ("-sm", "--split-mode"),
-        _ONE_GPU,
-        *_one_of("none", "layer", "row", "graph", "attn", "tensor"),
+        ("-gap", "--graph-attn-precision"),
+        "attention adds up in float32 on every rank",
+        *_one_of("f16", "f32"),
     ),
-    Ignored(
-        ("-ts", "--tensor-split"),
-        _ONE_GPU,
-        *_matching(rf"(?=.*[1-9]){_PART}([,/;]{_PART})*", "shares such as 3,1, not all of them 0"),
-    ),
-    Ignored(("-mg", "--main-gpu"), "--device cuda:N names the GPU", *_number(0, 255)),
-    Ignored(("-grt", "--graph-reduce-type"), _ONE_GPU, *_one_of("f32", "f16", "bf16", "q8_0")),
-    Ignored(("-smgs", "--split-mode-graph-scheduling"), _ONE_GPU),
-    Ignored(("-sas", "--scheduler-async"), _ONE_GPU),
+    Ignored(("-smgs", "--split-mode-graph-scheduling"), _RANKS),
+    Ignored(("-sas", "--scheduler-async"), _RANKS),
     Ignored(
         ("-cuda", "--cuda-params"),
         "kernels are chosen by type and shape, there is nothing to tune",

@@ -6,7 +6,7 @@ import argparse
 
 from ...errors import UsageError, printable
 from .bench import add_setting_flags, cache_settings, only_setting, open_model
-from .flags import MODEL_HELP
+from .flags import MODEL_HELP, on_one_device
 from .watch import Runs, passes, watched
 
 
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError(
             f"-o is '{printable(args.output, 80)}', expected FILE.svg: the drawing is SVG"
         )
+    on_one_device(args)
     device, setting = only_setting(args, "a profile")
     context = max(args.n_prompt, args.n_depth + args.n_gen)
     with open_model(
@@ -75,7 +76,6 @@ def run(args: argparse.Namespace, api) -> int:
         device,
         setting,
         context=context,
-        fit_margin=args.fit,
         verbose=args.verbose,
     ) as model:
         if args.output:

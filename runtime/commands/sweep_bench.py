@@ -93,7 +93,6 @@ def run(args: argparse.Namespace, api) -> int:
         device,
         setting,
         context=context,
-        fit_margin=args.fit,
         verbose=args.verbose,
     ) as model:
         before = _device_bytes(device)

@@ -7,11 +7,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..layers.rope import Rope
 from ..state.cache import CacheSettings
+
+if TYPE_CHECKING:
+    from ..parallel.group import Group
+    from ..parallel.share import Share
 
 
 @dataclass
@@ -22,7 +27,8 @@ class Context:
     `settings`: the `CacheSettings` of calls without a state (None: keys and values as they are).
     `ubatch`: the most tokens in one pass of the prompt path. `ser`: None or (K, t), the K best
     experts and further ones only if their probability exceeds t times the largest. `verbose` gets a
-    line, with the reason, for every kind of layer that runs on a slower path.
+    line, with the reason, for every kind of layer that runs on a slower path. `share`: what this
+    tensor-parallel rank computes, None for a whole model.
     """
 
     device: torch.device
@@ -31,6 +37,7 @@ class Context:
     ubatch: int = 512
     ser: tuple[int, float] | None = None
     verbose: Callable[[str], None] | None = None
+    share: Share | None = None
     growths: int = 0  # times that a buffer was replaced by a larger one
     # From (module class, reason) to layers.
     slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -75,6 +82,21 @@ class Context:
 
     def forget_angles(self) -> None:
         self._angles.clear()
+
+    @property
+    def group(self) -> Group | None:
+        """The tensor-parallel ranks, of which this is one."""
+        return None if self.share is None else self.share.meeting  # pyright: ignore[reportReturnType]  on GPUs it is a group
+
+    def same_choices(self, executors: list[Any | None]) -> list[Any | None]:
+        """Return the executors of all branches, None where a rank has none: all ranks have to meet
+        in the same way.
+        """
+        if self.group is None:
+            return executors
+        missing = {i for i, found in enumerate(executors) if found is None}
+        anywhere = set().union(*self.group.exchange(missing))
+        return [None if i in anywhere else found for i, found in enumerate(executors)]
 
     def report(self, kind: str, reason: str, layer: int) -> None:
         """Note that a layer runs on the reference path. `report_all` tells `verbose`, once for all

@@ -70,7 +70,7 @@ class PromptAttention(Staged):
             )
         )
         self.output = Product("delta", [m.output], context)
-        self.post_norm = branch.branch.post_norm
+        self.post_norm = branch.post_norm
         self.sinks = None if m.sinks is None else m.sinks.float()
 
     @property

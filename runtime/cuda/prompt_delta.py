@@ -91,7 +91,7 @@ class PromptDelta(Staged):
         if stream.narrows:
             stream.keep_last(batch.n_sequences)
             mixed = last_rows(mixed, batch.n_sequences).contiguous()
-        stream.add(post_normed(self.output(mixed), self.branch.branch.post_norm))
+        stream.add(post_normed(self.output(mixed), self.branch.post_norm))
 
     def _channels(self, products: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the convolution, float32[rows, channels], in its order."""

@@ -26,7 +26,7 @@ class PromptFFN(Staged):
         pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
         self.gate_up = Product("gate_up", pair, context)
         self.down = Product("delta", [ffn.down], context)
-        self.gating, self.post_norm = gating_of(ffn.spec), branch.branch.post_norm
+        self.gating, self.post_norm = gating_of(ffn.spec), branch.post_norm
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
@@ -56,7 +56,7 @@ class PromptPlainFFN(Staged):
         ffn: PlainFFN = branch.module
         self.branch, self.norm = branch, branch.norm
         self.up, self.down = Product("up", [ffn.up], context), Product("delta", [ffn.down], context)
-        self.activate, self.post_norm = _IN_PLACE[ffn.spec.activation], branch.branch.post_norm
+        self.activate, self.post_norm = _IN_PLACE[ffn.spec.activation], branch.post_norm
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:

@@ -56,7 +56,7 @@ class PromptLatent(Staged):
         self.q = None if m.q_a is None else Product("queries of latent", [m.q], context)
         self.matrices = HeadMatrices(m, context)
         self.output = Product("delta", [m.output], context)
-        self.post_norm = branch.branch.post_norm
+        self.post_norm = branch.post_norm
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:

@@ -70,11 +70,15 @@ class PromptMoE(Staged):
         )
         logits = m.router.linear(exact)
         prompt.route(logits, ids, weights, context.ser, self.routing, m.router.bias)
+        if m.owned is not None:
+            first, last = m.owned
+            ids -= first
+            ids.masked_fill_((ids < 0) | (ids >= last - first), -1)
         self._add_shared(stream, exact)
         ends, sources, rows = (
             context.buffer(name, shape, torch.int32)
             for name, shape in (
-                ("expert ends", (m.spec.n_experts,)),
+                ("expert ends", (self.down.n_matrices,)),
                 ("row sources", (ids.numel(),)),
                 ("slot rows", tuple(ids.shape)),
             )

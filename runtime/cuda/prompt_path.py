@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from ..network import Network
 from ..ranges import opened, ranged, recording
 from ..state.sequence import State
 from . import (  # noqa: F401, they declare executors
+    absent,
     prompt_attention,
     prompt_delta,
     prompt_ffn,
@@ -31,6 +32,9 @@ from .prompt_stream import Stream
 from .prompt_weights import PromptOutput, packed
 from .registry import PROMPT, PlacedBranch, Slow, choose, placed
 
+if TYPE_CHECKING:
+    from ..parallel.group import Group
+
 _Made = TypeVar("_Made")
 
 
@@ -41,16 +45,25 @@ class PromptPath:
         self.network, self.context = network, context
         self._steps: list[tuple[int, Stage]] = []
         self._narrows = 0  # the last step that needs all rows
-        for branch in placed(network.blocks):
+        branches = placed(network.blocks)
+        executors = context.same_choices([choose(PROMPT, branch, context) for branch in branches])
+        for number, branch in enumerate(branches):
             if branch.branch.takes_batch:
                 self._narrows = len(self._steps)
-            step = choose(PROMPT, branch, context) or SlowBranch(branch)
-            self._steps.append((branch.layer, step))
+            self._steps.append((branch.layer, self._step(branch, executors[number])))
             if branch.scale is not None:
                 self._steps.append((branch.layer, Scaled(branch, branch.scale)))
         self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
+
+    def _step(self, branch: PlacedBranch, executor: Any | None) -> Stage:
+        group = self.context.group
+        if executor is None:
+            return SlowBranch(branch)
+        if branch.is_summed and group is not None:
+            return Summed(executor, branch, group)
+        return executor
 
     def _part(self, kind: str, make: Callable[[], _Made]) -> _Made | None:
         try:
@@ -128,7 +141,7 @@ class PromptPath:
         out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
         with opened("output", "output"):
             operation(matvec.norm_matvec, h, norm.weight, norm.eps, [matrix], [out])
-        return self._capped(out)[0]
+        return self._whole(out)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width], normed, to float32[rows, vocab] on `network.output_device`."""
@@ -136,11 +149,13 @@ class PromptPath:
             return self.network.logits(hidden)
         with opened("output", "output"):
             logits = self._output(hidden.to(self.context.device, self.context.dtype))
-        return self._capped(logits).to(self.network.output_device)
+        return self._whole(logits).to(self.network.output_device)
 
-    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
-        cap = self.network.softcap
-        return cap * torch.tanh(logits / cap) if cap else logits
+    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of all ranks, capped."""
+        join, cap = self.network.join, self.network.softcap
+        logits = cap * torch.tanh(logits / cap) if cap else logits
+        return logits if join is None else join(logits)
 
     def _embedded(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
         if self._table is None:
@@ -149,6 +164,28 @@ class PromptPath:
         ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)
         if self.network.embedding_scale != 1:
             out *= self.network.embedding_scale
+
+
+class Summed(Staged):
+    """An executor whose results are parts of a sum over ranks, and the sum. No graph contains the
+    sum: so ranks may capture at different times.
+    """
+
+    def __init__(self, executor: Any, branch: PlacedBranch, group: Group):
+        self.executor, self.branch, self.group = executor, branch, group
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        inner = self.executor
+        parts = inner.stages if isinstance(inner, Staged) else [(False, inner)]
+        return [(False, self._begin), *parts, (False, self._sum)]
+
+    def _begin(self, stream: Stream, batch: Batch) -> None:
+        stream.begin_parts()
+
+    def _sum(self, stream: Stream, batch: Batch) -> None:
+        with opened("", "sum over ranks"):
+            stream.sum_parts(self.group, self.branch.branch.post_norm)
 
 
 class Scaled(Executor):

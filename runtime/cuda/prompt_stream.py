@@ -6,7 +6,7 @@ written once per branch.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from ...cuda_kernels import prompt, prompt_grouped
 from ..layers.norm import LayerNorm, Norm
 from .context import Context
 from .registry import Slow
+
+if TYPE_CHECKING:
+    from ..parallel.group import Group
 
 
 def check_norm(norm: Norm, context: Context) -> None:
@@ -39,6 +42,8 @@ class Stream:
     def __init__(self, h: torch.Tensor, context: Context):
         self.h, self.context, self.narrows = h, context, False
         self._added: dict[str, Any] = {}
+        # While the results of a branch are parts of a sum over ranks, `add` gathers them here.
+        self._parts: list[dict[str, Any]] | None = None
 
     def normed(
         self, norm: Norm, exact: torch.Tensor | None = None, permuted: bool = False
@@ -72,20 +77,50 @@ class Stream:
         """h += delta, or its weighted rows (see `prompt.add_norm`). The next norm does it; the
         tensors must not change before.
         """
+        found: dict[str, Any] = {"delta": delta}
+        if weights is not None:
+            found |= {"rows": rows, "weights": weights}
+        if self._parts is not None:
+            self._parts.append(found)
+            return
         assert not self._added  # two branches without a norm between them
-        self._added = (
-            {"delta": delta}
-            if weights is None
-            else {"delta": delta, "rows": rows, "weights": weights}
-        )
+        self._added = found
+
+    def begin_parts(self) -> None:
+        """What is added from now on is this rank's part of a sum, until `sum_parts`."""
+        self._parts = []
+
+    def sum_parts(self, group: Group, norm: Norm | None) -> None:
+        """Add norm(the sum of the parts of all ranks)."""
+        parts, self._parts = self._parts or [], None
+        total = group.sum_here(self._joined(parts), self.context.dtype)
+        if norm is not None:
+            total = norm(total.float())
+        if total.dtype == self.context.dtype:
+            self.add(total)
+        else:
+            self.settled().add_(total)
+
+    def _joined(self, parts: list[dict[str, Any]]) -> torch.Tensor:
+        """Return the sum of the parts of this rank, in half or float32, in a buffer."""
+        if len(parts) == 1 and "weights" not in parts[0]:
+            return parts[0]["delta"]
+        total = self.context.buffer("part of a sum", tuple(self.h.shape), torch.float32)
+        total.zero_()
+        for part in parts:
+            prompt.add_norm(total, None, 0.0, None, **part)
+        return total
 
     def pending(self) -> dict[str, Any]:
         """Return what is not added yet, for `left`."""
-        return dict(self._added)
+        parts = None if self._parts is None else list(self._parts)
+        return {"added": dict(self._added), "parts": parts}
 
     def left(self, pending: dict[str, Any]) -> None:
         """Restore the state when `pending` was called: a graph has run the same kernels again."""
-        self._added = dict(pending)
+        parts = pending["parts"]
+        self._added = dict(pending["added"])
+        self._parts = None if parts is None else list(parts)
 
     def settled(self) -> torch.Tensor:
         """Return h with everything added."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..layers.absent import AbsentMixer, AbsentRows
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet
@@ -53,6 +54,16 @@ class PlacedBranch:
     def norm(self) -> Norm:
         """The norm before the module, which `choose` has checked."""
         return self.branch.norm  # pyright: ignore[reportReturnType]  see there
+
+    @property
+    def is_summed(self) -> bool:
+        """Return whether the module gives a part of a result that is summed over ranks."""
+        return self.branch.sum is not None
+
+    @property
+    def post_norm(self) -> Norm | None:
+        """The norm that an executor applies to its result: none if a sum over ranks comes first."""
+        return None if self.is_summed else self.branch.post_norm
 
     @property
     def name(self) -> str:
@@ -125,7 +136,7 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
             raise Slow(f"activation {module.spec.activation}")
-    elif not isinstance(module, DeltaNet):
+    elif not isinstance(module, (DeltaNet, AbsentMixer, AbsentRows)):
         raise Slow("no kernels for this kind of layer")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -19,6 +19,9 @@ from ..layers.batch import Batch
 from ..layers.rope import Rope
 from ..network import Network
 from .context import Context
+
+if TYPE_CHECKING:
+    from .links import Links
 
 STEP_ROWS = 8  # new rows of a sequence at a time, at most
 
@@ -115,6 +118,9 @@ class Frame:
         self.n, self.alternates, self.width = 0, False, network.width
         self.pending: PendingBranch | None = None
         self._place = 0  # of the residual stream
+        # Whether a branch that runs gives a part of a sum over ranks.
+        self.is_part = False
+        self.links: Links | None = None  # to the other ranks
         # Both are set from `begin` to `end`.
         self.batch: Batch = None  # pyright: ignore[reportAttributeAccessIssue]
         self.sequence: StepSequence = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -176,6 +182,12 @@ class Frame:
         if key not in self._buffers:
             self._buffers[key] = torch.empty(self.rows, n_cols, dtype=dtype, device=self.device)
         return self._buffers[key][: self.n]
+
+    def onto(self, h: torch.Tensor) -> torch.Tensor:
+        """Return what the result of the current branch is added to: h float32[n, width], or zeros
+        like it for a part of a sum over ranks.
+        """
+        return self.zeros("part of a sum", h.shape[1]) if self.is_part else h
 
     def zeros(self, name: str, n_cols: int) -> torch.Tensor:
         """Return what `buffer` returns, for float32 that is 0 before the first step. Whoever uses

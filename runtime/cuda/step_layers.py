@@ -150,9 +150,10 @@ class StepSum:
 
     def __init__(self, linear: Linear, branch: PlacedBranch, context: Context):
         self.matrix = on_device(linear, context, MATVEC_ADD, biased=True)
-        self.bias, self.post_norm = linear.bias, branch.branch.post_norm
+        self.bias, self.post_norm = linear.bias, branch.post_norm
 
     def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
+        h = frame.onto(h)
         norm = self.post_norm
         if self.bias is None and norm is None:
             operation(matvec.matvec_add, x, self.matrix, h)
@@ -275,10 +276,16 @@ class StepOutput:
     def __init__(self, network: Network, context: Context):
         self.input, self.softcap = StepInput(network.output_norm, context), network.softcap
         self.matrix = on_device(network.output, context, NORM_MATVEC)
+        self.ends = () if context.share is None else context.share.ends
 
     def __call__(self, frame: Frame, rows: slice) -> None:
         logits = frame.logits[: rows.stop - rows.start]
-        self.input(frame, [self.matrix], [logits], rows)
+        if frame.links is None or not self.ends:
+            self.input(frame, [self.matrix], [logits], rows)
+        else:
+            own = frame.buffer("own logits", self.matrix.rows)[: len(logits)]
+            self.input(frame, [self.matrix], [own], rows)
+            operation(frame.links.gather, own, logits, self.ends)
         if self.softcap:
             step_between.cap(logits, self.softcap)
 

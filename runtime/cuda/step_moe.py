@@ -34,7 +34,7 @@ class StepMoE(StepBranch):
         self.routing = routing_of(moe.router)
         if not router_fits(STEP_ROWS, self.norm.numel(), spec.n_experts, spec.n_used, self.routing):
             raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {self.norm.numel()}")
-        self.spec, self.reduction = spec, moe.router.reduction
+        self.spec, self.reduction, self.owned = spec, moe.router.reduction, moe.owned
         self.router = float_matrix(moe.router.linear, context)
         self.router_biases = moe.router.linear.bias, moe.router.bias
         with_terms = {"biased": True, "scaled": True}
@@ -64,6 +64,8 @@ class StepMoE(StepBranch):
             self.norm.numel(), spec.n_experts, spec.n_used, self.reduction, self.routing
         )
         route(h, self.norm, self.eps, self.router, ids, weights, *self.router_biases)
+        if self.owned is not None:
+            step_between.own_experts(ids, *self.owned)
         hidden = frame.buffer("expert hidden", spec.n_used * self.down.cols).view(
             frame.n, spec.n_used, -1
         )
@@ -80,6 +82,7 @@ class StepMoE(StepBranch):
             *self.input_terms,
         )
         always = None if self.shared is None else self.shared.inner(frame, h)
+        h = frame.onto(h)
         operation(matvec.expert_down_add, hidden, self.down, ids, weights, h, self.down_terms)
         if self.shared is not None:
             operation(matvec.matvec_add, always, self.shared.down, h)

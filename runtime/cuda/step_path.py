@@ -22,15 +22,18 @@ import torch
 
 from ...errors import EvaluationError
 from ..layers.batch import Batch
+from ..layers.norm import RMSNorm
 from ..network import Network
 from ..ranges import opened
 from ..sampling import Sampling
 from ..state.sequence import State
-from . import step_attention, step_mla, step_moe  # noqa: F401, they declare executors
+from . import absent, step_attention, step_mla, step_moe  # noqa: F401, they declare executors
 from .context import Context
+from .executor import operation
+from .links import links_of, named_waits
 from .registry import STEP, Slow, choose, placed
 from .step_delta import StepDeltaLayer
-from .step_frame import STEP_ROWS, Frame, StepSequence
+from .step_frame import STEP_ROWS, Frame, PendingBranch, StepSequence
 from .step_layers import (
     DeviceEmbedding,
     SlowBranch,
@@ -64,13 +67,17 @@ class StepPath:
             context, "DeviceEmbedding", DeviceEmbedding, SlowEmbedding, network
         )
         self._branches: list[StepExecutor] = []
-        for branch in placed(network.blocks):
-            self._branches.append(choose(STEP, branch, context) or SlowBranch(branch))
+        branches = placed(network.blocks)
+        chosen = context.same_choices([choose(STEP, branch, context) for branch in branches])
+        for branch, found in zip(branches, chosen, strict=True):
+            self._branches.append(found or SlowBranch(branch))
             if branch.scale is not None:
                 self._branches.append(StepScaled(branch))
         self._recurrent: list[StepDeltaLayer] = [
             x for x in self._branches if isinstance(x, StepDeltaLayer)
         ]
+        self._links = links_of(network, context)
+        self.frame.links = self._links
         self._output: StepEnd = _or_slow(context, "Output", StepOutput, SlowOutput, network)
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         # Steps are captured if a sequence's caches suit.
@@ -127,7 +134,8 @@ class StepPath:
                     self._run(sequence, state, 1, sampling)
                     under_way.append(torch.cuda.current_stream(self.context.device).record_event())
                     started += 1
-                under_way.popleft().synchronize()
+                with named_waits(self._links, self.context):
+                    under_way.popleft().synchronize()
                 state.advance(1)
                 position = state.n_past
                 started, n = started - 1, n - 1
@@ -195,14 +203,19 @@ class StepPath:
         caches of other types than the model's.
         """
         found: dict[int, StepExecutor] = {}
-        for number, executor in enumerate(self._branches):
+        taken: list[StepExecutor | None] = []
+        for executor in self._branches:
             try:
                 executor.check(state)
+                taken.append(executor)
             except Slow as reason:
                 self.context.report(
                     type(executor.branch.module).__name__, str(reason), executor.branch.layer
                 )
-                found[number] = SlowBranch(executor.branch)
+                taken.append(None)
+        for number, executor in enumerate(self.context.same_choices(taken)):
+            if executor is None:
+                found[number] = SlowBranch(self._branches[number].branch)
         self.context.report_all()
         return found
 
@@ -262,12 +275,36 @@ class StepPath:
             frame.batch = self.network.prepared(sequence.tokens[:n].long(), h, batch)
         for number, branch in enumerate(self._branches):
             executor = sequence.instead.get(number, branch)
-            executor(frame, frame.h if executor.joins else frame.settled(), state)
+            h = self.frame.h if executor.joins else self.frame.settled()
+            whole = isinstance(executor, (SlowBranch, StepScaled)) or not executor.branch.is_summed
+            if whole or self._links is None:
+                executor(frame, h, state)
+            else:
+                self._summed(executor, h, state)
         with opened("output", "output"):
             self._output(frame, slice(0, n) if wanted == "all" else slice(n - 1, n))
         if not isinstance(wanted, str):
             sampler(frame, wanted)(frame.logits[0], sequence)
         frame.end()
+
+    def _summed(self, executor: StepExecutor, h: torch.Tensor, state: State) -> None:
+        """Run an executor whose result is a part of a sum over ranks, and add the sum."""
+        frame, norm, links = self.frame, executor.branch.branch.post_norm, self._links
+        if links is None:
+            raise TypeError("a part of a sum without other ranks")
+        frame.is_part = True
+        try:
+            executor(frame, h, state)
+            part = frame.onto(h)
+        finally:
+            frame.is_part = False
+        h = frame.settled()
+        if not isinstance(norm, RMSNorm):
+            operation(links.sum, part, h)
+            return
+        delta = frame.buffer("delta", h.shape[1])
+        operation(links.assign, part, delta)
+        frame.pending = PendingBranch(delta, norm.weight, norm.eps)
 
 
 def _without_seed(sampling: Sampling) -> tuple:

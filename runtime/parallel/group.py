@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from ...errors import DeviceError, UsageError
-from .payload import decoded, encoded
+from .modes import DEFAULT_TIMEOUT
+from .payload import DTYPES, decoded, encoded
 from .ranks import Ranks
 
-DEFAULT_TIMEOUT = 600.0  # seconds
 _GRACE = 3.0  # seconds in which other ranks say that they wait, too
 FEW_ROWS = 32  # at most so many rows move in float32, whatever the type: latency decides there
 
@@ -69,6 +69,17 @@ class Group:
         for part in parts[1:]:
             total = total + decoded(part, x)
         return total
+
+    def sum_here(self, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
+        """Return the sum over ranks of x [rows, width] on a GPU, in float32 or in `half`. It is in
+        the memory of x if x has the dtype that moves.
+        """
+        kind = "f32" if len(x) <= FEW_ROWS else self.reduce_type
+        if kind == "q8_0":
+            return self.sum(x.float())
+        moved = x.contiguous().to(DTYPES[kind])
+        self._named("a sum", lambda: dist.all_reduce(moved))
+        return moved if moved.dtype in (half, torch.float32) else moved.float()
 
     def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
         """Return [rows, ends[-1]], the columns of all ranks side by side; x [rows, n] are those of

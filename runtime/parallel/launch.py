@@ -21,6 +21,7 @@ from .ranks import LAUNCHED, STORE_SOCKET
 
 _PATIENCE = 2.0  # seconds between asking a process to end and ending it
 _POLL = 0.02  # seconds
+_SAME_TIME = 1.0  # seconds
 _SHOWN = 4000  # last characters of what a failed rank printed
 _PR_SET_PDEATHSIG = 1
 
@@ -127,14 +128,27 @@ def _watch(started: Sequence[_Started]) -> int:
             if status is None:
                 running += 1
             elif status:
-                return _failed(one, status, len(started))
+                return _failed(_culprit(one, started[0]), len(started))
         if not running:
             return 0
         time.sleep(_POLL)
 
 
-def _failed(one: _Started, status: int, n_ranks: int) -> int:
+def _culprit(failed: _Started, first: _Started) -> _Started:
+    """Return rank 0 if it fails at the same time: then all ranks have the same reason, such as a
+    wrong flag, and rank 0 has said it. A rank that has lost another one waits longer before it
+    says so.
+    """
+    try:
+        status = first.process.wait(_SAME_TIME)
+    except subprocess.TimeoutExpired:
+        return failed
+    return first if status > 0 else failed
+
+
+def _failed(one: _Started, n_ranks: int) -> int:
     """Say on stderr why a rank has ended, and return the exit status."""
+    status = one.process.wait()
     if status < 0:
         name = signal.Signals(-status).name if -status in list(signal.Signals) else str(-status)
         print(f"rank {one.rank} of {n_ranks} was ended by {name}", file=sys.stderr)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-REDUCE_TYPES = ("f32", "bf16", "f16", "q8_0")
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _BLOCK, _MOST = 32, 127.0
 
 
@@ -16,7 +15,7 @@ def encoded(x: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "q8_0" and x.shape[-1] % _BLOCK:
         kind = "bf16"
     if kind != "q8_0":
-        return x.to(_DTYPES[kind])
+        return x.to(DTYPES[kind])
     blocks = x.reshape(-1, _BLOCK).float()
     scales = (blocks.abs().amax(dim=1, keepdim=True) / _MOST).to(torch.float16)
     inverse = torch.where(scales > 0, 1 / scales.float(), 0.0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,14 @@ class Meeting(Protocol):
         """Return [rows, ends[-1]], the columns of all ranks side by side; x [rows, n] are those of
         this rank, and those of rank r end before column ends[r].
         """
+        ...
+
+    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of rank 0, as many as all ranks pass."""
+        ...
+
+    def from_first(self, value: Any) -> Any:
+        """Return the value of rank 0."""
         ...
 
 

@@ -1,0 +1,184 @@
+"""How a model is split over devices (`-sm`), and with what it can be combined. Imports nothing
+heavy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from ..options import LoadOptions
+
+MODES = ("none", "layer", "row", "graph", "attn", "tensor")
+_GRAPH = ("graph", "row", "attn", "tensor")
+_NUMBER = r"(\d+(\.\d*)?|\.\d+)"
+_SHARES = re.compile(rf"(?=.*[1-9]){_NUMBER}([,/;]{_NUMBER})*")
+MOST_RANKS = 8
+REDUCE_TYPES = ("f32", "bf16", "f16", "q8_0")
+DEFAULT_TIMEOUT = 600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Split:
+    """mode: `none`: one device; `layer`: whole layers on each; `graph`: a part of every layer on
+    each, one process per device. devices: numbers of GPUs in the order of ranks; on the CPU just
+    0, 1, ... shares: the part of the work of each. why: what the user should know of it, or "".
+    """
+
+    mode: str
+    devices: tuple[int, ...] = (0,)
+    shares: tuple[float, ...] = (1.0,)
+    why: str = ""
+
+    @property
+    def n_ranks(self) -> int:
+        """How many processes evaluate the model."""
+        return len(self.devices) if self.mode == "graph" else 1
+
+
+def is_graph(mode: str | None) -> bool:
+    """Return whether a value of `-sm` asks for a part of every layer on each device."""
+    return mode in _GRAPH
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Return the shares of devices from `3,1` (or `3/1`). UsageError for anything else."""
+    if not _SHARES.fullmatch(text):
+        raise UsageError(
+            f"-ts is '{printable(text, 40)}', expected shares such as 3,1, not all of them 0"
+        )
+    return tuple(float(word) for word in re.split("[,/;]", text))
+
+
+def planned_split(options: LoadOptions, on_gpu: bool, n_gpus: int) -> Split:
+    """Return the split that the options ask for, on a host with `n_gpus`. UsageError for devices
+    that are not there, and for options that contradict the split.
+    """
+    mode = options.split_mode or "none"
+    if mode in _GRAPH:
+        mode = "graph"
+    if not on_gpu and mode != "graph":
+        return Split("none", why="everything is on the CPU")
+    if mode == "none":
+        return Split("none", (options.main_gpu or 0,))
+    given = parse_shares(options.tensor_split) if options.tensor_split else None
+    if not on_gpu and given is None:
+        return Split("none", why="everything is on the CPU, and -ts names no shares")
+    shares = given or (1.0,) * n_gpus
+    if on_gpu and len(shares) > n_gpus:
+        raise UsageError(f"-ts has shares for {len(shares)} GPUs, here are {n_gpus}")
+    devices = [i for i, share in enumerate(shares) if share > 0]
+    if (main := options.main_gpu) is not None and on_gpu:
+        if main not in devices:
+            raise UsageError(f"-mg is {main}, which is not one of the GPUs {devices}")
+        devices.remove(main)
+        devices.insert(0, main)
+    devices = devices[: options.max_gpu or None]
+    if len(devices) > MOST_RANKS and mode == "graph":
+        raise UsageError(f"-sm graph over {len(devices)} devices, expected at most {MOST_RANKS}")
+    if len(devices) < 2:
+        kind = "GPU" if on_gpu else "device"
+        return Split("none", tuple(devices), why=f"there is one {kind} to use")
+    if mode == "graph":
+        check_combinations(options)
+    total = sum(shares[i] for i in devices)
+    chosen = tuple(shares[i] / total for i in devices)
+    return Split(mode, tuple(devices), chosen)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """What another option does together with `-sm graph`. effect: `works`, `noted` (it changes
+    nothing, and a line says why) or `refused`. why: the reason, or how it works.
+    """
+
+    flag: str
+    given: Callable[[LoadOptions], bool]
+    effect: str
+    why: str
+
+
+COMBINATIONS = (
+    Combination(
+        "--fit",
+        lambda o: o.fit is not None,
+        "refused",
+        "it chooses by the memory of one GPU, and all ranks need the same placement: give -ngl,"
+        " --n-cpu-moe or -ot",
+    ),
+    Combination(
+        "-cmoe",
+        lambda o: o.cpu_moe,
+        "works",
+        "each rank computes its part of the experts on the CPU",
+    ),
+    Combination(
+        "--n-cpu-moe",
+        lambda o: o.n_cpu_moe is not None,
+        "works",
+        "each rank computes its part of these experts on the CPU",
+    ),
+    Combination(
+        "-ot",
+        lambda o: bool(o.override_tensor),
+        "works",
+        "a pattern holds for every rank; CUDAn must be the device of the rank, so name CPU",
+    ),
+    Combination(
+        "-ngl",
+        lambda o: o.gpu_layers is not None,
+        "works",
+        "layers on the CPU are split as well, and summed there",
+    ),
+    Combination(
+        "-muge", lambda o: o.merge_gate_up, "works", "each rank merges its rows of gate and up"
+    ),
+    Combination(
+        "-ctk",
+        lambda o: o.cache_type_k is not None,
+        "works",
+        "each rank has the cache of its heads",
+    ),
+    Combination("-ctv", lambda o: o.cache_type_v is not None, "works", "as -ctk"),
+    Combination("-khad", lambda o: o.k_cache_hadamard, "works", "it acts on each head"),
+    Combination("-vhad", lambda o: o.v_cache_hadamard, "works", "it acts on each head"),
+    Combination("-ser", lambda o: o.expert_reduction is not None, "works", "all ranks route alike"),
+    Combination("-fa off", lambda o: o.flash_attn in (False, "off"), "works", "for local heads"),
+    Combination("-amb", lambda o: o.attention_max_batch > 0, "works", "the bound is per rank"),
+    Combination("-mla", lambda o: o.mla != 3, "works", "heads are split, each rank has the cache"),
+    Combination("--swa-full", lambda o: o.swa_full, "works", "as on one device"),
+)
+
+
+def check_combinations(options: LoadOptions) -> None:
+    """UsageError for what cannot be combined with `-sm graph`."""
+    for one in COMBINATIONS:
+        if one.effect == "refused" and one.given(options):
+            raise UsageError(f"{one.flag} does not go together with -sm graph: {one.why}")
+
+
+def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
+    """Return (flags, why) of options about the split that were given and change nothing."""
+    given = [
+        flag
+        for flag, value in (
+            ("-sm", options.split_mode if options.split_mode != split.mode else None),
+            ("-ts", options.tensor_split),
+            ("--max-gpu", options.max_gpu),
+            ("-grt", options.reduce_type),
+        )
+        if value is not None
+    ]
+    if options.main_gpu and split.devices[0] != options.main_gpu:
+        given.append("-mg")
+    if split.mode == "graph":
+        return []
+    if split.mode == "layer":
+        return [(flag, "-sm layer sums nothing over GPUs") for flag in given if flag == "-grt"]
+    why = split.why or "one device has the whole model (-sm graph splits it)"
+    return [(", ".join(given), why)] if given else []

@@ -1,0 +1,143 @@
+"""From options to ranks: start them for a command, and join them in a process that is one."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from .devices import usable_device
+from .parallel.launch import run_ranks
+from .parallel.modes import Split, is_graph
+from .parallel.ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..formats.source import Source
+    from .options import LoadOptions
+    from .parallel.group import Group
+    from .parallel.share import Share
+    from .switches import Switches
+
+_PACKAGE = __name__.partition(".")[0]
+_joined: list[Group] = []  # the group of this process, which its models share
+
+
+def run_as_ranks(words: Sequence[str], options: LoadOptions) -> int | None:
+    """Run the command line `words` as one process per device if the options ask for that, and
+    return its exit status. None if this process evaluates the model: alone, or because it is a
+    rank.
+    """
+    if not is_graph(options.split_mode) or Ranks.here() is not None:
+        return None
+    split = split_of(options)
+    if split.n_ranks < 2:
+        return None
+    return run_ranks([sys.executable, "-m", _PACKAGE, *words], split.n_ranks)
+
+
+@contextmanager
+def silent_unless_first() -> Iterator[None]:
+    """While the context is open, print nothing in ranks other than the first. Errors that leave it
+    can be printed.
+    """
+    ranks = Ranks.here()
+    if ranks is None or ranks.rank == 0:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def split_of(options: LoadOptions) -> Split:
+    """Return the split that the options ask for here, without using a device."""
+    import torch
+
+    on_gpu = options.device.startswith("cuda") or (
+        options.device == "auto" and torch.cuda.is_available()
+    )
+    return options.split(torch.device("cuda" if on_gpu else "cpu"))
+
+
+def device_here(options: LoadOptions) -> torch.device:
+    """Return the device on which this process evaluates, alone or as a rank. UsageError for one
+    that is not there.
+    """
+    split, ranks = split_of(options), Ranks.here()
+    if options.device not in ("auto", "cuda") or split.mode == "layer":
+        return usable_device(options.device)
+    if usable := options.device == "cuda" or _has_gpu():
+        if split.mode == "graph" and ranks is not None:
+            _check_size(split, ranks)
+            return usable_device(f"cuda:{split.devices[ranks.local_rank]}")
+        if options.main_gpu:
+            return usable_device(f"cuda:{options.main_gpu}")
+    return usable_device(options.device if usable else "cpu")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _check_size(split: Split, ranks: Ranks) -> None:
+    if ranks.one_host and split.n_ranks != ranks.size:
+        raise UsageError(
+            f"-sm graph is over {split.n_ranks} devices (-ts, --max-gpu), but {ranks.size}"
+            " processes were started"
+        )
+
+
+def joined(options: LoadOptions, device: torch.device) -> Group | None:
+    """Return the group of ranks that evaluates the model with this process, whose device is
+    `device`; None without `-sm graph`. UsageError if there are no other processes.
+    """
+    split, ranks = options.split(device), Ranks.here()
+    if split.mode != "graph":
+        return None
+    if ranks is None:
+        raise UsageError(
+            "split_mode graph needs one process per device: start this program with torchrun"
+            f" --nproc-per-node {split.n_ranks}"
+        )
+    _check_size(split, ranks)
+    from .parallel.group import Group
+
+    half = device.type == "cuda" and options.precision != "f32"
+    reduce_type = options.reduce_type or ("bf16" if half else "f32")
+    if not _joined:
+        _joined.append(Group(ranks, device, timeout=options.timeout))
+        atexit.register(_joined[0].close)
+    _joined[0].reduce_type = reduce_type
+    return _joined[0]
+
+
+def joined_share(
+    options: LoadOptions, device: torch.device, source: Source, switches: Switches
+) -> Share | None:
+    """Return what this process evaluates of a model together with others; None without `-sm graph`.
+
+    If there is no split plan for the model, the first rank evaluates all of it, and others end.
+    """
+    group = joined(options, device)
+    if group is None:
+        return None
+    from .parallel.planner import NoPlanError, make_plan
+    from .parallel.share import Share
+
+    n_hosts = group.ranks.size // group.ranks.local_size  # with the same shares each
+    shares = options.split(device).shares * n_hosts
+    try:
+        plan = make_plan(source, shares, switches)
+    except NoPlanError as error:
+        if group.rank:
+            raise SystemExit(0) from None
+        print(f"note: the model is on {device} alone: {error}", file=sys.stderr)
+        return None
+    return Share(plan, group.rank, group)
