@@ -18,7 +18,7 @@ from iqforge.runtime.commands.flags import add_load_flags
 from iqforge.runtime.commands.ignored_flags import BY_FLAG, IGNORED
 from iqforge.runtime.devices import usable_device
 from iqforge.runtime.model import load_model
-from iqforge.runtime.options import LoadOptions
+from iqforge.runtime.options import SPLIT_FIELDS, LoadOptions
 
 from .tiny_checkpoint import make_tiny_llama
 from .tiny_model import write_gguf
@@ -73,7 +73,7 @@ def test_good_values_are_noted_and_bad_ones_are_named_errors(ignored):
 def test_bench_takes_and_refuses_the_same():
     def given(*words: str) -> argparse.Namespace:
         parser = argparse.ArgumentParser()
-        parser.set_defaults(**LoadOptions().__dict__)
+        parser.set_defaults(**{name: LoadOptions.default_of(name) for name in SPLIT_FIELDS})
         bench_options.add_options(parser)
         return parser.parse_args(words)
 

@@ -46,7 +46,6 @@ BOTH_WAYS = {
     "runtime <-> runtime/architectures",
     "runtime <-> runtime/cuda",
     "runtime <-> runtime/layers",
-    "runtime <-> runtime/parallel",
 }
 MAX_FILES = 20
 MORE_FILES = {
