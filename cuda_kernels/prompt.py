@@ -28,6 +28,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
     names = (
         *(f"add_norm_{n}" for n in _NORM_UNITS),
         *(f"add_layer_norm_{n}" for n in _NORM_UNITS),
+        *(f"add_post_norm_{n}" for n in _NORM_UNITS),
         *(f"{activation}_gate" for activation in ACTIVATIONS),
         "gather_rows",
         "from_other",
@@ -93,6 +94,9 @@ def add_norm(
     permuted: bool = False,
     centered: bool = False,
     bias: torch.Tensor | None = None,
+    post_weight: torch.Tensor | None = None,
+    post_eps: float = 0.0,
+    scale: float = 1.0,
 ) -> None:
     """Compute h += delta and out = h / sqrt(mean(h^2) + eps) * weight in half, and in float32 in
     `exact` where that is given.
@@ -102,8 +106,13 @@ def add_norm(
     rows below 0 are left out. Without `out`, h += delta is all. permuted: the columns of `out` in
     the order of `prompt_grouped`, and its rows as long as whole groups of 128, filled up with 0.
     centered: the mean is subtracted from h first, and `bias` float32[width], if given, added in the
-    end.
+    end; not after a norm of what is added. With `post_weight`, h = (h + rms_norm(y)) * scale for
+    what would be added, y, with these weights and `post_eps`.
     """
+    if post_weight is None and scale != 1:
+        raise ValueError("add_norm has a scale only after a norm of what is added")
+    if post_weight is not None and (centered or delta is None):
+        raise ValueError("a norm of what is added needs a delta, and no norm with a mean after it")
     tokens, width = h.shape
     given = out if out is not None else delta
     if given is None:
@@ -111,7 +120,8 @@ def add_norm(
     half = given.dtype
     units = next(n for n in _NORM_UNITS if n * _NORM_THREADS * _UNIT >= width)
     slots = 0 if delta is None else 1 if weights is None else weights.shape[1]
-    name = "add_layer_norm" if centered else "add_norm"
+    name = "add_layer_norm" if centered else "add_norm" if post_weight is None else "add_post_norm"
+    post = () if post_weight is None else (post_weight, np.float32(post_eps), np.float32(scale))
     launch(
         function(_rows_spec(half), f"{name}_{units}", h.device),
         tokens,
@@ -128,6 +138,7 @@ def add_norm(
         np.int32(permuted),
         exact,
         np.int32(width),
+        *post,
     )
 
 

@@ -40,14 +40,19 @@ def add_norm(
     permuted=False,
     centered=False,
     bias=None,
+    post_weight=None,
+    post_eps=0.0,
+    scale=1.0,
 ):
     assert not permuted and (delta is None or weights is not None or len(delta) == len(h))
     if delta is not None:
-        h += (
+        y = (
             delta.float()
             if weights is None
             else (delta.float()[rows.long().clamp(0)] * weights[..., None]).sum(1)
         )
+        h += y if post_weight is None else step_on_cpu.normed(y, post_weight, post_eps)
+        h *= scale
     if out is not None:
         x = (
             F.layer_norm(h, weight.shape, weight, bias, eps)

@@ -88,6 +88,49 @@ def test_add_norm(rng, half, width):
 @gpu
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("width", [64, 5376, 12296])
+def test_norms_of_what_is_added(rng, half, width):
+    """Of one row per token, or of the weighted rows of experts."""
+    tokens, k = 9, 3
+    h, weight, post = randn(rng, tokens, width), randn(rng, width), randn(rng, width)
+    delta, out = randn(rng, tokens * k, width, dtype=half), poisoned(tokens, width, dtype=half)
+    rows = torch.randperm(tokens * k, generator=rng, device="cuda").to(torch.int32).view(tokens, k)
+    weights = randn(rng, tokens, k).abs()
+    mixed = (delta.double()[rows.long()] * weights[..., None]).sum(1)
+    for given, y in (
+        ({"delta": delta[:tokens]}, delta[:tokens].double()),
+        ({"delta": delta, "rows": rows, "weights": weights}, mixed),
+    ):
+        expected = F.rms_norm(y, (width,), post.double(), 1e-6)
+        expected = (h.double() + expected) * 0.75
+        prompt.add_norm(h, weight, 1e-5, out, post_weight=post, post_eps=1e-6, scale=0.75, **given)
+        assert (h - expected).abs().max() < 1e-5 * expected.abs().max()
+        close(out, F.rms_norm(h.double(), (width,), weight.double(), 1e-5))
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (7, 0.0), (0, 2.0), (300, 2.0)])
+def test_softmax_of_scores(rng, half, window, softcap):
+    """Query i of 20 sees keys up to 500 + i of 530."""
+    queries, first, keys = 20, 500, 530
+    scores = 3 * randn(rng, 2, 3 * queries, keys)
+    x = scores.double() * 0.5
+    x = softcap * (x / softcap).tanh() if softcap else x
+    last = (torch.arange(3 * queries, device="cuda") % queries + first)[:, None]
+    at = torch.arange(keys, device="cuda")
+    hidden = (at > last) | ((at <= last - window) if window else (at < 0))
+    out = poisoned(2, 3 * queries, keys, dtype=half)
+    prompt.softmax_scores(scores, out, queries, first, scale=0.5, window=window, softcap=softcap)
+    expected = x.masked_fill(hidden, float("-inf")).softmax(-1)
+    assert not out[:, hidden].any()
+    assert (out.double() - expected).abs().max() < 2**-8 * expected.max()
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("width", [64, 6144])
 def test_layer_norm(rng, half, width):
     h, weight, bias = 5 + randn(rng, 9, width) * 3, randn(rng, width), randn(rng, width)

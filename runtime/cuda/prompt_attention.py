@@ -14,7 +14,7 @@ from ..layers.batch import Batch
 from ..state.cache import KVCache
 from .context import Context
 from .prompt_graphs import Stage, Staged
-from .prompt_stream import Stream, check_norm, last_rows, post_normed
+from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, Slow, executor
 
@@ -104,7 +104,7 @@ class PromptAttention(Staged):
         prompt.converted(mixed, self._mixed(stream))
 
     def _join(self, stream: Stream, batch: Batch) -> None:
-        stream.add(post_normed(self.output(self._mixed(stream)), self.post_norm))
+        stream.add(self.output(self._mixed(stream)), post_norm=self.post_norm)
 
     def _without_gates(self, products: _Products) -> tuple[_Products, torch.Tensor]:
         """Return products with queries only, and the gates half[rows, heads, length] that follow

@@ -23,7 +23,7 @@ from ..state.recurrent import RecurrentState
 from .context import Context
 from .delta_shapes import check_devices, delta_heads, inputs, rates
 from .prompt_graphs import Stage, Staged
-from .prompt_stream import Stream, check_norm, last_rows, post_normed
+from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, Slow, executor
 
@@ -91,7 +91,7 @@ class PromptDelta(Staged):
         if stream.narrows:
             stream.keep_last(batch.n_sequences)
             mixed = last_rows(mixed, batch.n_sequences).contiguous()
-        stream.add(post_normed(self.output(mixed), self.branch.post_norm))
+        stream.add(self.output(mixed), post_norm=self.branch.post_norm)
 
     def _channels(self, products: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the convolution, float32[rows, channels], in its order."""

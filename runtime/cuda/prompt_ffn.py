@@ -10,7 +10,7 @@ from ..layers.ffn import GatedFFN, PlainFFN
 from .context import Context
 from .expert_terms import gating_of
 from .prompt_graphs import Stage, Staged
-from .prompt_stream import Stream, check_norm, post_normed
+from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, executor
 
@@ -36,7 +36,7 @@ class PromptFFN(Staged):
         gate, up = self.gate_up(stream.normed(self.norm)).chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt.join_gate(gate, up, gated, self.gating)
-        stream.add(post_normed(self.down(gated), self.post_norm))
+        stream.add(self.down(gated), post_norm=self.post_norm)
 
 
 _IN_PLACE = {
@@ -65,4 +65,4 @@ class PromptPlainFFN(Staged):
     def _run(self, stream: Stream, batch: Batch) -> None:
         hidden = self.up(stream.normed(self.norm))
         self.activate(hidden)
-        stream.add(post_normed(self.down(hidden), self.post_norm))
+        stream.add(self.down(hidden), post_norm=self.post_norm)

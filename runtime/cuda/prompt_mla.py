@@ -16,7 +16,7 @@ from ..state.latent import read_keys, settings_of, write_keys
 from .context import Context
 from .latent_weights import HeadMatrices
 from .prompt_graphs import Stage, Staged
-from .prompt_stream import Stream, check_norm, last_rows, post_normed
+from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, Slow, executor
 
@@ -99,7 +99,7 @@ class PromptLatent(Staged):
         self._attend(heads, stored, batch, self._mixed(stream))
 
     def _join(self, stream: Stream, batch: Batch) -> None:
-        stream.add(post_normed(self.output(self._mixed(stream)), self.post_norm))
+        stream.add(self.output(self._mixed(stream)), post_norm=self.post_norm)
 
     def _mixed(self, stream: Stream) -> torch.Tensor:
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)

@@ -52,7 +52,7 @@ class PromptPath:
                 self._narrows = len(self._steps)
             self._steps.append((branch.layer, self._step(branch, executors[number])))
             if branch.scale is not None:
-                self._steps.append((branch.layer, Scaled(branch, branch.scale)))
+                self._steps.append((branch.layer, Scaled(branch, float(branch.scale))))
         self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
@@ -191,13 +191,12 @@ class Summed(Staged):
 class Scaled(Executor):
     """h *= scale, after the branches of a block."""
 
-    def __init__(self, branch: PlacedBranch, scale: torch.Tensor):
+    def __init__(self, branch: PlacedBranch, scale: float):
         self.branch, self.scale = branch, scale
 
     @ranged
     def __call__(self, stream: Stream, batch: Batch) -> None:
-        h = stream.settled()
-        h *= self.scale.to(h.device)
+        stream.scale(self.scale)
 
 
 class SlowBranch(Executor):

@@ -27,13 +27,6 @@ def check_norm(norm: Norm, context: Context) -> None:
         raise Slow(f"rows of {len(norm.weight)}")
 
 
-def post_normed(delta: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-    """Return delta, replaced by norm(delta), computed in float32, if there is a norm. The memory
-    stays the same, as graphs need.
-    """
-    return delta if norm is None else delta.copy_(norm(delta.float()))
-
-
 class Stream:
     """h float32[T, width]. `narrows`: after the current branch only the last row of each sequence
     is needed.
@@ -51,6 +44,8 @@ class Stream:
         """Return norm(h) in half (`permuted` for grouped products), and write it in float32 to
         `exact` if that is given. Valid until the next call.
         """
+        if isinstance(norm, LayerNorm) and "post_weight" in self._added:
+            self.settled()
         rows, width = self.h.shape
         stored = prompt_grouped.padded(width) if permuted else width
         out = self.context.buffer("normed", (rows, stored), self.context.dtype)
@@ -73,13 +68,17 @@ class Stream:
         delta: torch.Tensor,
         rows: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
+        *,
+        post_norm: Norm | None = None,
     ) -> None:
-        """h += delta, or its weighted rows (see `prompt.add_norm`). The next norm does it; the
-        tensors must not change before.
+        """h += post_norm(delta), or of its weighted rows (see `prompt.add_norm`). The next norm
+        does it; the tensors must not change before.
         """
         found: dict[str, Any] = {"delta": delta}
         if weights is not None:
             found |= {"rows": rows, "weights": weights}
+        if post_norm is not None:
+            found |= {"post_weight": post_norm.weight, "post_eps": post_norm.eps}
         if self._parts is not None:
             self._parts.append(found)
             return
@@ -110,6 +109,14 @@ class Stream:
         for part in parts:
             prompt.add_norm(total, None, 0.0, None, **part)
         return total
+
+    def scale(self, factor: float) -> None:
+        """Multiply h by a factor."""
+        if "post_weight" in self._added:
+            self._added = {**self._added, "scale": factor * self._added.get("scale", 1.0)}
+        else:
+            h = self.settled()
+            h *= factor
 
     def pending(self) -> dict[str, Any]:
         """Return what is not added yet, for `left`."""

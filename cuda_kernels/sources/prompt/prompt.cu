@@ -24,41 +24,63 @@ __device__ __forceinline__ float norm_sum(float sum, float (&sums)[NORM_THREADS 
 // float32 where `exact` is given. `permuted`: x with the columns of each 128 in the order of
 // prompt/grouped.cu, its rows filled up with zeros to whole groups of 128. One CUDA block per
 // token. UNITS units per thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add; weights = null: one row per token, row t.
+// POST: what is added is divided by its root mean square and multiplied by `post_weight` first, and the sum is multiplied by `by`.
 // CENTERED: x = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias (Ba et al., 2016), bias float32[width] or null.
-template <int UNITS, bool CENTERED>
+template <int UNITS, bool CENTERED, bool POST>
 __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots,
                                          const float* weight, const float* bias, float eps, uint4* x, int permuted, float* exact,
-                                         int width) {
+                                         int width, const float* post_weight = nullptr, float post_eps = 0, float by = 1) {
     __shared__ float sums[NORM_THREADS / 32];
     const long long t = blockIdx.x;
     const int units = width / 8, stored = permuted ? (width + 127) / 128 * 16 : units;  // of a row of x
     h += t * width;
-    float v[UNITS][8];
-    float sum = 0;
+    auto added = [&](int unit, float (&y)[8]) {
+        if (weights == nullptr) {
+            unpack8<HALF>(delta[t * units + unit], y);
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) y[j] = 0;
+        for (int k = 0; k < n_slots; k++) {
+            const long long row = rows[t * n_slots + k];
+            if (row < 0) continue;
+            float d[8];
+            unpack8<HALF>(delta[row * units + unit], d);
+            const float w = weights[t * n_slots + k];
+#pragma unroll
+            for (int j = 0; j < 8; j++) y[j] += w * d[j];
+        }
+    };
+    float v[UNITS][8], y[POST ? UNITS : 1][8];
+    float sum = 0, post_scale = 1;
+    if constexpr (POST) {
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) {
+            const int unit = threadIdx.x + i * NORM_THREADS;
+            if (unit >= units) continue;
+            added(unit, y[i]);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum += y[i][j] * y[i][j];
+        }
+        post_scale = 1.0f / sqrtf(norm_sum(sum, sums) / width + post_eps);
+        sum = 0;
+        __syncthreads();  // the sums are read
+    }
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
         const int unit = threadIdx.x + i * NORM_THREADS;
         if (unit >= units) continue;
         load8(h + unit * 8, v[i]);
-        if (n_slots) {
-            float d[8];
-            if (weights == nullptr) {
-                unpack8<HALF>(delta[t * units + unit], d);
+        if constexpr (POST) {
+            float w[8];
+            load8(post_weight + unit * 8, w);
 #pragma unroll
-                for (int j = 0; j < 8; j++) v[i][j] += d[j];
-            } else {
-                float y[8] = {};
-                for (int k = 0; k < n_slots; k++) {
-                    const long long row = rows[t * n_slots + k];
-                    if (row < 0) continue;
-                    unpack8<HALF>(delta[row * units + unit], d);
-                    const float w = weights[t * n_slots + k];
+            for (int j = 0; j < 8; j++) v[i][j] = (v[i][j] + y[i][j] * post_scale * w[j]) * by;
+            store8(h + unit * 8, v[i]);
+        } else if (n_slots) {
+            added(unit, y[0]);
 #pragma unroll
-                    for (int j = 0; j < 8; j++) y[j] += w * d[j];
-                }
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[i][j] += y[j];
-            }
+            for (int j = 0; j < 8; j++) v[i][j] += y[0][j];
             store8(h + unit * 8, v[i]);
         }
 #pragma unroll
@@ -110,12 +132,18 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
                      uint4* x, int permuted, float* exact, int width) { \
-        add_norm<UNITS, false>(h, delta, weights, rows, n_slots, weight, nullptr, eps, x, permuted, exact, width); \
+        add_norm<UNITS, false, false>(h, delta, weights, rows, n_slots, weight, nullptr, eps, x, permuted, exact, width); \
     } \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_layer_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, \
                            const float* bias, float eps, uint4* x, int permuted, float* exact, int width) { \
-        add_norm<UNITS, true>(h, delta, weights, rows, n_slots, weight, bias, eps, x, permuted, exact, width); \
+        add_norm<UNITS, true, false>(h, delta, weights, rows, n_slots, weight, bias, eps, x, permuted, exact, width); \
+    } \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
+    add_post_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
+                          uint4* x, int permuted, float* exact, int width, const float* post_weight, float post_eps, float by) { \
+        add_norm<UNITS, false, true>(h, delta, weights, rows, n_slots, weight, nullptr, eps, x, permuted, exact, width, post_weight, \
+                                     post_eps, by); \
     }
 ADD_NORM(1)
 ADD_NORM(2)
