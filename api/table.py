@@ -53,6 +53,7 @@ PUBLIC = {
     "benchmark_model": "api.bench",
     "sweep_model": "api.bench",
     "profile_model": "api.bench",
+    "plan_split": "api.split",
     # Inspect
     "open_source": "api.source",
     "inspect_model": "formats.tools.summary",

@@ -123,6 +123,12 @@ COMMANDS = {
         "print the tokens of a text",
         'iqforge tokenize -m model-iq4_k.gguf -p "The capital of France"',
     ),
+    "plan-split": Command(
+        ".runtime.commands.plan_split",
+        "run",
+        "print how a model is split over GPUs",
+        "iqforge plan-split model-iq4_k.gguf -ts 1,1,1,1",
+    ),
     "bench": Command(
         ".runtime.commands.bench",
         "run",

@@ -83,14 +83,14 @@ def layer_bytes(plan, source) -> list[int]:
     ],
 )
 def test_the_reference_distributes_llama_8b_so(shares, heads, columns):
-    plan = make_plan(SyntheticSource("llama-8b:BF16"), shares, reference=True, column_step=256)
+    plan = make_plan(SyntheticSource("llama-8b:BF16"), shares, reference=True, column_steps=(256,))
     assert counts(plan, "kv_heads")[: len(heads)] == heads
     assert counts(plan, "ffn", 256)[: len(columns)] == columns
 
 
 def test_the_reference_evens_bytes_out():
     source = SyntheticSource("llama-8b:BF16")
-    plan = make_plan(source, (1, 1, 1), reference=True, column_step=256)
+    plan = make_plan(source, (1, 1, 1), reference=True, column_steps=(256,))
     sizes = layer_bytes(plan, source)
     assert [round(100 * size / sum(sizes), 2) for size in sizes] == [33.35, 33.32, 33.32]
 

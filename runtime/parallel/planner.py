@@ -23,7 +23,7 @@ from .expert_mode import ExpertChoice
 from .mixer_splits import plan_attention, plan_delta_net, plan_latent
 from .plan import LayerShare, SplitPlan, TensorSplit
 from .row_splits import plan_experts, plan_ffn
-from .tensor_splits import COLUMN_STEP, TensorSplits, least_common
+from .tensor_splits import COLUMN_STEPS, TensorSplits, least_common
 
 if TYPE_CHECKING:
     from ..network import Network
@@ -42,18 +42,18 @@ def plan_split(
     *,
     experts: ExpertChoice = "auto",
     reference: bool = False,
-    column_step: int = COLUMN_STEP,
+    column_steps: Sequence[int] = COLUMN_STEPS,
 ) -> SplitPlan:
     """Plan the split of a whole network, built on the CPU, over `len(shares)` ranks.
 
     experts: how expert tensors are split; `auto` chooses for every layer. reference: distribute as
-    ik_llama.cpp does. column_step: hidden columns are split at its multiples, if it divides them.
+    ik_llama.cpp does. column_steps: units of hidden columns, from the best on.
     UsageError for shares that are not possible, NoPlanError for a kind of layer
     without a plan.
     """
     normal = normalized(shares)
     apportion: Apportion = Reference(normal) if reference else Balanced(normal)
-    splits = TensorSplits(tensors, apportion, len(normal), column_step)
+    splits = TensorSplits(tensors, apportion, len(normal), column_steps)
     layers: list[tuple[LayerShare, ...]] = []
     for layer, block in enumerate(network.blocks):
         parts = tuple(LayerShare() for _ in normal)

@@ -20,6 +20,7 @@ from .tensor_splits import TensorSplits, fitting, least_common, scaled, stem
 if TYPE_CHECKING:
     from ..linear import ExpertLinear, Linear
 
+_MORE_COLUMNS = 1.02  # that a rank may have, so that all are multiples of a larger step
 _OUTPUTS = 16  # the unit of output rows of experts whose hidden activations are joined
 
 
@@ -98,11 +99,21 @@ def _inputs(module: GatedFFN | PlainFFN) -> list[Linear]:
 
 def _unit(splits: TensorSplits, hidden: int, inputs: Sequence[str], outputs: Sequence[str]) -> int:
     """Return the unit of hidden columns: whole blocks of `outputs` and whole groups of the rows of
-    `inputs`.
+    `inputs`, and the largest of the steps with which the busiest rank has hardly more columns than
+    with others.
     """
     unit = least_common(splits.row_unit(*inputs), splits.column_unit(*outputs))
-    liked = least_common(unit, splits.column_step)
-    return fitting(liked if hidden % liked == 0 else unit, hidden)
+    steps = [least_common(unit, step) for step in splits.column_steps]
+    whole = [step for step in steps if hidden % step == 0]
+    if not whole:
+        return fitting(unit, hidden)
+    n_ranks = sum(share > 0 for share in splits.apportion.shares)
+    busiest = [math.ceil(hidden / step / n_ranks) * step for step in whole]
+    return next(
+        step
+        for step, most in zip(whole, busiest, strict=True)
+        if most <= _MORE_COLUMNS * min(busiest)
+    )
 
 
 def _among(splits: TensorSplits, shares: Sequence[float], n: int, hidden: int) -> tuple[int, ...]:

@@ -11,14 +11,14 @@ from .apportion import Apportion
 from .plan import NOTHING, Range, TensorSplit
 from .shard import local_tensor, unit_of
 
-COLUMN_STEP = 16  # the least unit of hidden columns, if it divides them
+COLUMN_STEPS = (256, 128, 64, 32, 16)  # units of hidden columns that products like
 Ranges = Sequence[Sequence[Range]]
 """For each rank the ranges of a dimension that it holds."""
 
 
 class TensorSplits:
     """The tensors of a model by name, and the splits `found` so far. Bytes are reported to
-    `apportion`. column_step: the least unit of hidden columns, if it divides them.
+    `apportion`. column_steps: units of hidden columns, from the best on.
     """
 
     def __init__(
@@ -26,10 +26,10 @@ class TensorSplits:
         tensors: Iterable[TensorInfo],
         apportion: Apportion,
         n_ranks: int,
-        column_step: int = COLUMN_STEP,
+        column_steps: Sequence[int] = COLUMN_STEPS,
     ):
         self.tensors = {tensor.name: tensor for tensor in tensors}
-        self.apportion, self.n_ranks, self.column_step = apportion, n_ranks, column_step
+        self.apportion, self.n_ranks, self.column_steps = apportion, n_ranks, column_steps
         self.found: dict[str, TensorSplit] = {}
 
     def copy(self, name: str) -> None:

@@ -1,0 +1,48 @@
+"""Plan how a model is split over GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .source import PathLike
+
+if TYPE_CHECKING:
+    from ..formats.source import Source
+    from ..runtime.split_report import SplitReport
+
+
+def plan_split(
+    model: PathLike | Source,
+    shares: Sequence[float],
+    *,
+    synthetic: bool = False,
+    merge_gate_up: bool = False,
+    cache_type_k: str = "f16",
+    cache_type_v: str = "f16",
+    **options: Any,
+) -> SplitReport:
+    """Return what each of `len(shares)` GPUs would hold of a model and compute, and how fast that
+    is predicted to be. No matrix is read.
+
+    model: a path, or a source; with `synthetic` a known shape such as `llama-70b:IQ4_K`. options:
+    experts, reference, context, n_past, n_prompt, reduce_bytes, n_hosts and costs of
+    `runtime.split_report.split_report`. Raise NoPlanError, a UsageError, for a model that cannot be
+    split, and UsageError for shares that are not possible.
+    """
+    from ..runtime import let_threads_sleep
+
+    let_threads_sleep()  # before torch is imported
+    from ..formats.source import Source
+    from ..runtime.split_report import split_report
+    from ..runtime.state.cache import CacheSettings
+    from ..runtime.switches import Switches
+    from .bench import random_source
+    from .source import open_source
+
+    options["switches"] = Switches(merge_gate_up=merge_gate_up)
+    options["settings"] = CacheSettings(cache_type_k, cache_type_v)
+    if isinstance(model, Source):
+        return split_report(model, shares, **options)
+    with random_source(str(model)) if synthetic else open_source(model) as source:
+        return split_report(source, shares, **options)

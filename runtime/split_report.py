@@ -1,0 +1,195 @@
+"""What a split plan means for each rank: units, bytes, cache, what moves, and predicted speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..formats.source import Source, TensorInfo
+from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from .network import Network
+from .parallel.expert_mode import ExpertChoice
+from .parallel.plan import SplitPlan
+from .parallel.shard import local_tensor
+from .parallel.share import Share
+from .parallel.simulate import H200, Costs, Prediction, Work, simulate
+from .split_model import make_plan, network_of, sums_of
+from .state.cache import CacheSettings
+from .switches import Switches
+
+
+@dataclass(frozen=True)
+class RoleSplit:
+    """The tensors of one role, of all layers.
+
+    kind: as that of `TensorSplit`; several are joined by "/". whole: elements of the dimension that
+    is split; 0 if none is. unit: of which all cuts are multiples. sizes: the least and the largest
+    number of elements in a layer, for each rank. n_bytes: of all layers, for each rank.
+    """
+
+    role: str
+    kind: str
+    whole: int
+    unit: int
+    sizes: tuple[tuple[int, int], ...]
+    n_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """A plan for a model, and what it means.
+
+    weights: bytes of each rank, the sum over `roles`. copied: those of them that every rank has.
+    whole: bytes of the model. context: tokens of the sequence whose cache takes `cache` bytes on
+    each rank. prediction: for `len(weights)` GPUs, whether there are any or not. alone: for one.
+    """
+
+    model: str
+    architecture: str
+    plan: SplitPlan
+    roles: tuple[RoleSplit, ...]
+    weights: tuple[int, ...]
+    copied: int
+    whole: int
+    context: int
+    cache: tuple[int, ...]
+    costs: Costs
+    prediction: Prediction
+    alone: Prediction
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON can have it."""
+        found = asdict(self)
+        plan = found.pop("plan")
+        found["shares"], found["layers"] = plan["shares"], plan["layers"]
+        found["tensors"] = plan["tensors"]
+        for which in ("prediction", "alone"):
+            one: Prediction = getattr(self, which)
+            found[which] |= {"step_rate": one.step_rate, "prompt_rate": one.prompt_rate}
+        return found
+
+
+class _Alone:
+    """The meeting of a rank that only describes itself."""
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no ranks are running")
+
+    def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+        raise RuntimeError("no ranks are running")
+
+    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no ranks are running")
+
+    def from_first(self, value: Any) -> Any:
+        raise RuntimeError("no ranks are running")
+
+
+def split_report(
+    source: Source,
+    shares: Sequence[float],
+    *,
+    experts: ExpertChoice = "auto",
+    reference: bool = False,
+    switches: Switches = Switches(),
+    settings: CacheSettings = CacheSettings(),
+    context: int = 8192,
+    n_past: int = 0,
+    n_prompt: int = 2048,
+    reduce_bytes: float = 2.0,
+    n_hosts: int = 1,
+    costs: Costs = H200,
+) -> SplitReport:
+    """Plan a split and say what it means. n_past: tokens before those whose speed is predicted.
+    Other arguments: see `plan_split` and `simulate`.
+    """
+    plan = make_plan(source, shares, switches, experts=experts, reference=reference)
+    whole = network_of(source, switches)
+    tensors = [t for t in source.tensors if t.name in plan.tensors or t.name == TOKEN_EMBEDDING]
+    ranks = [network_of(source, switches, Share(plan, r, _Alone())) for r in range(plan.n_ranks)]
+    used, experts_of = zip(*(_experts(block.row_layers) for block in whole.blocks), strict=True)
+
+    def work(networks: Sequence[Network]) -> Work:
+        return Work(
+            whole.width,
+            whole.n_vocab,
+            used,
+            experts_of,
+            tuple(sums_of(block) for block in whole.blocks),
+            tuple(
+                sum(block.mixer.read_bytes(n_past, 1, settings) for block in network.blocks)
+                for network in networks
+            ),
+        )
+
+    options: dict[str, Any] = {
+        "n_prompt": n_prompt,
+        "reduce_bytes": reduce_bytes,
+        "costs": costs,
+    }
+    roles = _roles(tensors, plan)
+    local = [network.state_bytes(context, settings, n_prompt) for network in ranks]
+    return SplitReport(
+        str(source.path),
+        str(source.metadata["general.architecture"].data),
+        plan,
+        roles,
+        tuple(sum(role.n_bytes[rank] for role in roles) for rank in range(plan.n_ranks)),
+        sum(t.n_bytes for t in tensors if plan.of(t.name).kind == "copy"),
+        sum(t.n_bytes for t in tensors),
+        context,
+        tuple(local),
+        costs,
+        simulate(tensors, plan, work(ranks), n_hosts=n_hosts, **options),
+        simulate(tensors, SplitPlan((1.0,), {}, ()), work([whole]), **options),
+    )
+
+
+def _experts(layers: Sequence[Any]) -> tuple[int, int]:
+    """Return how many experts a token uses in a block, and how many there are."""
+    for layer in layers:
+        if layer.expert_share < 1:
+            return layer.experts_used, round(layer.experts_used / layer.expert_share)
+    return 0, 0
+
+
+def _roles(tensors: Sequence[TensorInfo], plan: SplitPlan) -> tuple[RoleSplit, ...]:
+    """Return the split of every role, in the order of the file; the output is last."""
+    groups: dict[str, list[TensorInfo]] = {}
+    for tensor in tensors:
+        groups.setdefault(_role(tensor), []).append(tensor)
+    if (split := plan.tensors.get(OUTPUT)) is not None and split.tied:
+        [table] = [tensor for tensor in tensors if tensor.name == split.tied]
+        groups["output"] = [TensorInfo(OUTPUT, table.shape, table.type)]
+    found = []
+    for role, members in groups.items():
+        cuts, kinds, whole = [], {}, 0
+        sizes: list[list[int]] = [[] for _ in range(plan.n_ranks)]
+        n_bytes = [0] * plan.n_ranks
+        for tensor in members:
+            one = plan.of(tensor.name)
+            kinds[one.kind] = True
+            n = tensor.shape[one.axis] if one.ranges else 0
+            whole = max(whole, n)
+            cuts += [end for ranges in one.ranges for both in ranges for end in both]
+            for rank in range(plan.n_ranks):
+                local = local_tensor(tensor, one, rank)
+                n_bytes[rank] += 0 if local is None else local.n_bytes
+                sizes[rank].append(one.size(rank, n) if one.ranges else 0)
+        spans = tuple((min(each), max(each)) for each in sizes)
+        found.append(
+            RoleSplit(role, "/".join(kinds), whole, math.gcd(*cuts), spans, tuple(n_bytes))
+        )
+    return tuple(found)
+
+
+def _role(tensor: TensorInfo) -> str:
+    """Return the name of a tensor without its layer; vectors that are copied are one role."""
+    name = TensorName.parse(tensor.name)
+    if name.layer is None:
+        return tensor.name.removesuffix(".weight")
+    return tensor.name.split(".", 2)[2].removesuffix(".weight")

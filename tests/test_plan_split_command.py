@@ -1,0 +1,127 @@
+"""`iqforge plan-split` and its predictions."""
+
+from __future__ import annotations
+
+import json
+
+import iqforge
+import pytest
+from iqforge.cli import main
+from iqforge.errors import UsageError
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.parallel.expert_mode import busiest_share
+from iqforge.runtime.split_report import split_report
+
+from .shared import shared
+
+
+def report(spec: str, n: int, **options):
+    return split_report(SyntheticSource(spec), (1,) * n, **options)
+
+
+def test_a_table_of_roles_and_ranks(capsys):
+    assert main(["plan-split", "--synthetic", "llama-8b:IQ4_K", "-ts", "2,1,1"]) == 0
+    out = capsys.readouterr().out
+    assert "llama over 3 ranks (50.0 %, 25.0 %, 25.0 %)" in out
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    assert rows["attn_norm"].split()[1] == "copy"
+    assert rows["attn_q"].split()[:4] == ["attn_q", "rows", "4096", "1024"]
+    assert rows["ffn_down"].split()[1] == "columns"
+    assert "A token takes 64 sums" in out and "tg" not in rows
+
+
+def test_json_has_the_plan_and_the_prediction(capsys):
+    words = ["plan-split", "--simulate", "deepseek-v3:IQ2_K", "-ts", "1,1,1,1,1,1,1,1", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["architecture"] == "deepseek2" and len(found["layers"]) == 61
+    assert len(found["weights"]) == 8 and found["prediction"]["n_sums"] == 122
+    assert found["prediction"]["step_rate"] > found["alone"]["step_rate"] > 0
+    assert sum(sum(role["n_bytes"]) for role in found["roles"]) == sum(found["weights"])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next", "gpt_oss_mxfp4"])
+def test_files_are_planned(capsys, name):
+    path = shared(f"golden/convert/{name}/expected-f32.gguf")
+    assert main(["plan-split", str(path), "-ts", "1,1"]) == 0
+    assert "2 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("-ts 1,1", "exactly one of MODEL and --synthetic"),
+        ("--synthetic llama-8b:IQ4_K -ts 1,x", "-ts is '1,x'"),
+        ("--synthetic llama-8b:IQ4_K -ts 1", "-ts has 1 share"),
+        ("--synthetic llama-8b:IQ4_K -ts 0,0", "not all 0"),
+        ("--synthetic llama-8b:IQ4_K -ts 1,1 -c 0", "-c is 0"),
+        ("--synthetic llama-8b:IQ4_K -ts 1,1,1 --hosts 2", "cannot be on 2 hosts"),
+        ("--synthetic llama-9b:IQ4_K -ts 1,1", "there is no shape 'llama-9b'"),
+        ("--synthetic llama-8b:IQ4_K --simulate llama-8b:IQ4_K -ts 1,1", "both name a model"),
+    ],
+)
+def test_what_is_not_possible_is_refused(capsys, words, message):
+    assert main(["plan-split", *words.split()]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_ranks_hold_the_model_and_the_copies():
+    found = report("qwen3-30b-a3b:IQ4_KS", 4)
+    # Columns that are cut have their row header on every rank; here experts are whole.
+    headers = sum(
+        3 * 4 * t.n_rows
+        for t in SyntheticSource("qwen3-30b-a3b:IQ4_KS").tensors
+        if t.name.endswith("attn_output.weight")
+    )
+    assert sum(found.weights) == found.whole + 3 * found.copied + headers
+
+
+def test_the_cache_is_split_by_heads_and_copied_for_latent_attention():
+    alone = 8192 * 32 * 8 * 2 * 128 * 2
+    assert sum(report("llama-8b:IQ4_K", 4).cache) == alone
+    one, *others = report("deepseek-v2-lite:IQ4_K", 2).cache
+    assert one == others[0] == 8192 * 27 * 576 * 2
+
+
+def test_bytes_that_move_are_those_of_a_ring():
+    p = report("llama-70b:IQ4_K", 4, n_prompt=512).prediction
+    sums, width = 2 * 80, 8192
+    assert p.n_sums == sums
+    assert p.prompt_moved == pytest.approx(sums * 1.5 * 512 * width * 2 + 4 * 128256 * 0.75)
+
+
+def test_predictions_are_near_what_one_gpu_measures():
+    # pp2048 and tg128 on one H200, 2026-11-22.
+    for spec, prompt, step in (
+        ("llama-8b:IQ4_K", 39352, 658),
+        ("llama-70b:IQ4_K", 4244, 86.9),
+        ("qwen3-30b-a3b:IQ4_K", 51878, 706),
+        ("glm-4.5-air:IQ4_K", 16896, 288),
+    ):
+        alone = report(spec, 2).alone
+        assert alone.prompt_rate == pytest.approx(prompt, rel=0.25)
+        assert alone.step_rate == pytest.approx(step, rel=0.2)
+
+
+def test_small_active_models_gain_nothing_in_steps():
+    small, large = report("qwen3-30b-a3b:IQ4_K", 4), report("llama-70b:IQ4_K", 4)
+    assert small.prediction.step > small.alone.step
+    assert large.prediction.step < 0.5 * large.alone.step
+    far = report("llama-70b:IQ4_K", 4, n_hosts=2)
+    assert far.prediction.step > large.prediction.step
+    deep = report("llama-70b:IQ4_K", 4, n_past=32768)
+    assert deep.prediction.step > large.prediction.step
+
+
+def test_the_busiest_rank_of_a_token():
+    assert busiest_share((4, 4), 1) == 1
+    # Two of four experts on two ranks: both on one rank in 2 of 6 choices.
+    assert busiest_share((2, 2), 2) == pytest.approx((2 * 1 + 4 * 0.5) / 6)
+    assert busiest_share((128, 0), 8) == 1
+
+
+def test_python_has_it_too():
+    found = iqforge.plan_split("llama-8b:IQ4_K", (1, 1), synthetic=True, n_prompt=512)
+    assert found.prediction.n_prompt == 512
+    with pytest.raises(UsageError, match="-ts"):
+        iqforge.plan_split("llama-8b:IQ4_K", (1,), synthetic=True)
