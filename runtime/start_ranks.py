@@ -128,8 +128,9 @@ def joined_share(
     group = joined(options, device)
     if group is None:
         return None
-    from .parallel.planner import NoPlanError, make_plan
+    from .parallel.planner import NoPlanError
     from .parallel.share import Share
+    from .split_model import make_plan
 
     n_hosts = group.ranks.size // group.ranks.local_size  # with the same shares each
     shares = options.split(device).shares * n_hosts
