@@ -130,12 +130,13 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
 }
 
 // The values of a unit in pairs.
-__device__ __forceinline__ void decode_pairs(const typename TYPE::Raw& raw, int unit, uint32_t (&pairs)[16]) {
-  if constexpr (!HALF && UnitBfloats<TYPE>::value) {
-    TYPE::bfloats(raw, unit, pairs);
+template <class T>
+__device__ __forceinline__ void decode_pairs(const typename T::Raw& raw, int unit, uint32_t (&pairs)[16]) {
+  if constexpr (!HALF && UnitBfloats<T>::value) {
+    T::bfloats(raw, unit, pairs);
   } else {
     float v[32];
-    decode_unit<TYPE>(raw, unit, v);
+    decode_unit<T>(raw, unit, v);
 #pragma unroll
     for (int i = 0; i < 16; ++i) pairs[i] = HALF ? to_halves(v[2 * i], v[2 * i + 1]) : to_bfloats(v[2 * i], v[2 * i + 1]);
   }
@@ -177,8 +178,8 @@ __device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* wei
   typename TYPE::Raw first = TYPE::load(weights, g, low, unit), second = TYPE::load(weights, g, high, unit);
   for (int k = 0; k < steps; ++k, ++turn) {
     uint32_t a[16], b[16];
-    decode_pairs(first, unit, a);
-    decode_pairs(second, unit, b);
+    decode_pairs<TYPE>(first, unit, a);
+    decode_pairs<TYPE>(second, unit, b);
     unit = min(unit + 4, last);
     if (k + 1 < steps) first = TYPE::load(weights, g, low, unit), second = TYPE::load(weights, g, high, unit);
     barrier_wait(full + 8 * (turn % STAGES), turn / STAGES & 1);
