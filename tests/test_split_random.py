@@ -1,0 +1,84 @@
+"""Random models of every class, in quantized types, on several ranks against one."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.runtime.model import Model, load_model
+from iqforge.runtime.parallel.share import Share
+from iqforge.runtime.split_model import make_plan
+from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.switches import Switches
+
+from .test_architectures_random import CASES, WITH_EXPERTS, Models
+from .thread_ranks import ThreadMeeting, logits_on_ranks, on_ranks
+
+TYPES = ("IQ4_K", "IQ4_KS", "IQ4_K_R4")
+SHARES = ((1, 1), (1, 1, 1), (3, 1))
+BOUND = 1e-3  # largest difference of logits
+QUICK = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_next", "gpt_oss", "gemma4_moe", "phi3")
+
+
+def cases(names) -> list:
+    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in names]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("split")
+    yield Models(folder)
+    shutil.rmtree(folder)
+
+
+def check(path, tokens, shares, switches=Switches(), **options) -> None:
+    with load_model(path, switches=switches) as model:
+        expected = model.forward(tokens)
+        plan = make_plan(model.source, shares, switches, **options)
+    first, *others = logits_on_ranks(path, tokens, plan, switches=switches)
+    torch.testing.assert_close(first, expected, rtol=0, atol=BOUND)
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("case", cases(CASES))
+def test_ranks_compute_quantized_models(models, case):
+    number = list(CASES).index(case)
+    type = TYPES[number % len(TYPES)]
+    path = models.quantized(case, type)
+    for shares in SHARES:
+        check(path, models.tiny(case, "wide").tokens, shares)
+
+
+@pytest.mark.parametrize("case", cases(WITH_EXPERTS))
+def test_experts_are_split_in_every_way(models, case):
+    tokens = models.tiny(case, "wide").tokens
+    for merged in (False, True):
+        path = models.quantized(case, "Q8_0", merged)
+        for experts in ("columns", "whole"):
+            check(path, tokens, (1, 2), experts=experts)
+    check(models.quantized(case, "Q8_0"), tokens, (1, 1, 1), Switches(merge_gate_up=True))
+
+
+@pytest.mark.parametrize("case", cases(CASES))
+def test_sequences_on_ranks_are_those_on_one(models, case):
+    """Prompts in two pieces, then tokens one by one, with caches in f16."""
+    path, tokens = models.file(case, "small"), models.tiny(case, "small").tokens
+    pieces = np.split(np.asarray(tokens), [11, 30, 31, 32])[:4]
+
+    def run(model: Model) -> torch.Tensor:
+        state = model.new_state(64, CacheSettings())
+        return torch.stack([model.extend(piece, state) for piece in pieces])
+
+    with load_model(path) as model:
+        expected = run(model)
+        plan = make_plan(model.source, (1, 1, 1))
+
+    def work(rank: int, meeting: ThreadMeeting) -> torch.Tensor:
+        with Model(open_gguf(path), share=Share(plan, rank, meeting)) as model:
+            return run(model)
+
+    for found in on_ranks(3, work):
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
