@@ -30,7 +30,7 @@ def random_source(spec: str) -> Source:
     from ..runtime import let_threads_sleep
 
     let_threads_sleep()  # before torch is imported
-    from ..runtime.arguments import instance
+    from ..formats.arguments import instance
     from ..runtime.bench.synthetic import SyntheticSource
 
     return SyntheticSource(instance("spec", spec, str, "SHAPE:TYPE"))

@@ -76,6 +76,7 @@ def collect_imatrix(
     perplexity of all chunks. on_coverage: called with what experts saw, before anything is mixed
     in.
     """
+    from ..formats.arguments import instance
     from ..formats.output import refuse_same_file
     from ..imatrix.all_experts import router_rows
     from ..imatrix.belongs import check_belongs
@@ -87,7 +88,6 @@ def collect_imatrix(
     from ..imatrix.merge import check_arguments
     from ..imatrix.merge import merge_imatrices as merge
     from ..imatrix.options import CollectOptions
-    from ..runtime.arguments import instance
 
     options, load = split_options(collect_imatrix, model, keywords, CollectOptions, options, load)
     given = [text] if isinstance(text, (str, os.PathLike)) else list(text)

@@ -21,7 +21,7 @@ Chosen = TypeVar("Chosen", bound=Options)
 
 def text_of(text: PathLike) -> tuple[str, str]:
     """Return (content, path) of a text file, or (text, "") of a text that is given itself."""
-    from ..runtime.arguments import path
+    from ..formats.arguments import path
     from ..runtime.evaluate.chunks import read_text
 
     path("text", text)
@@ -68,7 +68,7 @@ def opened_model(
     from ..runtime import let_threads_sleep
 
     let_threads_sleep()  # before torch is imported
-    from ..runtime.arguments import instance
+    from ..formats.arguments import instance
     from ..runtime.model import Model
 
     if isinstance(model, (str, os.PathLike)):
@@ -114,14 +114,15 @@ def open_model(
     from ..runtime import let_threads_sleep
 
     let_threads_sleep()  # before torch is imported
-    from ..runtime import arguments
+    from ..formats import arguments
+    from ..runtime.arguments import check_options
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
     from ..runtime.start_ranks import device_here, joined_share
 
     own = {name: keywords.pop(name) for name in _MODEL_KEYWORDS if name in keywords}
     load: LoadOptions = from_keywords("a model", keywords, (LoadOptions, options))[0]
-    arguments.check_options(**own)
+    check_options(**own)
     device = device_here(load)  # before a large file is read
     settings = load.settings(device) | own
     load.set_threads()

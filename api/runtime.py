@@ -104,8 +104,9 @@ def generate(
 
     - n (128, if they fit): the most tokens to generate; below 0: until the context is full.
       context: the most tokens in all, prompt included; 0: as many as needed.
-    - temperature (0.8), top_k (40), top_p (0.95), min_p (0.05), seed (0): see `runtime.sampling`.
-      Temperature 0 takes the most probable token each time; the same seed gives the same text.
+    - temperature (0.8), top_k (40), top_p (0.95), min_p (0.05), seed (0): see
+      `runtime.network.sampling`. Temperature 0 takes the most probable token each time; the same
+      seed gives the same text.
     - ignore_eos: continue after tokens that end a text. special: also yield control tokens.
     - device, precision, threads, ...: see `load_model`.
 
@@ -127,7 +128,7 @@ def _generate(
     echo: bool,
     record: Generation | None,
 ) -> Iterator[str]:
-    from ..runtime.arguments import whole_numbers
+    from ..formats.arguments import whole_numbers
     from ..runtime.generate import end_tokens, generate_tokens, prompt_tokens
     from ..runtime.tokenizer import TextStream
 
@@ -167,8 +168,8 @@ def plan_generation(
     """
     from ..runtime.architectures import declaration
     from ..runtime.generate import plan_length, prompt_tokens
-    from ..runtime.hyperparameters import Hyperparameters
     from ..runtime.tokenizer import Tokenizer
+    from ..runtime.weights.hyperparameters import Hyperparameters
 
     file = str(source.path)
     hyperparameters = Hyperparameters(source.metadata, file)

@@ -137,9 +137,9 @@ def _probe(
                 encode_tensor(model.source, tensor, type, weights, blocks, threads).weighted_rmse
                 ** 2
             )
-            model.weights.replace(tensor.name, type, blocks)
+            model.weights.store.replace(tensor.name, type, blocks)
         kld = measure_divergence(model, base).mean_kld
     finally:
         for tensor in group:
-            model.weights.restore(tensor.name)
+            model.weights.store.restore(tensor.name)
     return Probe(tuple(tensor.name for tensor in group), error, max(0.0, kld))

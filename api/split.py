@@ -36,7 +36,7 @@ def plan_split(
     from ..formats.source import Source
     from ..runtime.split_report import split_report
     from ..runtime.state.cache import CacheSettings
-    from ..runtime.switches import Switches
+    from ..runtime.weights.switches import Switches
     from .bench import random_source
     from .source import open_source
 

@@ -109,10 +109,10 @@ class Laboratory:
         key = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
         if key not in self.known:
             for name in self.current.keys() - plan.keys():
-                self.model.weights.restore(name)
+                self.model.weights.store.restore(name)
             for name, type in plan.items():
                 if self.current.get(name) != type:
-                    self.model.weights.replace(name, ggml_type(type), self.blocks(name, type))
+                    self.model.weights.store.replace(name, ggml_type(type), self.blocks(name, type))
             self.current = dict(plan)
             self.known[key] = measure_divergence(self.model, self.base).mean_kld
             with open(self.results, "w", encoding="utf-8") as file:

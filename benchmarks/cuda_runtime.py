@@ -195,7 +195,7 @@ def say(line: str) -> None:
 
 def main() -> int:
     """Measure the rows that were asked for, and print the table."""
-    from iqforge.runtime.devices import usable_device
+    from iqforge.runtime.weights.devices import usable_device
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -106,7 +106,7 @@ def main() -> int:
     from iqforge.cuda_kernels.layouts.table import packed_types
     from iqforge.formats.types import ggml_type
     from iqforge.runtime.bench.random_blocks import supported
-    from iqforge.runtime.devices import usable_device
+    from iqforge.runtime.weights.devices import usable_device
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

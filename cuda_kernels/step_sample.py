@@ -74,8 +74,9 @@ class GreedySampler:
 
 
 class DrawSampler:
-    """Draw a token with temperature, top-k, top-p and min-p, as `runtime.sampling.sample` does. For
-    top-k of at most `MOST_BEST` one launch finds the candidates, for others all logits are sorted.
+    """Draw a token with temperature, top-k, top-p and min-p, as `runtime.network.sampling.sample`
+    does. For top-k of at most `MOST_BEST` one launch finds the candidates, for others all logits
+    are sorted.
     """
 
     def __init__(self, n_vocab: int, device: torch.device):

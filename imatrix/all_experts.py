@@ -13,7 +13,7 @@ from ..formats.tensor_names import TensorName
 from ..runtime.layers.gemma import DenseAndExperts
 from ..runtime.layers.moe import MoE
 from ..runtime.model import Model
-from ..runtime.network import Network
+from ..runtime.network.network import Network
 
 Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 

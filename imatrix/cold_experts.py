@@ -26,8 +26,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import UsageError
+from ..formats.arguments import number, whole_number
 from ..formats.tensor_names import ROUTER, TensorName
-from ..runtime.arguments import number, whole_number
 from .data import Entry, Imatrix
 from .experts import with_experts
 from .options import DEFAULT_LEAST, DEFAULT_PRIOR_TOKENS, METHODS

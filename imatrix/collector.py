@@ -18,8 +18,8 @@ from ..formats.tensor_names import OUTPUT, TensorName
 from ..runtime.evaluate.chunks import Clock, ProgressCallback
 from ..runtime.evaluate.perplexity import Perplexity, check_finite
 from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likelihood
-from ..runtime.linear import ExpertLinear, HeadLinear
 from ..runtime.model import Model
+from ..runtime.weights.stacked_linear import ExpertLinear, HeadLinear
 from .all_experts import AllExperts
 from .belongs import check_belongs
 from .data import Entry, Imatrix, Snapshot

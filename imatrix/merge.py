@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import ImatrixError, UsageError
-from ..runtime.arguments import number
+from ..formats.arguments import number
 from .data import Entry, Imatrix
 from .experts import split_experts, with_experts, with_same_names
 from .options import WEIGHTINGS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import EvaluationError, UsageError
-from ..runtime.arguments import number
+from ..formats.arguments import number
 from ..runtime.evaluate.chunks import Chunks
 from ..runtime.model import Model
 from .merge import MOST_WEIGHT

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import EvaluationError, UsageError, printable
+from ..formats.arguments import whole_number
 from ..formats.values import get
-from .arguments import whole_number
-from .hyperparameters import Hyperparameters
 from .model import Model
-from .sampling import GREEDY, Sampling, sample
+from .network.sampling import GREEDY, Sampling, sample
 from .state.cache import CacheSettings
 from .state.sequence import State
 from .tokenizer import Tokenizer, TokenType
+from .weights.hyperparameters import Hyperparameters
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import torch
 
 from ..errors import DeviceError
 from ..formats.tensor_names import TensorName
-from .linear import ExpertLinear, HeadLinear
-from .network import Network
-from .resident import PART_BYTES
+from .network.network import Network
 from .state.cache import CacheSettings
-from .weights import Weights
+from .weights.resident import PART_BYTES
+from .weights.stacked_linear import ExpertLinear, HeadLinear
+from .weights.weights import Weights
 
 _LIBRARIES = 64 << 20  # workspaces of matrix products and small buffers
 

@@ -13,24 +13,27 @@ import numpy as np
 import torch
 
 from ..errors import IqforgeError, NonFiniteError, ShapeError, UsageError, printable
+from ..formats import arguments
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
-from . import arguments, describe, memory
+from . import describe, memory
 from .architectures import build_network
-from .devices import usable_device
-from .hyperparameters import Hyperparameters
+from .arguments import check_options
 from .layers.batch import Batch
-from .network import Network
+from .network.network import Network
+from .network.sampling import Sampling, sample
 from .parallel.share import Meeting, Share
-from .placement import Placement, Request, fit
-from .resident import LoadProgress
-from .sampling import Sampling, sample
 from .state.cache import CacheSettings, padded
 from .state.pool import Pool
 from .state.sequence import State
-from .switches import Switches
 from .tokenizer import SpecialTokens, Tokenizer
-from .weights import DEFAULT_CACHE_BYTES, DecodeCache, Weights
+from .weights.devices import usable_device
+from .weights.encoded import DEFAULT_CACHE_BYTES, DecodeCache
+from .weights.hyperparameters import Hyperparameters
+from .weights.placement import Placement, Request, fit
+from .weights.resident import LoadProgress
+from .weights.switches import Switches
+from .weights.weights import Weights
 
 if TYPE_CHECKING:
     from .cuda.engine import Engine
@@ -53,7 +56,7 @@ def load_model(
     the file; UsageError for a device that does not exist.
     """
     usable_device(device)  # before a large file is read
-    arguments.check_options(cache_bytes=cache_bytes, **options)
+    check_options(cache_bytes=cache_bytes, **options)
     source = open_gguf(arguments.path("path", path))
     try:
         return Model(source, device, cache_bytes, **options)
@@ -101,7 +104,7 @@ class Model:
         verbose: Callable[[str], None] | None = None,
         share: Share | None = None,
     ):
-        arguments.check_options(
+        check_options(
             cache_bytes=cache_bytes,
             placement=placement,
             switches=switches,
@@ -151,7 +154,7 @@ class Model:
         """Copy weights to GPUs now instead of at their first use. `progress(bytes done, bytes in
         total)` is called from time to time.
         """
-        self.weights.load(progress)
+        self.weights.store.load(progress)
 
     def memory(self, rows: int = 0, window: int = 0, context: int = 0) -> list[memory.DeviceMemory]:
         """Return what the model takes on each device for a sequence of `context` tokens (0: the
@@ -452,7 +455,7 @@ class Model:
         those that still exist.
         """
         self.__dict__.pop("engine", None)
-        self.weights.release()
+        self.weights.store.release()
         self.source.close()
         if self.device.type == "cuda":
             # torch keeps freed memory, and cannot reuse that of graphs. Once it is returned to the

@@ -17,10 +17,10 @@ from .parallel.modes import DEFAULT_TIMEOUT, MODES, REDUCE_TYPES, Split, planned
 if TYPE_CHECKING:
     import torch
 
-    from .placement import Request
-    from .sampling import Sampling
+    from .network.sampling import Sampling
     from .state.cache import CacheSettings
-    from .switches import Switches
+    from .weights.placement import Request
+    from .weights.switches import Switches
 
 DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
 MOST_TOKENS = 2**31 - 1
@@ -287,7 +287,7 @@ class LoadOptions(Options):
         ]
 
     def _placement(self, device: torch.device) -> Request:
-        from .placement import ALL, Request, parse_overrides
+        from .weights.placement import ALL, Request, parse_overrides
 
         layers = ALL if self.gpu_layers is None or self.gpu_layers < 0 else self.gpu_layers
         overrides = tuple(one for text in self.override_tensor for one in parse_overrides(text))
@@ -296,7 +296,7 @@ class LoadOptions(Options):
         return request
 
     def _switches(self) -> Switches:
-        from .switches import Switches, parse_on_off, parse_ser
+        from .weights.switches import Switches, parse_on_off, parse_ser
 
         ser = parse_ser(self.expert_reduction) if self.expert_reduction else None
         flash = parse_on_off("-fa", self.flash_attn)
@@ -313,7 +313,7 @@ class LoadOptions(Options):
     def _cache(self) -> CacheSettings | None:
         """Return None where no option is about the cache."""
         from .state.cache import CacheSettings
-        from .switches import parse_on_off
+        from .weights.switches import parse_on_off
 
         if self.cache_type_k is None and self.cache_type_v is None:
             return None
@@ -409,7 +409,7 @@ class GenerateOptions(Options):
     special: bool = option(False, "--special", help="print control tokens too")
 
     def sampling(self) -> Sampling:
-        from .sampling import Sampling
+        from .network.sampling import Sampling
 
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
 

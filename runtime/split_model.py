@@ -7,18 +7,19 @@ from collections.abc import Sequence
 
 from ..formats.source import Source
 from .architectures import build_network
-from .hyperparameters import Hyperparameters
 from .layers.block import Block
 from .layers.gemma import DenseAndExperts, LayerInput
-from .network import Network
+from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
-from .parallel.plan import SplitPlan
 from .parallel.planner import plan_split
 from .parallel.share import Share
 from .parallel.tensor_splits import COLUMN_STEPS
-from .placement import CPU, Placement
-from .switches import Switches
-from .weights import DecodeCache, Weights
+from .weights.encoded import DecodeCache
+from .weights.hyperparameters import Hyperparameters
+from .weights.placement import CPU, Placement
+from .weights.split_plan import SplitPlan
+from .weights.switches import Switches
+from .weights.weights import Weights
 
 
 def make_plan(

@@ -11,15 +11,15 @@ import torch
 
 from ..formats.source import Source, TensorInfo
 from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
-from .network import Network
+from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
-from .parallel.plan import SplitPlan
-from .parallel.shard import local_tensor
 from .parallel.share import Share
 from .parallel.simulate import H200, Costs, Prediction, Work, simulate
 from .split_model import make_plan, network_of, sums_of
 from .state.cache import CacheSettings
-from .switches import Switches
+from .weights.shard import local_tensor
+from .weights.split_plan import SplitPlan
+from .weights.switches import Switches
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .devices import usable_device
 from .parallel.launch import run_ranks
 from .parallel.modes import Split, is_graph
 from .parallel.ranks import Ranks
+from .weights.devices import usable_device
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .options import LoadOptions
     from .parallel.group import Group
     from .parallel.share import Share
-    from .switches import Switches
+    from .weights.switches import Switches
 
 _PACKAGE = __name__.partition(".")[0]
 _joined: list[Group] = []  # the group of this process, which its models share

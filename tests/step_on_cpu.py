@@ -33,9 +33,9 @@ from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.moe import Router as Choice
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.specs import DeltaNetSpec, FFNSpec, RouterSpec, Temperature
-from iqforge.runtime.resident import Resident, ResidentMatrix
 from iqforge.runtime.state.recurrent import RecurrentState
-from iqforge.runtime.weights import Weights
+from iqforge.runtime.weights.resident import Resident, ResidentMatrix
+from iqforge.runtime.weights.store import TensorStore
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -460,7 +460,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (matvec, "gate_up", gate_up),
         (matvec, "expert_gate_up", expert_gate_up),
         (matvec, "expert_down_add", expert_down_add),
-        (Weights, "_matrices", _resident),
+        (TensorStore, "matrices", _resident),
         (ops, "_decode", _decoder()),
     ):
         monkeypatch.setattr(owner, name, value)
@@ -483,8 +483,6 @@ def _decoder():
     return decode
 
 
-def _resident(weights: Weights, tensors, n):
-    resident = weights._resident.setdefault(
-        tensors[0].name, Resident(weights.source, tensors, n, CPU)
-    )
+def _resident(store: TensorStore, tensors, n):
+    resident = store._resident.setdefault(tensors[0].name, Resident(store.source, tensors, n, CPU))
     return [ResidentMatrix(resident, index) for index in range(n)]

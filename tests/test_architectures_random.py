@@ -18,7 +18,7 @@ from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.plan.roles import is_candidate
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.switches import Switches
 
 from .seed import VARIABLE, run_seed
 from .tiny_model import write_gguf

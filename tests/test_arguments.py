@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from iqforge.errors import IqforgeError
-from iqforge.runtime.sampling import GREEDY, Sampling
+from iqforge.runtime.network.sampling import GREEDY, Sampling
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
 

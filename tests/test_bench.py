@@ -22,7 +22,7 @@ from iqforge.runtime.bench.sweep import positions, sweep
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.device_facts import facts_of
 from iqforge.runtime.model import Model
-from iqforge.runtime.sampling import Sampling
+from iqforge.runtime.network.sampling import Sampling
 
 IK_FIELDS = """\
 build_commit, build_number, cuda, vulkan, metal, sycl, rpc, gpu_blas, blas, cpu_info, gpu_info,

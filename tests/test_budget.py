@@ -355,14 +355,14 @@ def test_replaced_tensors_give_the_logits_of_the_file(models, tmp_path, name):
         before, expected = model.forward(tokens), quantized.forward(tokens)
         changed = [t for t in quantized.source.tensors if t.type.is_quantized]
         for tensor in changed:
-            model.weights.replace(
+            model.weights.store.replace(
                 tensor.name,
                 tensor.type,
                 np.array(quantized.source.read_rows(tensor, 0, tensor.n_rows)),
             )
         assert torch.equal(model.forward(tokens), expected) and not torch.equal(before, expected)
         for tensor in changed:
-            model.weights.restore(tensor.name)
+            model.weights.store.restore(tensor.name)
         assert torch.equal(model.forward(tokens), before)
 
 
@@ -460,7 +460,7 @@ def test_files_of_sensitivities_that_are_none(models, tmp_path):
 def test_tensors_in_gpu_memory_are_replaced(models, monkeypatch, name):
     """The memory of a GPU, on the CPU: decoded there as the reference path does it."""
     from iqforge.cuda_kernels import ops
-    from iqforge.runtime.resident import Resident, ResidentMatrix
+    from iqforge.runtime.weights.resident import Resident, ResidentMatrix
 
     monkeypatch.setattr(ops, "packable", lambda type, cols: False)
     with iqforge.open_source(models[name]) as source:
@@ -498,4 +498,4 @@ def test_tensor_that_cannot_be_replaced_on_a_gpu_is_named(models, monkeypatch):
         placement = type(model.weights.placement)
         monkeypatch.setattr(placement, "of", lambda self, name: torch.device("cuda", 0))
         with pytest.raises(UsageError, match=f"{tensor.name}.*is no matrix by itself on cuda:0"):
-            model.weights.replace(tensor.name, tensor.type, blocks)
+            model.weights.store.replace(tensor.name, tensor.type, blocks)

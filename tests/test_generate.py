@@ -22,7 +22,7 @@ from iqforge.runtime.generate import (
     generate_tokens,
     prompt_tokens,
 )
-from iqforge.runtime.sampling import GREEDY, Sampling, candidates, philox, sample, uniform
+from iqforge.runtime.network.sampling import GREEDY, Sampling, candidates, philox, sample, uniform
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.tokenizer import TextStream, TokenType
 

@@ -16,9 +16,9 @@ from iqforge.runtime.commands import bench_flags as bench_options
 from iqforge.runtime.commands import ignored_flags
 from iqforge.runtime.commands.flags import add_load_flags
 from iqforge.runtime.commands.ignored_flags import BY_FLAG, IGNORED
-from iqforge.runtime.devices import usable_device
 from iqforge.runtime.model import load_model
 from iqforge.runtime.options import SPLIT_FIELDS, LoadOptions
+from iqforge.runtime.weights.devices import usable_device
 
 from .tiny_checkpoint import make_tiny_llama
 from .tiny_model import write_gguf

@@ -40,13 +40,9 @@ ORDER = {
     "__main__": 9,
 }
 # A matrix of importances knows nothing of what it is used for; the API joins the two.
-NEVER = {("imatrix", "quantize"), ("imatrix", "convert")}
+NEVER = {("imatrix", "quantize")}
 # Folders whose own files both use a sub-folder and are used by it.
-BOTH_WAYS = {
-    "runtime <-> runtime/architectures",
-    "runtime <-> runtime/cuda",
-    "runtime <-> runtime/layers",
-}
+BOTH_WAYS = {"runtime <-> runtime/cuda"}
 MAX_FILES = 20
 MORE_FILES = {
     "runtime": 24,

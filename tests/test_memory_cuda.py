@@ -6,7 +6,7 @@ import pytest
 import torch
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.model import Model
-from iqforge.runtime.sampling import GREEDY
+from iqforge.runtime.network.sampling import GREEDY
 
 pytestmark = [
     pytest.mark.gpu,

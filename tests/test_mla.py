@@ -18,7 +18,7 @@ from iqforge.runtime.layers.indexer import best_positions
 from iqforge.runtime.layers.specs import RouterSpec
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.switches import Switches
 
 from . import prompt_on_cpu
 from .latent_models import BOUND, CASES, F32, golden, in_pieces, layouts, logits

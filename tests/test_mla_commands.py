@@ -13,7 +13,7 @@ from iqforge.errors import UsageError
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.cache_types import CACHE_TYPES
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.switches import Switches
 
 from .latent_models import CASES, golden, in_pieces
 from .shared import shared

@@ -10,7 +10,7 @@ from iqforge.formats.tensor_names import TensorName
 from iqforge.imatrix.collector import collect
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.runtime.model import load_model
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.switches import Switches
 
 from .latent_models import layouts
 from .tiny_model import write_gguf

@@ -18,12 +18,12 @@ from iqforge.runtime import memory
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.commands.flags import model_notes
 from iqforge.runtime.layers.attention import attend, attend_with_scores
-from iqforge.runtime.linear import ExpertLinear
 from iqforge.runtime.model import Model, load_model
-from iqforge.runtime.placement import CPU, Placement, Request, fit, parse_overrides
-from iqforge.runtime.resident import Resident, ResidentMatrix
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.switches import Switches, parse_on_off, parse_ser
+from iqforge.runtime.weights.placement import CPU, Placement, Request, fit, parse_overrides
+from iqforge.runtime.weights.resident import Resident, ResidentMatrix
+from iqforge.runtime.weights.stacked_linear import ExpertLinear
+from iqforge.runtime.weights.switches import Switches, parse_on_off, parse_ser
 
 from .tiny_checkpoint import make_tiny_qwen3moe
 from .tiny_model import write_gguf
@@ -226,7 +226,7 @@ def test_memory_that_runs_out_has_a_name(moe, monkeypatch):
 
     with load_model(moe) as model:
         state = model.new_state(10)
-        monkeypatch.setattr("iqforge.runtime.network.Network.hidden", full)
+        monkeypatch.setattr("iqforge.runtime.network.network.Network.hidden", full)
         for evaluate in (lambda: model.forward(TOKENS), lambda: model.extend([1], state)):
             with pytest.raises(DeviceError, match="MiB free: evaluate fewer tokens at a time"):
                 evaluate()
@@ -243,8 +243,8 @@ def test_resident_matrices_are_those_of_the_file(moe, tmp_path, type, monkeypatc
             source,
             lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32",
         )
-    monkeypatch.setattr("iqforge.runtime.resident.PART_BYTES", 4 * 256 * 20)
-    monkeypatch.setattr("iqforge.runtime.resident._READ_BYTES", 3000)
+    monkeypatch.setattr("iqforge.runtime.weights.resident.PART_BYTES", 4 * 256 * 20)
+    monkeypatch.setattr("iqforge.runtime.weights.resident._READ_BYTES", 3000)
     with load_model(path) as model:
         tensors = {t.name: t for t in model.source.tensors}
         by_name = {p.name: p for p in model.weights.parameters}

@@ -9,9 +9,9 @@ from iqforge.errors import UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.model import load_model
-from iqforge.runtime.parallel.plan import NOTHING, length
-from iqforge.runtime.parallel.shard import local_tensor, unit_of
 from iqforge.runtime.split_model import make_plan
+from iqforge.runtime.weights.shard import local_tensor, unit_of
+from iqforge.runtime.weights.split_plan import NOTHING, length
 
 from .shared import shared
 from .thread_ranks import logits_on_ranks

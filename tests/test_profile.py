@@ -15,7 +15,7 @@ from iqforge.runtime.profile.profile import profile_model
 from iqforge.runtime.profile.report import measured, rows_by, tables, typical
 from iqforge.runtime.profile.svg import rows_of, timeline
 from iqforge.runtime.profile.trace import PASS, Pass, Span, passes_of, short_name
-from iqforge.runtime.ranges import PREFIX, RangeName, opened, recording
+from iqforge.runtime.weights.ranges import PREFIX, RangeName, opened, recording
 
 from .shared import shared
 

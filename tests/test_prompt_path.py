@@ -22,9 +22,9 @@ from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.model import Model, load_model
-from iqforge.runtime.ranges import RangeName, recording
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.ranges import RangeName, recording
+from iqforge.runtime.weights.switches import Switches
 
 from . import prompt_on_cpu, step_on_cpu
 from .step_on_cpu import CPU
@@ -132,9 +132,7 @@ def test_a_closed_model_gives_its_memory_back_at_once(monkeypatch, opened, spec)
         state = model.new_state(64)
         for tokens in [TOKENS[0, :9]] * 3 + [TOKENS[0, :1]] * 2:  # graphs of prompts and of steps
             engine.extend(tokens, state)
-        weights = [
-            weakref.ref(resident.packed.data) for resident in model.weights._resident.values()
-        ]
+        weights = [weakref.ref(resident.packed.data) for resident in model.weights.store.resident]
         assert weights and prompt_on_cpu.Graph.replays and step_on_cpu.Graph.alive
         del engine
         model.device = torch.device("cuda")  # what `close` goes by

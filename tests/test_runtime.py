@@ -23,7 +23,7 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.values import f32, i32, string, u32
 from iqforge.runtime.layers.rope import Rope, Scaling
 from iqforge.runtime.model import load_model
-from iqforge.runtime.sampling import Sampling
+from iqforge.runtime.network.sampling import Sampling
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
@@ -81,12 +81,12 @@ def test_cache_size_changes_nothing_and_runs_repeat(models, name):
     for cache_bytes in (0, 300_000, 2**30):
         with load_model(models[name], cache_bytes=cache_bytes) as model:
             assert torch.equal(model.forward(TOKENS), model.forward(TOKENS))
-            assert model.weights.cache.used <= cache_bytes
+            assert model.weights.store.cache.used <= cache_bytes
             torch.testing.assert_close(model.forward(TOKENS), expected, rtol=0, atol=1e-5)
 
 
 def test_large_matrices_are_decoded_in_slices(models, monkeypatch):
-    monkeypatch.setattr("iqforge.runtime.weights.SLICE_BYTES", 4 * 256 * 30)
+    monkeypatch.setattr("iqforge.runtime.weights.encoded.SLICE_BYTES", 4 * 256 * 30)
     torch.testing.assert_close(
         forward(models["llama"], cache_bytes=0), forward(models["llama"]), rtol=0, atol=1e-5
     )

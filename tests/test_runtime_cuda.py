@@ -14,11 +14,11 @@ from iqforge.errors import IqforgeError, UsageError
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.generate import generate_tokens
 from iqforge.runtime.model import Model, load_model
-from iqforge.runtime.placement import ALL, Request, parse_overrides
-from iqforge.runtime.sampling import GREEDY, Sampling
+from iqforge.runtime.network.sampling import GREEDY, Sampling
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.cache_types import CACHE_TYPES
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.placement import ALL, Request, parse_overrides
+from iqforge.runtime.weights.switches import Switches
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe

@@ -11,7 +11,7 @@ from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.runtime.model import Model, load_model
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.switches import Switches
 from safetensors.torch import load_file, save_file
 
 from .packed_checkpoint import nvfp4_parts

@@ -12,9 +12,9 @@ from iqforge.formats.source import Source, TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows, supported
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.parallel.plan import SplitPlan, TensorSplit
-from iqforge.runtime.parallel.shard import ShardSource, local_tensor
 from iqforge.runtime.split_model import make_plan
+from iqforge.runtime.weights.shard import ShardSource, local_tensor
+from iqforge.runtime.weights.split_plan import SplitPlan, TensorSplit
 
 TYPES = [name for name in codec.decodable_types() if supported(name)]
 EXPERTS, ROWS, COLUMNS = 3, 48, 1024

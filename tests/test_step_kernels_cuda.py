@@ -15,7 +15,7 @@ from iqforge.cuda_kernels.step_attention import StepAttention  # noqa: E402
 from iqforge.cuda_kernels.step_router import StepRouter  # noqa: E402
 from iqforge.cuda_kernels.step_sample import DrawSampler, GreedySampler, step_angles  # noqa: E402
 from iqforge.runtime.layers.rope import Rope  # noqa: E402
-from iqforge.runtime.sampling import Sampling, sample  # noqa: E402
+from iqforge.runtime.network.sampling import Sampling, sample  # noqa: E402
 
 from .step_reference import FEATURES, ROUTINGS, check_attention, router_case  # noqa: E402
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.step_router import router_spec
 from iqforge.cuda_kernels.step_sample import MOST_BEST, SAMPLE
-from iqforge.runtime.sampling import GREEDY, Sampling, sample
+from iqforge.runtime.network.sampling import GREEDY, Sampling, sample
 
 from .kernels_on_host import (
     LIMIT,

@@ -14,7 +14,6 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
 from iqforge.quantize.plan.recipe import Recipe
-from iqforge.runtime import linear
 from iqforge.runtime.cuda import step_path
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.prompt_path import PromptPath
@@ -22,11 +21,12 @@ from iqforge.runtime.cuda.step_layers import SlowOutput
 from iqforge.runtime.cuda.step_path import StepPath
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.model import Model, load_model
-from iqforge.runtime.ranges import PREFIX, RangeName, recording
-from iqforge.runtime.sampling import GREEDY, Sampling
+from iqforge.runtime.network.sampling import GREEDY, Sampling
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.recurrent import RecurrentState
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights import linear
+from iqforge.runtime.weights.ranges import PREFIX, RangeName, recording
+from iqforge.runtime.weights.switches import Switches
 
 from . import step_on_cpu
 from .step_on_cpu import CPU, Graph
@@ -168,7 +168,7 @@ def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
     tokens = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
     truth, product = (
         model.extend(tokens, model.new_state(100, settings), all_logits=True),
-        linear._product,
+        linear.product,
     )
 
     def rounded(matrix, x):
@@ -176,7 +176,7 @@ def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
         largest = x.abs().amax(-1, keepdim=True)
         return product(matrix, (torch.round(x * (127 / largest)) * (largest / 127)).flatten(1))
 
-    monkeypatch.setattr(linear, "_product", rounded)
+    monkeypatch.setattr(linear, "product", rounded)
     state = model.new_state(100, settings)
     steps = torch.stack([model.extend([token], state) for token in tokens])
     error = ((steps - truth).norm(dim=-1) / truth.norm(dim=-1)).median()
@@ -311,7 +311,7 @@ def test_a_closed_model_holds_no_weights(monkeypatch, opened):
     model, steps, _ = opened("llama")
     model.__dict__["engine"] = steps
     model.load()
-    held = list(model.weights._resident.values())
+    held = model.weights.store.resident
     assert all(resident.is_loaded for resident in held)
     model.close()
     assert not any(resident.is_loaded for resident in held) and "engine" not in model.__dict__

@@ -14,10 +14,10 @@ from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError
 from iqforge.runtime.generate import generate_tokens
 from iqforge.runtime.model import load_model
-from iqforge.runtime.placement import Request, parse_overrides
-from iqforge.runtime.sampling import GREEDY, Sampling, sample
+from iqforge.runtime.network.sampling import GREEDY, Sampling, sample
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.placement import Request, parse_overrides
+from iqforge.runtime.weights.switches import Switches
 
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf

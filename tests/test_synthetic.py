@@ -205,4 +205,4 @@ def test_memory_that_is_held_is_not_counted_again():
         [before] = synthetic_memory(model, context=8)
         model.forward([1, 2, 3])
         [after] = synthetic_memory(model, context=8)
-        assert before.weights - after.weights == model.weights.cache.used > 0
+        assert before.weights - after.weights == model.weights.store.cache.used > 0

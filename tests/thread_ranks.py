@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.model import Model
-from iqforge.runtime.parallel.plan import SplitPlan
 from iqforge.runtime.parallel.share import Share
+from iqforge.runtime.weights.split_plan import SplitPlan
 
 Result = TypeVar("Result")
 

@@ -9,9 +9,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
+from ...formats.arguments import whole_number
 from ...formats.disk import output_error
 from ...formats.output import check_output
-from ...runtime.arguments import whole_number
 from ..data import Imatrix, Snapshot
 from .load import output_format_of, save_imatrix
 from .snapshot import load_snapshot, save_snapshot

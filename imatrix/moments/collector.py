@@ -12,8 +12,8 @@ import torch
 from ...errors import ImatrixError
 from ...formats.tensor_names import TensorName
 from ...runtime.evaluate.chunks import Chunks, Clock, ProgressCallback
-from ...runtime.linear import ExpertLinear, HeadLinear
 from ...runtime.model import Model
+from ...runtime.weights.stacked_linear import ExpertLinear, HeadLinear
 from ..texts import Text, chunks_of, text_at
 from .data import FOLDS, MomentInput
 from .options import HessianOptions

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import ArchitectureError, printable
-from ..decoder import Decoder
-from ..hyperparameters import Hyperparameters
-from ..network import Network
-from ..weights import Weights
+from ..network.decoder import Decoder
+from ..network.network import Network
+from ..weights.hyperparameters import Hyperparameters
+from ..weights.weights import Weights
 
 Builder = Callable[[Decoder], Network]
 

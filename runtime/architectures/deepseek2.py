@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..decoder import Decoder
-from ..latent_parts import LatentParts
 from ..layers.block import Block
 from ..layers.specs import RouterSpec
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.latent_parts import LatentParts
+from ..network.network import Network
 from . import architecture
 
 # Files without `expert_gating_func` are of V2, or early ones of GLM-4.7-Flash.

@@ -4,11 +4,11 @@ own.
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
 from ..layers.rope import Scaling
 from ..layers.specs import FFNSpec
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 _LAYERS_27B = 62  # whose queries are scaled by width / heads, where others have the head size

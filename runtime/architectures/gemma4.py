@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..decoder import Decoder
 from ..layers.block import Block, Branch
 from ..layers.gemma import DenseAndExperts, LayerInput, LayerInputs
 from ..layers.moe import MoE
 from ..layers.specs import FFNSpec
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 _SPEC = FFNSpec("gelu")

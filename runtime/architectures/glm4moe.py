@@ -4,9 +4,9 @@ sigmoid scores with a bias, and a shared one. Only half of each head is rotated.
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 

@@ -6,11 +6,11 @@ Some layers have an indexer, the others see the positions of the last layer that
 from __future__ import annotations
 
 from ...errors import ConfigError
-from ..decoder import Decoder
-from ..latent_parts import LatentParts
 from ..layers.block import Block
 from ..layers.specs import IndexerSpec
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.latent_parts import LatentParts
+from ..network.network import Network
 from . import architecture
 
 _SHARED_FROM = 1 << 20  # context from which on models without `indexer.types` share choices: 5.2

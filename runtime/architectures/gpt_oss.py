@@ -4,11 +4,11 @@ biases and a clamped activation.
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
 from ..layers.rope import Scaling
 from ..layers.specs import FFNSpec
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 _LIMIT = 7.0  # of the activation; there is no key for it

@@ -7,9 +7,9 @@ that. The context scaling of Llama 3.1 is stored as frequency factors in `rope_f
 from __future__ import annotations
 
 from ...errors import ConfigError
-from ..decoder import Decoder
 from ..layers.block import Block
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 

@@ -4,11 +4,11 @@ temperature of queries.
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
 from ..layers.rope import Scaling
 from ..layers.specs import Temperature
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 

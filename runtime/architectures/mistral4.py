@@ -4,11 +4,11 @@ and experts in every layer whose gate and up are stored merged.
 
 from __future__ import annotations
 
-from ..decoder import Decoder
-from ..latent_parts import LatentParts
 from ..layers.block import Block
 from ..layers.specs import Temperature
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.latent_parts import LatentParts
+from ..network.network import Network
 from . import architecture
 
 _TEMPERATURE = 0.1  # of the released models; converters write no key for it

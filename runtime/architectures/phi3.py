@@ -6,10 +6,10 @@ decides between them, not the number of tokens so far, so that keys in the cache
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
 from ..layers.rope import Rope, Scaling
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 

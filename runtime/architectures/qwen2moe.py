@@ -4,9 +4,9 @@ how much of the shared expert every token gets.
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 

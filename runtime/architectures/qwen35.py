@@ -7,10 +7,10 @@ the same for time, height and width, so that the rotation by sections is the pla
 
 from __future__ import annotations
 
-from ..decoder import Decoder
-from ..delta_net_parts import delta_net, recurrent_layers
 from ..layers.block import Block
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.delta_net_parts import delta_net, recurrent_layers
+from ..network.network import Network
 from . import architecture
 
 

@@ -6,9 +6,9 @@ size is a separate key.
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 

@@ -6,10 +6,10 @@ Value heads of delta nets that read the same key head are side by side.
 
 from __future__ import annotations
 
-from ..decoder import Decoder
-from ..delta_net_parts import delta_net, recurrent_layers
 from ..layers.block import Block
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.delta_net_parts import delta_net, recurrent_layers
+from ..network.network import Network
 from . import architecture
 
 

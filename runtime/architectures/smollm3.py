@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 _PERIOD = 4

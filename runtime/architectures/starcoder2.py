@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..decoder import Decoder
 from ..layers.block import Block
 from ..layers.specs import FFNSpec
-from ..network import Network
+from ..network.decoder import Decoder
+from ..network.network import Network
 from . import architecture
 
 

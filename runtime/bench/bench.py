@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ...errors import UsageError
-from .. import arguments
-from ..sampling import Sampling
+from ...formats import arguments
+from ..network.sampling import Sampling
 from ..state.cache import CacheSettings
 from ..state.sequence import Snapshot, State
 from .cost import Cost

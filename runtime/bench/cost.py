@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from ..layers.block import Mixer
-from ..linear import Embedding
 from ..model import Model
 from ..state.cache import CacheSettings
 from ..state.sequence import State
+from ..weights.linear import Embedding
 
 
 @dataclass(frozen=True)

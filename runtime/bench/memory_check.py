@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..linear import ExpertLinear
 from ..memory import DeviceMemory, check
 from ..model import Model
+from ..weights.stacked_linear import ExpertLinear
 from .synthetic import SyntheticSource
 
 
@@ -25,7 +25,7 @@ def synthetic_memory(model: Model, *, context: int = 0, rows: int = 0) -> list[D
         for p in model.weights.parameters
         if p.device.type == "cpu"
     )
-    cache = model.weights.cache
+    cache = model.weights.store.cache
     held = source.pool_bytes + min(decoded, cache.capacity) - cache.used
     return [
         replace(m, weights=held) if m.device.type == "cpu" else m

@@ -160,7 +160,7 @@ def _expert_notes(model: Model) -> list[tuple[str, str]]:
 
 def _attention_notes(model: Model) -> list[tuple[str, str]]:
     from ..layers.mla import MLA
-    from ..switches import Switches
+    from ..weights.switches import Switches
 
     chosen, usual, notes = model.weights.switches, Switches(), []
     latent = [block.mixer for block in model.network.blocks if isinstance(block.mixer, MLA)]

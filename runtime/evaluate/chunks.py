@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ...errors import EvaluationError, NotFoundError
-from ..arguments import whole_number
+from ...formats.arguments import whole_number
 from ..model import Model
 
 log = logging.getLogger(__name__)

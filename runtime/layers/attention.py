@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..linear import Linear
 from ..state.cache import CacheSettings, KVCache, KVStorage, Storage
 from ..state.table import Table
-from ..switches import Switches
+from ..weights.linear import Linear
+from ..weights.switches import Switches
 from .batch import Batch
 from .costs import LooksBack, pairs
 from .norm import RMSNorm

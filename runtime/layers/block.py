@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from ..ranges import opened
 from ..state.cache import CacheSettings, LayerState, Storage
 from ..state.table import Table
+from ..weights.ranges import opened
 from .batch import Batch
 from .norm import Norm
 

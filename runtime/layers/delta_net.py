@@ -7,10 +7,10 @@ from itertools import groupby
 import torch
 from torch.nn import functional as F
 
-from ..linear import Linear
 from ..state.cache import CacheSettings, Storage
 from ..state.recurrent import RecurrentState
 from ..state.table import Table
+from ..weights.linear import Linear
 from .batch import Batch
 from .delta_rule import CHUNK, by_chunks, by_steps
 from .norm import RMSNorm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..linear import Linear
+from ..weights.linear import Linear
 from .specs import FFNSpec
 
 _OAI_SLOPE = 1.702  # of the sigmoid of swiglu_oai, as gpt-oss was trained with

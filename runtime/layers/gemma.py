@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from ..linear import Embedding, Linear
-from ..ranges import opened
+from ..weights.linear import Embedding, Linear
+from ..weights.ranges import opened
 from .batch import Batch
 from .block import FeedForward
 from .ffn import activate

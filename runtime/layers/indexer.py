@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from ..linear import Linear
+from ..weights.linear import Linear
 from .batch import Batch
 from .norm import LayerNorm
 from .rope import Rope

@@ -13,7 +13,8 @@ from typing import Protocol
 
 import torch
 
-from ..linear import HeadLinear, Linear
+from ..weights.linear import Linear
+from ..weights.stacked_linear import HeadLinear
 from .specs import MLASpec
 
 

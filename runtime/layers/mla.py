@@ -7,12 +7,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..linear import Linear
 from ..state.cache import CacheSettings, Storage
 from ..state.hadamard import hadamard
 from ..state.latent import LatentCache, LatentStorage
 from ..state.table import Table
-from ..switches import Switches
+from ..weights.linear import Linear
+from ..weights.switches import Switches
 from .attention import attend, attend_with_scores, temperature
 from .batch import Batch
 from .costs import LooksBack, pairs

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..linear import ExpertLinear, Linear
-from ..ranges import RangeName, opened, ranged
+from ..weights.linear import Linear
+from ..weights.ranges import RangeName, opened, ranged
+from ..weights.stacked_linear import ExpertLinear
 from .ffn import GatedFFN, gated
 from .specs import FFNSpec, RouterSpec
 

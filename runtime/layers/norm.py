@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from ...formats.tensor_names import TensorName
-from ..ranges import RangeName, ranged
+from ..weights.ranges import RangeName, ranged
 
 
 class RMSNorm:

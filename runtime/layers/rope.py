@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import ConfigError
-from ..hyperparameters import Hyperparameters
+from ..weights.hyperparameters import Hyperparameters
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Literal
 
+from ..weights.split_plan import ExpertMode
 from .apportion import Balanced
-from .plan import ExpertMode
 
 ExpertChoice = Literal["auto", "columns", "whole", "gathered"]
 

@@ -12,8 +12,8 @@ from ..layers.attention import Attention
 from ..layers.delta_net import DeltaNet
 from ..layers.latent import Joined, PerHead
 from ..layers.mla import MLA
+from ..weights.split_plan import NOTHING, LayerShare, Range
 from .apportion import ranges
-from .plan import NOTHING, LayerShare, Range
 from .tensor_splits import TensorSplits, fitting, least_common, multiple, scaled, stem
 
 _LATENT_HEADS = 4  # the unit of heads of latent attention that kernels like

@@ -18,15 +18,15 @@ from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.gemma import DenseAndExperts, LayerInput
 from ..layers.mla import MLA
 from ..layers.moe import MoE
+from ..weights.split_plan import LayerShare, SplitPlan, TensorSplit
 from .apportion import Apportion, Balanced, Reference, normalized, ranges
 from .expert_mode import ExpertChoice
 from .mixer_splits import plan_attention, plan_delta_net, plan_latent
-from .plan import LayerShare, SplitPlan, TensorSplit
 from .row_splits import plan_experts, plan_ffn
 from .tensor_splits import COLUMN_STEPS, TensorSplits, least_common
 
 if TYPE_CHECKING:
-    from ..network import Network
+    from ..network.network import Network
 
 _OUTPUT_ROWS = 16  # the unit of rows of the output matrix
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.moe import MoE
+from ..weights.split_plan import LayerShare, Range
 from .apportion import Balanced, ranges
 from .expert_mode import ExpertChoice, choose_mode
 from .mixer_splits import Parts
-from .plan import LayerShare, Range
 from .tensor_splits import TensorSplits, fitting, least_common, scaled, stem
 
 if TYPE_CHECKING:
-    from ..linear import ExpertLinear, Linear
+    from ..weights.linear import Linear
+    from ..weights.stacked_linear import ExpertLinear
 
 _MORE_COLUMNS = 1.02  # that a rank may have, so that all are multiples of a larger step
 _OUTPUTS = 16  # the unit of output rows of experts whose hidden activations are joined

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from ..layers.specs import AttentionSpec, DeltaNetSpec, MLASpec
-from .plan import NOTHING, LayerShare, Range, SplitPlan, length
+from ..weights.split_plan import NOTHING, LayerShare, Range, SplitPlan, length
 
 
 class Meeting(Protocol):

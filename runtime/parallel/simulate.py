@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from ..weights.shard import local_tensor
+from ..weights.split_plan import SplitPlan, length
 from .expert_mode import busiest_share
-from .plan import SplitPlan, length
-from .shard import local_tensor
 
 
 @dataclass(frozen=True)

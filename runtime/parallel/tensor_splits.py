@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...formats.source import TensorInfo
+from ..weights.shard import local_tensor, unit_of
+from ..weights.split_plan import NOTHING, Range, TensorSplit
 from .apportion import Apportion
-from .plan import NOTHING, Range, TensorSplit
-from .shard import local_tensor, unit_of
 
 COLUMN_STEPS = (256, 128, 64, 32, 16)  # units of hidden columns that products like
 Ranges = Sequence[Sequence[Range]]

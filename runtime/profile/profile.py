@@ -9,8 +9,8 @@ import tempfile
 import torch
 
 from ..bench.bench import first_token
-from ..ranges import RangeName, recording
 from ..state.cache import CacheSettings
+from ..weights.ranges import RangeName, recording
 from .quiet import without_log_lines
 from .trace import PASS, Pass, passes_of
 

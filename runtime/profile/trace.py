@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
-from ..ranges import PREFIX
+from ..weights.ranges import PREFIX
 
 PASS = "pass"  # in place of the layer: the range of a whole pass
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
-from .hyperparameters import Hyperparameters
-from .layers.absent import AbsentMixer, AbsentRows
-from .layers.attention import Attention
-from .layers.block import Block, Branch
-from .layers.ffn import GatedFFN, PlainFFN
-from .layers.gemma import DenseAndExperts
-from .layers.moe import Experts, MoE, Router
-from .layers.norm import LayerNorm, Norm, RMSNorm
-from .layers.rope import Rope, Scaling
-from .layers.specs import AttentionSpec, FFNSpec, RouterSpec
-from .linear import Linear
+from ...errors import ConfigError
+from ..layers.absent import AbsentMixer, AbsentRows
+from ..layers.attention import Attention
+from ..layers.block import Block, Branch
+from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.gemma import DenseAndExperts
+from ..layers.moe import Experts, MoE, Router
+from ..layers.norm import LayerNorm, Norm, RMSNorm
+from ..layers.rope import Rope, Scaling
+from ..layers.specs import AttentionSpec, FFNSpec, RouterSpec
+from ..weights.hyperparameters import Hyperparameters
+from ..weights.linear import Linear
+from ..weights.weights import Weights
 from .network import Network
-from .weights import Weights
 
 _LARGEST_HEAD = 65536  # far beyond any model, so that a hostile file cannot ask for huge tables
 _SCORES = {1: "softmax", 2: "sigmoid", 3: "selected", 4: "sqrt_softplus"}

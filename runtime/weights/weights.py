@@ -1,4 +1,4 @@
-"""Parameters of layers: tensors stay encoded in the file and are decoded when they are used.
+"""Parameters of layers by name.
 
 `Weights` gives parameters by name and records them: what a layer declares (role for quantization,
 split among ranks) can be read from the loaded model, and unused tensors are found.
@@ -6,150 +6,34 @@ split among ranks) can be read from the loaded model, and unused tensors are fou
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from ..errors import (
+from ...errors import (
     ArchitectureError,
     MalformedFileError,
     NonFiniteError,
-    ShapeError,
     UnsupportedTypeError,
-    UsageError,
     printable,
 )
-from ..formats.codecs import codec
-from ..formats.source import Source, TensorInfo
-from ..formats.tensor_names import EXTRA_OUTPUT, TensorName
-from ..formats.types import GGMLType
-from .linear import Embedding, ExpertLinear, HeadLinear, Linear, MatrixLike, Taps
-from .parallel.shard import ShardSource
-from .parallel.share import Share
+from ...formats.codecs import codec
+from ...formats.source import Source, TensorInfo
+from ...formats.tensor_names import EXTRA_OUTPUT, TensorName
+from .encoded import DecodeCache
+from .linear import Embedding, Linear
 from .placement import CPU, Placement
-from .resident import LoadProgress, Resident, ResidentMatrix
+from .shard import ShardSource
+from .stacked_linear import ExpertLinear, HeadLinear
+from .store import TensorStore
 from .switches import Switches
+from .taps import Taps
 
-DEFAULT_CACHE_BYTES = 512 * 2**20
+if TYPE_CHECKING:
+    from ..parallel.share import Share
+
 _NEEDLESS = (EXTRA_OUTPUT,)
-SLICE_BYTES = 32 * 2**20  # of float32, for matrices that do not fit the cache
-
-
-class DecodeCache:
-    """Decoded matrices of at most `capacity` bytes in total; the least recently used are dropped
-    first.
-    """
-
-    def __init__(self, capacity: int = DEFAULT_CACHE_BYTES):
-        self.capacity, self.used = capacity, 0
-        self._entries: OrderedDict[tuple, torch.Tensor] = OrderedDict()
-
-    def get(self, key: tuple, n_bytes: int, decode: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return the matrix `key` of `n_bytes` (at most `capacity`), decoded if necessary."""
-        if (found := self._entries.get(key)) is not None:
-            self._entries.move_to_end(key)
-            return found
-        # Before decoding, so that old and new do not exist together.
-        while self.used + n_bytes > self.capacity:
-            _, dropped = self._entries.popitem(last=False)
-            self.used -= dropped.nbytes
-            del dropped
-        decoded = decode()
-        self._entries[key] = decoded
-        self.used += decoded.nbytes
-        return decoded
-
-    def drop(self, name: str) -> None:
-        """Forget the matrices of tensor `name`."""
-        for key in [key for key in self._entries if key[0] == name]:
-            self.used -= self._entries.pop(key).nbytes
-
-
-class Matrix:
-    """A 2-D matrix of `rows` x `cols` within a stored tensor, on the CPU: read from the file and
-    decoded to float32 on demand.
-    """
-
-    device, packed = CPU, None
-
-    def __init__(self, weights: Weights, tensor: TensorInfo, index: int = 0):
-        self.tensor = tensor
-        self.rows, self.cols = tensor.shape[-2], tensor.shape[-1]
-        self._weights, self._first, self._key = weights, index * self.rows, (tensor.name, index)
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.tensor.n_bytes // self.tensor.n_matrices
-
-    def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Pieces (first row, float32[rows, cols]) that cover the matrix: all of it from the cache,
-        or slices decoded now if it is too large.
-        """
-        n_bytes, cache = 4 * self.rows * self.cols, self._weights.cache
-        if n_bytes <= cache.capacity:
-            yield 0, cache.get(self._key, n_bytes, lambda: self.decode(0, self.rows))
-            return
-        group = self.tensor.type.group_rows
-        step = max(1, SLICE_BYTES // (4 * self.cols * group)) * group
-        for start in range(0, self.rows, step):
-            yield start, self.decode(start, min(start + step, self.rows))
-
-    def decode(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop; whole row groups for interleaved types."""
-        return self._weights.decode(
-            *self._weights.stored(self.tensor, self._first + start, self._first + stop)
-        )
-
-    def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32[len(rows), cols] on the CPU: the rows with these indices, without touching
-        others.
-        """
-        numbers, group = rows.cpu().numpy(), self.tensor.type.group_rows
-        groups, inverse = np.unique(numbers // group, return_inverse=True)
-        tensor, pieces = self.tensor, []
-        for first in (self._first + groups * group).tolist():
-            tensor, stored = self._weights.stored(self.tensor, first, first + group)
-            pieces.append(stored)
-        return self._weights.decode(tensor, np.concatenate(pieces))[
-            torch.from_numpy(inverse * group + numbers % group)
-        ]
-
-
-class Stacked:
-    """Matrices on the CPU as one, the rows of each after those of the one before."""
-
-    device, packed = CPU, None
-
-    def __init__(self, *matrices: Matrix):
-        self.matrices, self.rows, self.cols = (
-            matrices,
-            sum(m.rows for m in matrices),
-            matrices[0].cols,
-        )
-
-    @property
-    def stored_bytes(self) -> int:
-        return sum(matrix.stored_bytes for matrix in self.matrices)
-
-    def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Return what `Matrix.parts` returns."""
-        first = 0
-        for matrix in self.matrices:
-            for start, part in matrix.parts():
-                yield first + start, part
-            first += matrix.rows
-
-    def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what `Matrix.gather` returns."""
-        rows = rows.cpu()
-        out, first = torch.empty(len(rows), self.cols), 0
-        for matrix in self.matrices:
-            here = (rows >= first) & (rows < first + matrix.rows)
-            out[here] = matrix.gather(rows[here] - first)
-            first += matrix.rows
-        return out
 
 
 class Weights:
@@ -157,8 +41,7 @@ class Weights:
 
     Layers ask for whole tensors by name and size. With a `share` they get the part of one
     tensor-parallel rank, None for optional tensors that other ranks have, and only that is read.
-    `placement` chooses the device of every tensor; matrices on GPUs are `resident.Resident`, which
-    `load` fills.
+    `placement` chooses the device of every tensor.
     """
 
     def __init__(
@@ -169,12 +52,13 @@ class Weights:
         switches: Switches = Switches(),
         share: Share | None = None,
     ):
-        self.placement, self.cache, self.switches, self.share = placement, cache, switches, share
+        self.placement, self.switches, self.share = placement, switches, share
         self.source = source
         self._whole = {tensor.name: tensor for tensor in source.tensors}
         if share is not None:
             self.source = ShardSource(source, share.plan, share.rank)
             self._whole = self.source.whole
+        self.store = TensorStore(self.source, placement, cache)
         self.taps = Taps()
         self.parameters: list[
             Linear | ExpertLinear | HeadLinear | Embedding
@@ -183,8 +67,6 @@ class Weights:
         self._asked: set[str] = set()
         self._skipped: set[str] = set()
         self._decodable = set(codec.decodable_types())
-        self._resident: dict[str, Resident] = {}  # by the name of their first tensor
-        self._replaced: dict[str, tuple[GGMLType, np.ndarray]] = {}
 
     def has(self, name: str) -> bool:
         """Return whether the model has the tensor, on whatever rank."""
@@ -208,7 +90,7 @@ class Weights:
         return self._values(self._tensor(name, shape))
 
     def _values(self, tensor: TensorInfo, masks: bool = False) -> torch.Tensor:
-        rows = self.decode(tensor, self.source.read_rows(tensor, 0, tensor.n_rows))
+        rows = self.store.decode(tensor, self.source.read_rows(tensor, 0, tensor.n_rows))
         usable = rows.isfinite() | (rows == float("-inf")) if masks else rows.isfinite()
         if not usable.all():
             raise NonFiniteError(
@@ -247,7 +129,7 @@ class Weights:
         """`<name>.weight` with shape [n_out, n_in], and `<name>.bias` and `<name>.scale` (one
         number) where the file has them. scaled: a tensor of that name is such a scale.
         """
-        matrix = self._matrices([self._tensor(f"{name}.weight", (n_out, n_in))], 1)[0]
+        matrix = self.store.matrices([self._tensor(f"{name}.weight", (n_out, n_in))], 1)[0]
         return self._record(
             Linear(
                 f"{name}.weight",
@@ -270,7 +152,7 @@ class Weights:
         stacked = f"{name}_exps.weight"
         if self.has(stacked) or not self.has(f"{name}.0.weight"):
             tensors = [self._tensor(stacked, (n_experts, n_out, n_in))]
-            matrices = self._matrices(tensors, tensors[0].n_matrices)
+            matrices = self.store.matrices(tensors, tensors[0].n_matrices)
         else:
             names = [f"{name}.{expert}.weight" for expert in range(n_experts)]
             tensors = [
@@ -279,9 +161,9 @@ class Weights:
                 if part in self._tensors or not self.has(part)
             ]
             if len({(self.placement.of(tensor.name), tensor.type) for tensor in tensors}) == 1:
-                matrices = self._matrices(tensors, len(tensors))
+                matrices = self.store.matrices(tensors, len(tensors))
             else:
-                matrices = [self._matrices([tensor], 1)[0] for tensor in tensors]
+                matrices = [self.store.matrices([tensor], 1)[0] for tensor in tensors]
         return self._record(
             ExpertLinear(
                 stacked,
@@ -307,7 +189,7 @@ class Weights:
         if folded:
             local = tensor.shape[0] // n_out
             tensor = TensorInfo(tensor.name, (local, n_out, n_in), tensor.type)
-        matrices = self._matrices([tensor], tensor.n_matrices)
+        matrices = self.store.matrices([tensor], tensor.n_matrices)
         return self._record(
             HeadLinear(f"{name}.weight", matrices, self.taps, role=role, split=split)
         )
@@ -345,7 +227,7 @@ class Weights:
         return self._record(
             ExpertLinear(
                 f"{name}_exps.weight",
-                self._matrices(tensors, tensors[0].n_matrices),
+                self.store.matrices(tensors, tensors[0].n_matrices),
                 self.taps,
                 role=role,
                 split=split,
@@ -359,64 +241,14 @@ class Weights:
 
     def embedding(self, name: str, n_rows: int, n_cols: int) -> Embedding:
         tensor = self._tensor(f"{name}.weight", (n_rows, n_cols))
-        return self._record(Embedding(f"{name}.weight", self._matrices([tensor], 1)[0], self.taps))
-
-    def replace(self, name: str, type: GGMLType, blocks: np.ndarray) -> None:
-        """Use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor `name` until
-        `restore`. On a GPU only the reference path does, see `Resident.replace`.
-
-        Vectors keep their values. Raise UsageError for a tensor on a GPU that is one matrix with
-        others there, MalformedFileError for an unknown one, ShapeError for blocks of another size.
-        """
-        tensor = self._named(name)
-        if blocks.shape != (expected := (tensor.n_rows, type.row_bytes(tensor.n_cols))):
-            raise ShapeError(
-                f"blocks have shape {list(blocks.shape)}, expected {list(expected)}", tensor=name
-            )
-        if (device := self.placement.of(name)).type != "cpu":
-            if (resident := self._resident.get(name)) is None:
-                raise UsageError(
-                    f"is no matrix by itself on {device}, and cannot be replaced there", tensor=name
-                )
-            resident.replace(type, blocks)
-            return
-        self._replaced[name] = type, blocks
-        self.cache.drop(name)
-
-    def restore(self, name: str) -> None:
-        """Undo `replace`, if there was one."""
-        if (resident := self._resident.get(name)) is not None:
-            resident.restore()
-        self._replaced.pop(name, None)
-        self.cache.drop(name)
-
-    def stored(self, tensor: TensorInfo, start: int, stop: int) -> tuple[TensorInfo, np.ndarray]:
-        """Return rows start..stop as they are stored, and the tensor with their type."""
-        if (replaced := self._replaced.get(tensor.name)) is None:
-            return tensor, self.source.read_rows(tensor, start, stop)
-        return tensor.with_type(replaced[0]), replaced[1][start:stop]
-
-    def load(self, progress: LoadProgress | None = None) -> None:
-        """Copy matrices to their GPUs. `progress` is called with (bytes done, bytes in total) from
-        time to time.
-        """
-        waiting = [resident for resident in self._resident.values() if not resident.is_loaded]
-        total, done = sum(resident.stored_bytes for resident in waiting), 0
-        for resident in waiting:
-            resident.load()
-            done += resident.stored_bytes
-            if progress is not None:
-                progress(done, total)
-
-    def release(self) -> None:
-        """Free the memory of GPUs."""
-        for resident in self._resident.values():
-            resident.release()
+        return self._record(
+            Embedding(f"{name}.weight", self.store.matrices([tensor], 1)[0], self.taps)
+        )
 
     def bytes_by_device(self) -> dict[torch.device, int]:
         """Return the bytes of all matrices: in the file for the CPU, in memory for GPUs."""
         found: dict[torch.device, int] = {}
-        for resident in self._resident.values():
+        for resident in self.store.resident:
             found[resident.device] = found.get(resident.device, 0) + resident.nbytes
         for tensor in self._tensors.values():
             if self.placement.of(tensor.name).type == "cpu" and tensor.name in self._asked:
@@ -426,14 +258,6 @@ class Weights:
     def n_rows_of(self, name: str) -> int:
         """Return the number of rows of the tensor `name`. MalformedFileError if there is none."""
         return self._named(name).n_rows
-
-    def decode(self, tensor: TensorInfo, stored: np.ndarray) -> torch.Tensor:
-        """uint8[rows, row_bytes] of `tensor` to float32[rows, n_cols] on the CPU."""
-        return torch.from_numpy(
-            codec.decode(
-                tensor.type, stored, tensor.n_cols, threads=torch.get_num_threads(), as_weights=True
-            )
-        )
 
     def check_all_used(self) -> None:
         """ArchitectureError if the file has tensors that no layer uses: without them it would be
@@ -457,26 +281,6 @@ class Weights:
                 + (", ..." if len(unused) > 4 else ""),
                 file=self.source.path,
             )
-
-    def _matrices(self, tensors: list[TensorInfo], n: int) -> Sequence[MatrixLike]:
-        """Return n matrices. For stacks, matrix i has the rows of matrix i of every tensor; tensors
-        with two dimensions are one matrix each.
-        """
-        device = self.placement.of(tensors[0].name)
-        if device.type == "cpu":
-            if len(tensors) == 1 or len(tensors[0].shape) == 2:
-                return [
-                    Matrix(self, tensor, index)
-                    for tensor in tensors
-                    for index in range(tensor.n_matrices)
-                ]
-            return [
-                Stacked(*(Matrix(self, tensor, index) for tensor in tensors)) for index in range(n)
-            ]
-        resident = self._resident.setdefault(
-            tensors[0].name, Resident(self.source, tensors, n, device)
-        )
-        return [ResidentMatrix(resident, index) for index in range(n)]
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         """Return the tensor, of which `shape` is the whole shape, as this rank has it."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..errors import IqforgeError
-from .layers.batch import Batch
-from .layers.block import Block
-from .layers.norm import Norm
-from .linear import Embedding, Linear
-from .state.cache import CacheSettings
-from .state.pool import Pool, rows_of, window_of
-from .state.sequence import State
+from ...errors import IqforgeError
+from ..layers.batch import Batch
+from ..layers.block import Block
+from ..layers.norm import Norm
+from ..state.cache import CacheSettings
+from ..state.pool import Pool, rows_of, window_of
+from ..state.sequence import State
+from ..weights.linear import Embedding, Linear
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..errors import ConfigError
+from ...errors import ConfigError
+from ..layers.absent import AbsentMixer
+from ..layers.indexer import Indexer
+from ..layers.latent import Joined, PerHead, UpProjection
+from ..layers.mla import MLA
+from ..layers.norm import LayerNorm, RMSNorm
+from ..layers.rope import Rope, Scaling
+from ..layers.specs import IndexerSpec, MLASpec, RouterSpec, Temperature
 from .decoder import Decoder
-from .layers.absent import AbsentMixer
-from .layers.indexer import Indexer
-from .layers.latent import Joined, PerHead, UpProjection
-from .layers.mla import MLA
-from .layers.norm import LayerNorm, RMSNorm
-from .layers.rope import Rope, Scaling
-from .layers.specs import IndexerSpec, MLASpec, RouterSpec, Temperature
 
 # The norms of latent vectors have the eps of their class in transformers, whatever the model's is
 # (1e-5 in GLM). Files have one key, for the others.

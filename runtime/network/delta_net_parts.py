@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..errors import ConfigError
+from ...errors import ConfigError
+from ..layers.absent import AbsentMixer
+from ..layers.delta_net import DeltaNet
+from ..layers.specs import DeltaNetSpec
 from .decoder import Decoder
-from .layers.absent import AbsentMixer
-from .layers.delta_net import DeltaNet
-from .layers.specs import DeltaNetSpec
 
 
 def recurrent_layers(d: Decoder) -> tuple[bool, ...]:

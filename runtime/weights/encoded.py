@@ -1,0 +1,134 @@
+"""Matrices on the CPU: they stay encoded in the file and are decoded when they are used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ...formats.source import TensorInfo
+from .placement import CPU
+
+if TYPE_CHECKING:
+    from .store import TensorStore
+
+DEFAULT_CACHE_BYTES = 512 * 2**20
+SLICE_BYTES = 32 * 2**20  # of float32, for matrices that do not fit the cache
+
+
+class DecodeCache:
+    """Decoded matrices of at most `capacity` bytes in total; the least recently used are dropped
+    first.
+    """
+
+    def __init__(self, capacity: int = DEFAULT_CACHE_BYTES):
+        self.capacity, self.used = capacity, 0
+        self._entries: OrderedDict[tuple, torch.Tensor] = OrderedDict()
+
+    def get(self, key: tuple, n_bytes: int, decode: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the matrix `key` of `n_bytes` (at most `capacity`), decoded if necessary."""
+        if (found := self._entries.get(key)) is not None:
+            self._entries.move_to_end(key)
+            return found
+        # Before decoding, so that old and new do not exist together.
+        while self.used + n_bytes > self.capacity:
+            _, dropped = self._entries.popitem(last=False)
+            self.used -= dropped.nbytes
+            del dropped
+        decoded = decode()
+        self._entries[key] = decoded
+        self.used += decoded.nbytes
+        return decoded
+
+    def drop(self, name: str) -> None:
+        """Forget the matrices of tensor `name`."""
+        for key in [key for key in self._entries if key[0] == name]:
+            self.used -= self._entries.pop(key).nbytes
+
+
+class Matrix:
+    """A 2-D matrix of `rows` x `cols` within a stored tensor, on the CPU: read from the file and
+    decoded to float32 on demand.
+    """
+
+    device, packed = CPU, None
+
+    def __init__(self, store: TensorStore, tensor: TensorInfo, index: int = 0):
+        self.tensor = tensor
+        self.rows, self.cols = tensor.shape[-2], tensor.shape[-1]
+        self._store, self._first, self._key = store, index * self.rows, (tensor.name, index)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.tensor.n_bytes // self.tensor.n_matrices
+
+    def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Pieces (first row, float32[rows, cols]) that cover the matrix: all of it from the cache,
+        or slices decoded now if it is too large.
+        """
+        n_bytes, cache = 4 * self.rows * self.cols, self._store.cache
+        if n_bytes <= cache.capacity:
+            yield 0, cache.get(self._key, n_bytes, lambda: self.decode(0, self.rows))
+            return
+        group = self.tensor.type.group_rows
+        step = max(1, SLICE_BYTES // (4 * self.cols * group)) * group
+        for start in range(0, self.rows, step):
+            yield start, self.decode(start, min(start + step, self.rows))
+
+    def decode(self, start: int, stop: int) -> torch.Tensor:
+        """Rows start..stop; whole row groups for interleaved types."""
+        return self._store.decode(
+            *self._store.stored(self.tensor, self._first + start, self._first + stop)
+        )
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32[len(rows), cols] on the CPU: the rows with these indices, without touching
+        others.
+        """
+        numbers, group = rows.cpu().numpy(), self.tensor.type.group_rows
+        groups, inverse = np.unique(numbers // group, return_inverse=True)
+        tensor, pieces = self.tensor, []
+        for first in (self._first + groups * group).tolist():
+            tensor, stored = self._store.stored(self.tensor, first, first + group)
+            pieces.append(stored)
+        return self._store.decode(tensor, np.concatenate(pieces))[
+            torch.from_numpy(inverse * group + numbers % group)
+        ]
+
+
+class Stacked:
+    """Matrices on the CPU as one, the rows of each after those of the one before."""
+
+    device, packed = CPU, None
+
+    def __init__(self, *matrices: Matrix):
+        self.matrices, self.rows, self.cols = (
+            matrices,
+            sum(m.rows for m in matrices),
+            matrices[0].cols,
+        )
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(matrix.stored_bytes for matrix in self.matrices)
+
+    def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Return what `Matrix.parts` returns."""
+        first = 0
+        for matrix in self.matrices:
+            for start, part in matrix.parts():
+                yield first + start, part
+            first += matrix.rows
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what `Matrix.gather` returns."""
+        rows = rows.cpu()
+        out, first = torch.empty(len(rows), self.cols), 0
+        for matrix in self.matrices:
+            here = (rows >= first) & (rows < first + matrix.rows)
+            out[here] = matrix.gather(rows[here] - first)
+            first += matrix.rows
+        return out

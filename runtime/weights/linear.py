@@ -1,0 +1,110 @@
+"""Matrix products with encoded weights, and embedding lookup.
+
+Every parameter declares
+- `role`: what it is to a quantization recipe (`attn_v`, `ffn_down_exps`, `output`, ...),
+- `split`: how it is split among tensor-parallel ranks: `column` (each rank has output rows), `row`
+  (each rank has input columns; partial results are summed), `gate_up` (output rows of two stacked
+  halves, each split separately) or `replicated`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .matrix import MatrixLike, product
+from .ranges import RangeName, ranged
+from .taps import Taps
+
+
+class OneMatrix:
+    """A parameter with one `matrix`: its device and size."""
+
+    matrix: MatrixLike
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    @property
+    def rows(self) -> int:
+        return self.matrix.rows
+
+    @property
+    def cols(self) -> int:
+        return self.matrix.cols
+
+
+class Linear(OneMatrix):
+    """y = scale * W x + b for rows x float32[rows, n_in]. `watch` gets (name, y) of every product,
+    to find where numbers stop being finite.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        matrix: MatrixLike,
+        bias: torch.Tensor | None,
+        taps: Taps,
+        *,
+        role: str,
+        split: str,
+        scale: torch.Tensor | None = None,
+    ):
+        self.name, self.matrix, self.bias, self.role, self.split = name, matrix, bias, role, split
+        self.scale = scale
+        self.observed = (name,)
+        self._taps = taps
+
+    @property
+    def range(self) -> RangeName:
+        return RangeName.of_matrix(self.name, self.role, self.matrix.stored_bytes)
+
+    @ranged
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.observe(x)
+        y = product(self.matrix, x)
+        if self.scale is not None:
+            y *= self.scale
+        if self.bias is not None:
+            y += self.bias
+        return self.check(y)
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Show x to the observers of products."""
+        for observe in self._taps.observers:
+            observe(self.name, x, None)
+
+    def check(self, y: torch.Tensor) -> torch.Tensor:
+        """Return y, a result of this matrix, after `Taps.check` has seen it."""
+        self._taps.check(self.name, y)
+        return y
+
+    def decoded(self) -> torch.Tensor:
+        """Return the whole matrix W with its scale, float32[n_out, n_in]."""
+        parts = [part for _, part in self.matrix.parts()]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole if self.scale is None else whole * self.scale
+
+
+class Embedding(OneMatrix):
+    """Rows of a table; only requested rows are decoded."""
+
+    role, split = "token_embd", "replicated"
+    bias = scale = None
+
+    def __init__(self, name: str, matrix: MatrixLike, taps: Taps):
+        self.name, self.matrix = name, matrix
+        self.observed = ()
+        self._taps = taps
+
+    @property
+    def range(self) -> RangeName:
+        """What it reads depends on the tokens."""
+        return RangeName.of_matrix(self.name, self.role)
+
+    @ranged
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids int64[...] to float32[..., n_cols]."""
+        y = self.matrix.gather(ids.reshape(-1))
+        self._taps.check(self.name, y)
+        return y.view(*ids.shape, self.matrix.cols)

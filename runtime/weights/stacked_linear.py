@@ -1,0 +1,157 @@
+"""Products with one matrix per expert, or per head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .matrix import MatrixLike, product, transposed_product
+from .ranges import RangeName, ranged
+from .taps import Taps
+
+if TYPE_CHECKING:
+    from ...cuda_kernels.ops import PackedMatrix
+
+
+class ManyMatrices:
+    """A parameter with several `matrices` of one size: their device and size."""
+
+    matrices: Sequence[MatrixLike]
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrices[0].device
+
+    @property
+    def rows(self) -> int:
+        """Rows of one matrix."""
+        return self.matrices[0].rows
+
+    @property
+    def cols(self) -> int:
+        return self.matrices[0].cols
+
+
+class ExpertLinear(ManyMatrices):
+    """One matrix per expert, applied to rows that are grouped by expert.
+
+    `bias` float32[experts, n_out] and `scale` float32[experts] are those of each expert.
+    `tensors`: the names of the tensors that hold the matrices. `observed`: the names under which
+    observers see the products, if the matrix was merged from several tensors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        matrices: Sequence[MatrixLike],
+        taps: Taps,
+        *,
+        role: str,
+        split: str,
+        tensors: tuple[str, ...] = (),
+        observed: tuple[str, ...] = (),
+        bias: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+    ):
+        self.name, self.matrices, self.role, self.split = name, matrices, role, split
+        self.bias, self.scale = bias, scale
+        self.tensors, self.observed = tensors or (name,), observed or (name,)
+        self._taps = taps
+
+    @property
+    def packed(self) -> PackedMatrix | None:
+        """The packed matrix of all experts; None if there is none, as on the CPU."""
+        whole = self.matrices[0].packed
+        return whole if whole is not None and whole.n_matrices == len(self.matrices) else None
+
+    @property
+    def range(self) -> RangeName:
+        """What it reads depends on the tokens."""
+        return RangeName.of_matrix(self.name, self.role)
+
+    @ranged
+    def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """x float32[rows, n_in]: counts[e] rows of expert e, in order of experts; returns
+        float32[rows, n_out].
+        """
+        if self._taps.observers:
+            experts = torch.repeat_interleave(
+                torch.arange(len(counts), device=x.device), counts.to(x.device)
+            )
+            for observe in self._taps.observers:
+                for name in self.observed:
+                    observe(name, x, experts)
+        y = x.new_empty(len(x), self.matrices[0].rows)
+        start = 0
+        for expert, count in enumerate(counts.tolist()):
+            if count:
+                rows = slice(start, start + count)
+                y[rows] = product(self.matrices[expert], x[rows])
+                if self.scale is not None:
+                    y[rows] *= self.scale[expert].to(y.device)
+                if self.bias is not None:
+                    y[rows] += self.bias[expert].to(y.device)
+                start += count
+        self._taps.check(self.name, y)
+        return y
+
+
+class HeadLinear(ManyMatrices):
+    """One matrix per head: y[:, h] = W_h x[:, h], for x float32[rows, heads, n_in]."""
+
+    bias = scale = None
+
+    def __init__(
+        self,
+        name: str,
+        matrices: Sequence[MatrixLike],
+        taps: Taps,
+        *,
+        role: str,
+        split: str,
+    ):
+        self.name, self.matrices, self.role, self.split = name, matrices, role, split
+        self.observed = (name,)
+        self._taps = taps
+
+    @property
+    def range(self) -> RangeName:
+        n_bytes = sum(matrix.stored_bytes for matrix in self.matrices)
+        return RangeName.of_matrix(self.name, self.role, n_bytes)
+
+    @ranged
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x float32[rows, heads, n_in] to float32[rows, heads, n_out]. Observers see the rows head
+        after head, with the head in place of the expert.
+        """
+        if self._taps.observers:
+            n_heads = len(self.matrices)
+            heads = torch.arange(n_heads, device=x.device).repeat_interleave(len(x))
+            by_head = x.transpose(0, 1).flatten(0, 1)
+            for observe in self._taps.observers:
+                observe(self.name, by_head, heads)
+        return self._stacked(product(m, x[:, h]) for h, m in enumerate(self.matrices))
+
+    def of_one(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
+        """Return W_h x of some heads, float32[rows, heads, n_out] for one x float32[rows, n_in].
+        Observers do not see it.
+        """
+        return self._stacked(product(matrix, x) for matrix in self.matrices[heads])
+
+    def transposed(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
+        """Return W_h^T x of some heads, float32[rows, heads, n_in] for one x float32[rows, n_out].
+        Observers do not see it.
+        """
+        return self._stacked(transposed_product(matrix, x) for matrix in self.matrices[heads])
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether an observer uses the inputs of products."""
+        return self._taps.readers > 0
+
+    def _stacked(self, products: Iterable[torch.Tensor]) -> torch.Tensor:
+        y = torch.stack(list(products), dim=1)
+        self._taps.check(self.name, y)
+        return y
