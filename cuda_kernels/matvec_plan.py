@@ -42,6 +42,7 @@ _MOST_SPREAD = 68 << 10  # bytes of activations that are in four bytes each: the
 _RING = 80 << 10
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
+_ACROSS = 1
 _STAGE_STEPS = 2
 _MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
 _FEW_BITS = 2.6  # per weight
@@ -185,6 +186,7 @@ def quantized_spec(
         "WARPS": plan.warps,
         "MATRICES": matrices,
         "BLOCKS": plan.resident,
+        "ACROSS": _ACROSS,
         "SPREAD_X": int(plan.spread),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
         "BF16_OUT": int(bf16 and kind == GATE_UP),

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
     int first_up, const int* ids, int slots, int hidden, const float* gate_bias, const float* up_bias, const float* gate_scale,
     const float* up_scale, float* out) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
-  const int items = slots * hidden, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
+  const int items = slots * hidden, stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     const float* scale, float* h) {
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
-  const int stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
+  const int stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();

@@ -3,6 +3,10 @@
 // What is on its way needs no registers. A block's first stages load while the kernel in front of it ends: weights depend on no kernel.
 #include "matvec/ring.cuh"
 
+// The first item of a warp. ACROSS: neighbouring items are in different blocks, so that no block has more than one item more than another;
+// else in one block.
+DEV int first_item(int warp) { return ACROSS ? warp * gridDim.x + blockIdx.x : blockIdx.x * WARPS + warp; }
+
 struct Row { const uint8_t* base; int64_t stored, row; };   // of a packed matrix of `stored` rows
 
 // The rows of weights of items: at(item, k) is the k-th one; all lanes call it together. Items from one on and below end(item) have theirs
