@@ -7,7 +7,7 @@ steps.
     plain_matvec(x, [up], [out])
     # out = silu(G rms_norm(h)) * (U rms_norm(h))
     gate_up(h, norm_weight, eps, gate, up, out)
-    # h += W x; out = W x
+    # h += W x + bias; out = W x
     matvec_add(x, down, h)
     matvec_set(x, down, out)
     # the same with the experts that a router chose
@@ -182,11 +182,21 @@ def matvec_set(
     _product(MATVEC_ADD, x, None, 0.0, [(matrix, out, matrix.rows, 0)], pdl, options=("SETS",))
 
 
-def matvec_add(x: torch.Tensor, matrix: PackedMatrix, h: torch.Tensor, *, pdl: bool = True) -> None:
+def matvec_add(
+    x: torch.Tensor,
+    matrix: PackedMatrix,
+    h: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    pdl: bool = True,
+) -> None:
     """Compute h float32[n, rows] += matrix times x[n, cols], float32, or bf16 for a quantized
-    matrix, 1 <= n <= 8. Raise ShapeError for tensors that do not fit.
+    matrix, 1 <= n <= 8; for a quantized matrix plus bias float32[rows], if given. Raise ShapeError
+    for tensors that do not fit.
     """
-    _product(MATVEC_ADD, x, None, 0.0, [(matrix, h, matrix.rows, 0)], pdl)
+    if bias is not None and matrix.type.is_float:
+        raise UnsupportedTypeError(f"products with {matrix.type} add no bias")
+    _product(MATVEC_ADD, x, bias, 0.0, [(matrix, h, matrix.rows, 0)], pdl)
 
 
 def gate_up(
@@ -243,7 +253,9 @@ def _product(
     )
     if not 1 <= n <= MOST_ROWS:
         raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
-    if norm_weight is not None:
+    if norm_weight is not None and kind == MATVEC_ADD:
+        _check("bias", norm_weight, (parts[0][2],), device)
+    elif norm_weight is not None:
         _check("weights of the norm", norm_weight, (cols,), device)
     if join is not None:
         if type.is_float:

@@ -124,8 +124,8 @@ def _activate(x, out, activation, bias, up, up_bias):
 
 
 @kernel
-def matvec_add(x, m, h):
-    h += F.linear(x.float(), whole(m))
+def matvec_add(x, m, h, bias=None):
+    h += F.linear(x.float(), whole(m), bias)
 
 
 @kernel

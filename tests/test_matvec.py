@@ -205,6 +205,10 @@ class TestOnGpu:
         expected = h.double() + rounded(x, m.type) @ weights(m)[0].T
         matvec.matvec_add(x, m, h)
         assert_close(h, expected)
+        if not m.type.is_float:
+            bias = draw(2200, seed=3)
+            matvec.matvec_add(x, m, h, bias)
+            assert_close(h, expected + rounded(x, m.type) @ weights(m)[0].T + bias)
 
     @pytest.mark.parametrize(("n", "other"), [(1, None), (4, None), (1, "Q4_K")])
     def test_gate_up(self, name, n, other):

@@ -207,29 +207,31 @@ def test_ranges_of_rows_without_a_norm(build):
 
 
 @pytest.mark.parametrize(
-    ("name", "cols", "changes"),
+    ("name", "cols", "changes", "biased"),
     [
-        ("IQ4_K", 2816, {}),
-        ("Q8_0", 2048, {"stage_steps": 3}),
-        ("IQ4_KS", 3584, {"slots": 3}),
-        ("IQ2_KT", 2816, {}),
-        ("IQ3_S", 768, {}),
-        ("IQ6_K", 768, {}),
-        ("IQ2_KL", 768, {}),
+        ("IQ4_K", 2816, {}, False),
+        ("Q8_0", 2048, {"stage_steps": 3}, True),
+        ("IQ4_KS", 3584, {"slots": 3}, False),
+        ("IQ2_KT", 2816, {}, False),
+        ("IQ3_S", 768, {}, True),
+        ("IQ6_K", 768, {}, False),
+        ("IQ2_KL", 768, {}, False),
     ],
 )
-def test_matvec_add(build, name, cols, changes):
+def test_matvec_add(build, name, cols, changes, biased):
     type, n = ggml_type(name), 1
     cut, m = plan(type, cols, n, mp.MATVEC_ADD, **changes), matrix(name, 20, cols)
-    x, h = draw(n, cols), draw(n, 20, seed=2)
+    x, h, bias = draw(n, cols), draw(n, 20, seed=2), draw(20, seed=3) if biased else None
     expected = h.double() + rounded(x) @ weights(m)[0].T
+    if bias is not None:
+        expected += bias
     start(
         build(mp.quantized_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE),
         cut,
         1,
         [m],
         x,
-        None,
+        bias,
         0.0,
         m.data,
         h,

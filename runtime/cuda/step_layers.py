@@ -155,8 +155,8 @@ class StepSum:
     def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
         h = frame.onto(h)
         norm = self.post_norm
-        if self.bias is None and norm is None:
-            operation(matvec.matvec_add, x, self.matrix, h)
+        if norm is None and (self.bias is None or not self.matrix.type.is_float):
+            operation(matvec.matvec_add, x, self.matrix, h, self.bias)
         elif norm is not None and self.bias is None and not self.matrix.type.is_float:
             delta = frame.buffer("delta", self.matrix.rows)
             operation(matvec.matvec_set, x, self.matrix, delta)

@@ -3,7 +3,7 @@
 // Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, MATRICES (1..3), BLOCKS (thread blocks per
 // multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
 // KIND:
-// NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x; GATE_UP  out = joined(G norm(x), U norm(x));
+// NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x + bias (norm_weight, or null); GATE_UP  out = joined(G norm(x), U norm(x));
 // GATE_BY  out = joined(out, W norm(x)); joined: see units/gating.cuh, with its macros.
 // PLAIN: x is not normed. SETS: MATVEC_ADD is out = W x. JOINS: kinds with a norm first finish the branch before: see `quantize_joined`.
 //
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
         sum[k][n] = 0;
         if ((KIND == 1 && !SETS) || KIND == 3) {
           Matrix m = matrix(item, k);
-          if (lane == 0) before[k][n] = m.out[(int64_t)n * m.rows];
+          if (lane == 0) before[k][n] = m.out[(int64_t)n * m.rows] + (KIND == 1 && norm_weight ? __ldg(norm_weight + m.first) : 0.0f);
         }
       }
     }
