@@ -37,6 +37,8 @@ from .gating import NO_TERMS, ExpertTerms, Gating
 from .layouts.table import packed_types
 from .matvec_plan import (
     EXPERT_DOWN,
+    EXPERT_GATE,
+    EXPERT_GATE_BY,
     EXPERT_GATE_UP,
     GATE_BY,
     GATE_UP,
@@ -361,7 +363,7 @@ def expert_gate_up(
     """Compute out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), or as `gating` says,
     x = rms_norm(h) for h float32[n, cols], and the experts e = ids int32[n, k], 1 <= k <= 32; 0
     where an id is negative. Without `up`, the first half of each expert's rows is the gate, and
-    `gate_terms` are those of both.
+    `gate_terms` are those of both. Gate and up of two types take two launches.
 
     Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
     are not checked.
@@ -378,56 +380,59 @@ def expert_gate_up(
         _check_matrix(m, cols, device, experts=True)
     for m, terms in ((gate, gate_terms), (up, up_terms)):
         _check_terms(terms, m)
-    if (up.type, up.rows, up.n_matrices) != (gate.type, gate.rows, gate.n_matrices):
+    if (up.rows, up.n_matrices) != (gate.rows, gate.n_matrices):
         raise ShapeError(
-            f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and "
-            f"{up.n_matrices} of {up.rows} of {up.type}"
+            f"gate is {gate.n_matrices} matrices of {gate.rows} rows, and up is {up.n_matrices} of"
+            f" {up.rows}"
         )
+    if up.type == gate.type:
+        launches = [(EXPERT_GATE_UP, (gate, up), (gate_terms, up_terms))]
+    else:
+        launches = [
+            (EXPERT_GATE, (gate, gate), (gate_terms, NO_TERMS)),
+            (EXPERT_GATE_BY, (up, up), (up_terms, NO_TERMS)),
+        ]
     index = device_index(device)
     here = limits(index)
-    cut = here.plan(gate.type, cols, 1, EXPERT_GATE_UP)
-    if cut.shared > shared_space_of(gate.type, here.shared):
-        raise ShapeError(
-            f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
-            f" memory of {device}"
+    for kind, matrices, terms in launches:
+        type = matrices[0].type
+        cut = here.plan(type, cols, 1, kind)
+        if cut.shared > shared_space_of(type, here.shared):
+            raise ShapeError(
+                f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
+                f" memory of {device}"
+            )
+        spec = quantized_spec(
+            type,
+            cols,
+            1,
+            kind,
+            cut,
+            gating=gating,
+            biased=any(each.bias is not None for each in terms),
+            scaled=any(each.scale is not None for each in terms),
         )
-    with torch.cuda.device(index):
-        launch(
-            function(
-                quantized_spec(
-                    gate.type,
-                    cols,
-                    1,
-                    EXPERT_GATE_UP,
-                    cut,
-                    gating=gating,
-                    biased=gate_terms.bias is not None or up_terms.bias is not None,
-                    scaled=gate_terms.scale is not None or up_terms.scale is not None,
-                ),
-                NAMES[EXPERT_GATE_UP],
-                index,
-            ),
-            (here.processors, n),
-            32 * cut.warps,
-            h,
-            norm_weight,
-            np.float32(eps),
-            gate.data,
-            up.data,
-            np.int64(gate.total_rows),
-            np.int32(gate.rows),
-            np.int32(first_up),
-            ids,
-            np.int32(k),
-            np.int32(ff),
-            gate_terms.bias,
-            up_terms.bias,
-            gate_terms.scale,
-            up_terms.scale,
-            out,
-            shared=here.shared_of(EXPERT_GATE_UP, cut),
-            pdl=pdl,
-        )
+        with torch.cuda.device(index):
+            launch(
+                function(spec, NAMES[kind], index),
+                (here.processors, n),
+                32 * cut.warps,
+                h,
+                norm_weight,
+                np.float32(eps),
+                *(m.data for m in matrices),
+                np.int64(gate.total_rows),
+                np.int32(gate.rows),
+                np.int32(first_up),
+                ids,
+                np.int32(k),
+                np.int32(ff),
+                *(each.bias for each in terms),
+                *(each.scale for each in terms),
+                out,
+                shared=here.shared_of(kind, cut),
+                pdl=pdl,
+            )
 
 
 def expert_down_add(

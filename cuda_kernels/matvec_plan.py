@@ -16,9 +16,13 @@ from .gating import Gating
 from .layouts.table import packed_layout, packed_types, plain_type, spread_type, unit_header
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
-EXPERT_GATE_UP, EXPERT_DOWN = 4, 5
-_AFTER_FEW_BLOCKS = (MATVEC_ADD, EXPERT_GATE_UP)
-NAMES = ("norm_matvec", "matvec_add", "gate_up", "gate_by", "expert_gate_up", "expert_down")
+# KIND of matvec/experts.cu, 4 less.
+EXPERT_GATE_UP, EXPERT_DOWN, EXPERT_GATE, EXPERT_GATE_BY = range(4, 8)
+_AFTER_FEW_BLOCKS = (MATVEC_ADD, EXPERT_GATE_UP, EXPERT_GATE)
+NAMES = (
+    *("norm_matvec", "matvec_add", "gate_up", "gate_by"),
+    *("expert_gate_up", "expert_down", "expert_gate", "expert_gate_by"),
+)
 MOST_ROWS = 8  # of activations
 MOST_SLOTS = 32  # experts of a token
 

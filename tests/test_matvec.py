@@ -81,12 +81,14 @@ def poison(*shape):
     return torch.full(shape, float("nan"), device="cuda")
 
 
-def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False):
-    """Two tokens, three slots, one of them not used. with_terms: experts have biases and scales."""
+def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False, up_type=None):
+    """Two tokens, three slots, one of them not used. with_terms: experts have biases and scales.
+    up_type: the type of up, if it is another one.
+    """
     n, k = 2, 3
     gate, up = (
         matrix(name, 2 * ff if merged else ff, width, 5),
-        (None if merged else matrix(name, ff, width, 5, seed=1)),
+        (None if merged else matrix(up_type or name, ff, width, 5, seed=1)),
     )
     down, ids = (
         matrix(name, width, ff, 5, seed=2),
@@ -126,6 +128,13 @@ def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False):
         matvec.expert_down_add(out, down, ids, by, result, terms[0])
     assert_close(h, expected)
     assert torch.equal(h, again)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("name", "up_type"), [("MXFP4", "Q8_0"), ("IQ4_KS", "Q4_K")])
+def test_experts_of_two_types(name, up_type):
+    check_experts(name, False, 512, 768, FFNSpec("swiglu_oai", limit=1.0), True, up_type)
 
 
 @pytest.mark.gpu

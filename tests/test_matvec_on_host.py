@@ -469,6 +469,26 @@ def test_experts(build, name, cols, ff, changes):
     assert_close(to, expected)
 
 
+def test_gate_and_up_of_two_types(build):
+    """Two launches: the gate, then up, which joins them."""
+    n, k, cols, spec = 2, 3, 576, FFNSpec("swiglu_oai", limit=0.5)
+    ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
+    chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
+    h, w, out = draw(n, cols), draw(cols, seed=2), torch.full((n, k, 7), float("nan"))
+    products = []
+    for name, kind in (("Q8_0", mp.EXPERT_GATE), ("MXFP4", mp.EXPERT_GATE_BY)):
+        type, m, bias = ggml_type(name), matrix(name, 7, cols, 5), draw(5, 7, seed=kind)
+        cut = plan(type, cols, 1, kind)
+        gating = Gating(spec.activation, spec.limit)
+        kernel = mp.quantized_spec(type, cols, 1, kind, cut, gating=gating, biased=True)
+        data, stored = m.data, np.int64(m.total_rows)
+        arguments = h, w, EPS, data, data, stored, 7, 0, ids, k, 7, bias, None, None, None, out
+        start(build(kernel, GATES), cut, n, [m], *arguments)
+        y = torch.einsum("nc,nkrc->nkr", normed(h, w), weights(m)[chosen])
+        products.append(y + bias[chosen])
+    assert_close(out, gated(spec, *products) * used)
+
+
 @pytest.mark.parametrize(("name", "scaled"), [("MXFP4", False), ("NVFP4", True)])
 def test_experts_with_biases_and_scales(build, name, scaled):
     """As in gpt-oss: gate and up are merged, rows are no multiple of 256, and `swiglu_oai` clamps

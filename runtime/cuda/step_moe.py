@@ -46,11 +46,6 @@ class StepMoE(StepBranch):
         )
         self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
         self.input_terms = [terms_of(linear, context) for linear in inputs]
-        if self.up is not None and self.up.type != self.gate.type:
-            raise Slow(
-                f"gate and up of experts are {self.gate.type} and {self.up.type}: one kernel reads"
-                " both"
-            )
         self.shared = None if moe.shared is None else SharedExpert(self, moe, context)
 
     @ranged

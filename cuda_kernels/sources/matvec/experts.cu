@@ -2,6 +2,7 @@
 //
 // Macros as for matvec.cu (X_ROWS is 1 for gates; the number of experts per token, as is STAGE_ROWS, for EXPERT_DOWN) and KIND:
 // EXPERT_GATE_UP  out[token, slot] = joined(G norm(h), U norm(h)) with the matrices of expert ids[token, slot] (units/gating.cuh)
+// EXPERT_GATE     out[token, slot] = G norm(h), where gate and up are of two types; EXPERT_GATE_BY  out = joined(out, U norm(h))
 // EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
 // BIASED: products have a bias per expert and row, SCALED: a factor per expert; a null pointer stands for none.
 //
@@ -14,10 +15,10 @@
 typedef Format<TYPE> F;
 typedef Activations<F> A;
 
-#if KIND == 0
+#if KIND != 1
 
 // Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
     int first_up, const int* ids, int slots, int hidden, const float* gate_bias, const float* up_bias, const float* gate_scale,
     const float* up_scale, float* out) {
@@ -45,54 +46,55 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
-    float sum[2] = {0, 0};
-    int64_t row = row_of(item);
-    float by[2] = {1, 1}, bias[2] = {0, 0}, scale[2] = {1, 1};   // the last two are asked for here and needed at the end
-    uint32_t header[2];
-    if (BIASED) {
-      if (gate_bias) bias[0] = __ldg(gate_bias + row);
-      if (up_bias) bias[1] = __ldg(up_bias + row + first_up);
+    const int64_t row = row_of(item);
+    const float *biases[2] = {gate_bias, up_bias}, *scales[2] = {gate_scale, up_scale};
+    const float before = KIND == 3 && lane == 0 ? __ldcg(out + (int64_t)token * items + item) : 0;
+    float sum[R], by[R], bias[R], scale[R];   // what is not a sum is asked for here and needed at the end
+    uint32_t header[R];
+    #pragma unroll
+    for (int k = 0; k < R; k++) {
+      sum[k] = bias[k] = 0, by[k] = scale[k] = 1;
+      if (BIASED && biases[k]) bias[k] = __ldg(biases[k] + row + k * first_up);
+      if (SCALED && scales[k]) scale[k] = __ldg(scales[k] + max(__shfl_sync(~0u, mine, item / hidden), 0));
+      if (F::ROW_FACTOR && !F::HEADER_STAGED) header[k] = row_header_bits<F>(k ? up : gate, stored, row + k * first_up);
     }
-    if (SCALED) {
-      const int expert = max(__shfl_sync(~0u, mine, item / hidden), 0);
-      if (gate_scale) scale[0] = __ldg(gate_scale + expert);
-      if (up_scale) scale[1] = __ldg(up_scale + expert);
-    }
-    if (F::ROW_FACTOR && !F::HEADER_STAGED)
-      header[0] = row_header_bits<F>(gate, stored, row), header[1] = row_header_bits<F>(up, stored, row + first_up);
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();
-      const Stage stage[2] = {Ring<F>::stage(matrices.slot, row, chunk),
-                              Ring<F>::stage(matrices.slot + Ring<F>::ROW, row + first_up, chunk)};
-      if (F::HEADER_STAGED && chunk == 0) {
-        by[0] = Ring<F>::row_factor(matrices.slot, row);
-        by[1] = Ring<F>::row_factor(matrices.slot + Ring<F>::ROW, row + first_up);
+      Stage stage[R];
+      #pragma unroll
+      for (int k = 0; k < R; k++) {
+        stage[k] = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row + k * first_up, chunk);
+        if (F::HEADER_STAGED && chunk == 0) by[k] = Ring<F>::row_factor(matrices.slot + k * Ring<F>::ROW, row + k * first_up);
       }
       #pragma unroll
       for (int p = 0; p < P; p++) {
         if (!has_step(chunk, p)) break;
         const typename F::Input in = F::input(words + chunk * (512 * P), records + chunk * (32 * A::RECORD * P), p);
-        const typename F::Weights w[2] = {F::prepare(F::load(stage[0], p, lane), constants, lane),
-                                          F::prepare(F::load(stage[1], p, lane), constants, lane)};
-        float v[2];
-        products<F, 2>(w, in, v);
+        typename F::Weights w[R];
         #pragma unroll
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < R; k++) w[k] = F::prepare(F::load(stage[k], p, lane), constants, lane);
+        float v[R];
+        products<F, R>(w, in, v);
+        #pragma unroll
+        for (int k = 0; k < R; k++) {
           if (COLS % (32 * F::G * STEPS)) v[k] = (chunk * P + p) * 32 + lane < COLS / F::G ? v[k] : 0;   // past a row's end there is arbitrary data
           sum[k] += v[k];
         }
       }
       matrices.next();
     }
-    float g, u;
-    if (F::HEADER_STAGED) g = warp_sum(sum[0]) * (factor * by[0]), u = warp_sum(sum[1]) * (factor * by[1]);
-    else g = warp_sum(sum[0]) * factor, u = warp_sum(sum[1]) * factor;
-    if (F::ROW_FACTOR && !F::HEADER_STAGED) g *= F::row_factor(header[0]), u *= F::row_factor(header[1]);
-    if (SCALED) g *= scale[0], u *= scale[1];
-    if (BIASED) g += bias[0], u += bias[1];
-    bool used = __shfl_sync(~0u, mine, item / hidden) >= 0;
-    if (lane == 0) out[(int64_t)token * items + item] = used ? joined(g, u) : 0.0f;
+    float y[R];
+    #pragma unroll
+    for (int k = 0; k < R; k++) {
+      y[k] = warp_sum(sum[k]) * (F::HEADER_STAGED ? factor * by[k] : factor);
+      if (F::ROW_FACTOR && !F::HEADER_STAGED) y[k] *= F::row_factor(header[k]);
+      if (SCALED) y[k] *= scale[k];
+      if (BIASED) y[k] += bias[k];
+    }
+    const float result = KIND == 0 ? joined(y[0], y[R - 1]) : KIND == 3 ? joined(before, y[0]) : y[0];
+    const bool used = __shfl_sync(~0u, mine, item / hidden) >= 0;
+    if (lane == 0) out[(int64_t)token * items + item] = used ? result : 0.0f;
   }
 }
 
