@@ -208,8 +208,9 @@ def rates_product(x, weights, out):
     out.copy_(F.linear(x.float(), weights.float()))
 
 
-def bmm(a, b, out_dtype=None):
-    return torch.matmul(a.float(), b.float()).to(out_dtype or a.dtype)
+def bmm(a, b, out_dtype=None, out=None):
+    result = torch.matmul(a.float(), b.float()).to(out_dtype or a.dtype)
+    return result if out is None else out.copy_(result)
 
 
 class Graph:
