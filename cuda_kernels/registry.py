@@ -26,6 +26,7 @@ from .compile.spec import ARCHITECTURES, KernelSpec
 # Modules of this folder with a function `specs()`. They are imported when the specs are asked for:
 # processes that only compile need none of them.
 MODULES = (
+    "index",
     "matvec",
     "ops",
     "peer",

@@ -26,7 +26,8 @@ FUNCTIONS = ("latent_queries", "latent_attention", "latent_values")
 class LatentShape:
     """The shape that the kernels are compiled for. `rows` new positions; heads of `nope` + `rope`
     elements, values of `value`; `rank`: length of the latent vector. type: of the cache, by ggml
-    name; half: of the matrices. temperature: (scale, original context).
+    name; half: of the matrices. temperature: (scale, original context). chosen: so many positions
+    at most, of a list, are seen by a row; 0 for all.
     """
 
     rows: int
@@ -39,6 +40,7 @@ class LatentShape:
     half: torch.dtype
     neox: bool = False
     temperature: tuple[float, int] | None = None
+    chosen: int = 0
 
     @property
     def width(self) -> int:
@@ -48,7 +50,12 @@ class LatentShape:
     @property
     def tiles(self) -> int:
         """Blocks of pairs."""
-        return -(-self.rows * self.heads // PAIRS)
+        return self.rows * self.row_tiles if self.chosen else -(-self.rows * self.heads // PAIRS)
+
+    @property
+    def row_tiles(self) -> int:
+        """Blocks of the pairs of one row."""
+        return -(-self.heads // PAIRS)
 
     @property
     def part_floats(self) -> int:
@@ -100,10 +107,12 @@ class LatentShape:
             "MOST_SPLITS": MOST_SPLITS,
             "KEY_ROWS": KEY_ROWS,
             "VALUE_ROWS": VALUE_ROWS,
+            "CHOSEN": self.chosen,
             "SHARED_BYTES": self.shared_bytes(tile, stages),
             "PART_FLOATS": self.part_floats,
         }
         sizes = f"{self.heads}x{self.width}x{self.nope}x{self.rows}"
+        sizes += f"_{self.chosen}" if self.chosen else ""
         return KernelSpec(
             f"latent_{self.type}_{sizes}".lower(),
             ("attention/mla.cu",),
@@ -156,6 +165,7 @@ class StepLatentAttention:
         positions: torch.Tensor,
         scale: float,
         out: torch.Tensor,
+        chosen: torch.Tensor | None = None,
     ) -> None:
         """Compute attention for rows at positions[0], positions[0] + 1, ... (int32 on the device):
         out float32[rows, heads * value].
@@ -163,7 +173,8 @@ class StepLatentAttention:
         q: float32[rows, heads * (nope + rope)]; kv: float32[rows, rank + rope], the latent vector
         before its norm and the key before its rotation; angles: float32[rows, rope/2, 2], cosine
         and sine; keys: half[heads, rank, nope], W_k transposed; values: half[heads, value, rank];
-        cache: [capacity, 1, rope + rank], which gets the new rows.
+        cache: [capacity, 1, rope + rank], which gets the new rows. chosen: int32[rows,
+        shape.chosen], the positions that each row sees, ascending, -1 after the last.
         """
         s = self.shape
         queries, attention, results = self._kernels
@@ -191,6 +202,8 @@ class StepLatentAttention:
             cache,
             positions,
             self._partial,
+            chosen,
+            np.int32(s.rows),
             shared=self._shared,
             pdl=True,
         )
@@ -205,6 +218,41 @@ class StepLatentAttention:
             out,
             pdl=True,
         )
+
+
+def attend_chosen(
+    shape: LatentShape,
+    queries: torch.Tensor,
+    rows: torch.Tensor,
+    chosen: torch.Tensor,
+    position: torch.Tensor,
+    partial: torch.Tensor,
+) -> torch.Tensor:
+    """Attend to chosen positions for any number of rows at position[0] (int32 on the device),
+    position[0] + 1, ...; return mixtures of latent vectors float32[n, heads, rank].
+
+    queries: [n * heads + PAIRS, 2, rope + rank] in the type of the rows, the rounded values and the
+    rounding errors, with the factor of exponentials to the base 2; rows: [positions, rope + rank];
+    chosen: int32[n, shape.chosen]; partial: float32 memory of n * shape.row_tiles *
+    shape.part_floats elements.
+    """
+    n, limit = len(chosen), shared_limit(rows.device)
+    tiles = n * shape.row_tiles
+    launch(
+        function(shape.spec(limit), "latent_attention", rows.device),
+        (1, tiles),
+        THREADS,
+        queries,
+        rows,
+        position,
+        partial,
+        chosen,
+        np.int32(n),
+        shared=shape.shared_bytes(*shape.tile(limit)),
+    )
+    mixes, _, sums = partial.view(tiles, -1).split([PAIRS * shape.rank, PAIRS, PAIRS], 1)
+    mixed = mixes.view(tiles, PAIRS, shape.rank) / sums[..., None]
+    return mixed.view(n, -1, shape.rank)[:, : shape.heads]
 
 
 def splits_of(shape: LatentShape, capacity: int, device: torch.device) -> int:
@@ -223,5 +271,6 @@ def specs() -> list[KernelSpec]:
         LatentShape(8, 16, 128, 64, 512, 128, "BF16", torch.bfloat16),
         LatentShape(1, 128, 128, 64, 512, 128, "F16", torch.float16),
         LatentShape(2, 4, 192, 64, 256, 128, "F16", torch.bfloat16, True, (0.1, 8192)),
+        LatentShape(1, 64, 192, 64, 512, 256, "F16", torch.float16, chosen=2048),
     ]
     return [shape.spec(224 * 1024) for shape in shapes]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from iqforge.cuda_kernels import prompt
+from iqforge.cuda_kernels import index, prompt
 from iqforge.cuda_kernels.step_router import StepRouter
 from iqforge.runtime.cuda import prompt_graphs
 from iqforge.runtime.cuda.step_path import StepPath
@@ -32,7 +32,7 @@ def recorded(monkeypatch) -> Iterator[Choices]:
 
     with monkeypatch.context() as patch:
         mix, group, route = MoE.mix, prompt.group_rows, StepRouter.__call__
-        best, path = indexer.best_positions, StepPath.__init__
+        best, select, path = indexer.best_positions, index.index_select, StepPath.__init__
 
         def mixed(self, x, chosen, weights):
             keep(chosen)
@@ -54,6 +54,10 @@ def recorded(monkeypatch) -> Iterator[Choices]:
             keep(torch.nn.functional.pad(chosen, (0, max(0, missing)), value=-1)[:, :top_k])
             return seen
 
+        def selected(shape, scores, position, chosen, **options):
+            select(shape, scores, position, chosen, **options)
+            keep(chosen)
+
         def uncaptured(self, *args):
             path(self, *args)
             self.captures = False
@@ -62,6 +66,7 @@ def recorded(monkeypatch) -> Iterator[Choices]:
         patch.setattr(prompt, "group_rows", grouped)
         patch.setattr(StepRouter, "__call__", routed)
         patch.setattr(indexer, "best_positions", positions)
+        patch.setattr(index, "index_select", selected)
         patch.setattr(StepPath, "__init__", uncaptured)
         patch.setattr(prompt_graphs, "can_capture", lambda device: False)
         yield found

@@ -164,15 +164,15 @@ extern "C" void run_gated(const float* remembered, const float* seen, const floa
 RUN_LATENT = """
 extern "C" void run(int splits, const float* q, const float* kv, const float* norm, float eps,
                     const float* angles, const uint4* keys, const uint4* values, u8* cache,
-                    const int* position, float scale, float* out) {
-    const int tiles = (PAIRS + R - 1) / R;
+                    const int* position, float scale, float* out, const int* chosen) {
+    const int tiles = CHOSEN ? ROWS * ROW_TILES : (PAIRS + R - 1) / R;
     std::vector<u16> queries((size_t)tiles * R * 2 * DK, 0xffff);
     std::vector<float> partial((size_t)tiles * splits * PART, NAN);
     launch_on_host(HEADS + 1, (RANK + KEY_ROWS - 1) / KEY_ROWS, THREADS, [&] {
         latent_queries(q, kv, norm, eps, angles, keys, cache, position, scale, queries.data());
     });
     launch_on_host(splits, tiles, THREADS, [&] {
-        latent_attention(queries.data(), cache, position, partial.data());
+        latent_attention(queries.data(), cache, position, partial.data(), chosen, ROWS);
     });
     launch_on_host(HEADS, (VALUE + VALUE_ROWS - 1) / VALUE_ROWS, THREADS, [&] {
         latent_values(partial.data(), position, splits, values, out);

@@ -18,11 +18,18 @@ SHAPES = [
     LatentShape(2, 20, 64, 32, 80, 32, "BF16", F16, True),
     LatentShape(3, 8, 192, 64, 256, 128, "F16", BF16, False, (0.2, 64)),
 ]
+# To chosen positions; heads fill tiles of 16, or not.
+CHOSEN_SHAPES = [
+    LatentShape(1, 3, 24, 16, 64, 40, "F16", F16, chosen=96),
+    LatentShape(2, 20, 64, 32, 80, 32, "BF16", F16, True, chosen=130),
+]
 WIDE_SHAPES = [
     LatentShape(1, 16, 128, 64, 512, 128, "F16", F16),
     LatentShape(8, 16, 128, 64, 512, 128, "BF16", BF16),
     LatentShape(2, 128, 128, 64, 512, 128, "F16", F16),
     LatentShape(4, 5, 192, 64, 512, 256, "BF16", F16),
+    LatentShape(1, 64, 192, 64, 512, 256, "F16", F16, chosen=2048),
+    LatentShape(8, 64, 192, 64, 512, 256, "F16", F16, chosen=2048),
 ]
 
 
@@ -31,7 +38,7 @@ def latent_error(
 ) -> tuple[float, float]:
     """Return (relative error of the output, share of the new elements in the cache that equal the
     reference's). run(q, kv, norm, eps, angles, keys, values, cache, positions, scale, out) launches
-    the kernels; it is called twice.
+    the kernels; it is called twice. For shapes with chosen positions `run` gets these as well.
     """
     g = torch.Generator(device).manual_seed(n_past)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
@@ -47,12 +54,13 @@ def latent_error(
     positions = torch.arange(n_past, n_past + s.rows, device=device)
     cos, sin = rope.angles(positions)
     scale = (s.nope + s.rope) ** -0.5
+    chosen, seen = random_choice(s, positions, g)
     results = []
     for _ in range(2):
         out = torch.full((s.rows, s.heads * s.value), float("nan"), device=device)
         angles = torch.stack([cos, sin], -1).contiguous()
         arguments = (q.flatten(1), kv, norm.weight, norm.eps, angles, keys, values, cache)
-        run(*arguments, positions.int(), scale, out)
+        run(*arguments, positions.int(), scale, out, *([chosen] if s.chosen else []))
         results.append(out)
     assert torch.equal(results[0], results[1])
 
@@ -66,11 +74,29 @@ def latent_error(
     query = torch.cat([rope(q[..., s.nope :].double(), turn), absorbed], -1) * scale
     if s.temperature is not None:
         query = query * temperature(Temperature(*s.temperature), positions)[:, None, None]
-    hidden = torch.arange(len(rows), device=device)[None] > positions[:, None]
+    hidden = ~seen
     scores = torch.einsum("nhw,mw->nhm", query, rows).masked_fill(hidden[:, None], float("-inf"))
     mixed = scores.softmax(-1) @ rows[:, s.rope :]
     expected = torch.einsum("nhr,hvr->nhv", mixed, values.double()).flatten(1)
     return ((results[0].double() - expected).norm() / expected.norm()).item(), same
+
+
+def random_choice(
+    shape: LatentShape, positions: torch.Tensor, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return positions int32[rows, chosen] of each row, ascending, -1 after the last, and
+    bool[rows, positions so far], which of them a row sees.
+    """
+    device, total = positions.device, int(positions[-1]) + 1
+    seen = torch.arange(total, device=device)[None] <= positions[:, None]
+    chosen = torch.full((len(positions), shape.chosen), -1, dtype=torch.int32, device=device)
+    for row, p in enumerate(positions.tolist() if shape.chosen else []):
+        order = torch.randperm(p + 1, generator=generator, device=device)
+        best = order[: shape.chosen].sort().values
+        chosen[row, : len(best)] = best.int()
+        seen[row] = False
+        seen[row, best] = True
+    return chosen, seen
 
 
 def allowed(shape: LatentShape, n_past: int, splits: int) -> float:
@@ -85,7 +111,9 @@ def allowed(shape: LatentShape, n_past: int, splits: int) -> float:
       them is a few units of the last bit, as the scores here are a few times 1.
     - Products with W_k and W_v, norm, exponentials and the join are float32: some units.
     """
-    span = max(SHORTEST, -(-(n_past + shape.rows) // splits))
-    additions = 2 * -(-shape.width // 16) + 2 * -(-min(span, n_past + shape.rows) // 16)
+    seen = n_past + shape.rows
+    seen = min(seen, shape.chosen) if shape.chosen else seen
+    span = max(SHORTEST, -(-seen // splits))
+    additions = 2 * -(-shape.width // 16) + 2 * -(-min(span, seen) // 16)
     parts = 6 * 2.0**-17 if shape.type == "BF16" else 16 * 2.0**-23
     return additions * 2.0**-24 + parts + 16 * 2.0**-24

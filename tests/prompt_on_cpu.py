@@ -4,11 +4,12 @@ the CPU (in addition to `step_on_cpu`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from iqforge.cuda_kernels import prompt, prompt_mla
+from iqforge.cuda_kernels import prompt, prompt_mla, step_mla
 from iqforge.cuda_kernels.gating import Gating
 from iqforge.cuda_kernels.step_router import Routing
 from iqforge.runtime.cuda import prompt_delta, prompt_graphs
@@ -132,6 +133,15 @@ def softmax_scores(scores, out, queries, first, *, scale, window=0, softcap=0.0)
     rows, keys = torch.arange(x.shape[1])[:, None] % queries + first, torch.arange(x.shape[2])
     hidden = (keys > rows) | (keys <= rows - window if window else keys < 0)
     out.copy_(x.masked_fill(hidden, float("-inf")).softmax(-1))
+
+
+def attend_chosen(shape, queries, rows, chosen, position, partial):
+    n, rope = len(chosen), shape.rope
+    whole = queries[: n * shape.heads].float().sum(1).view(n, shape.heads, -1) * math.log(2)
+    seen = step_on_cpu.seen_of(chosen, len(rows))
+    scores = (whole @ rows.float().T).masked_fill(~seen[:, None], float("-inf"))
+    assert partial.numel() == n * shape.row_tiles * shape.part_floats
+    return scores.softmax(-1) @ rows[:, rope:].float()
 
 
 def route(logits, ids, weights, ser=None, routing=Routing(), choice_bias=None):
@@ -271,3 +281,4 @@ def install(monkeypatch) -> None:
         monkeypatch.setattr(prompt, kernel.__name__, kernel)
     for kernel in (norm_rows, latent_rows, latent_heads, latent_keys):
         monkeypatch.setattr(prompt_mla, kernel.__name__, kernel)
+    monkeypatch.setattr(step_mla, "attend_chosen", attend_chosen)

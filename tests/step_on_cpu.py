@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
-from iqforge.cuda_kernels import matvec, ops, step_between
+from iqforge.cuda_kernels import index, matvec, ops, step_between
 from iqforge.cuda_kernels.gating import NO_TERMS, Gating
 from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
@@ -280,7 +280,9 @@ class Latent:
     def __call__(self, *arguments):
         kernel(self.run)(*arguments)
 
-    def run(self, q, kv, norm, eps, angles, keys, values, cache, positions, scale, out):
+    def run(
+        self, q, kv, norm, eps, angles, keys, values, cache, positions, scale, out, chosen=None
+    ):
         s, start = self.shape, int(positions[0])
         key, c = kv[:, None, s.rank :], normed(kv[:, : s.rank], norm, eps)
         q = q.view(s.rows, s.heads, -1)
@@ -293,6 +295,8 @@ class Latent:
             q = q * temperature(Temperature(*s.temperature), positions.long())[:, None, None]
         rows = cache[:total, 0].float()
         hidden = torch.arange(total)[None] > positions[:, None]
+        if chosen is not None:
+            hidden = ~seen_of(chosen, total)
         scores = (q @ rows.T).masked_fill(hidden[:, None], float("-inf"))
         mixed = scores.softmax(-1) @ rows[:, s.rope :]
         out.copy_(torch.einsum("nhr,hvr->nhv", mixed, values.float()).flatten(1))
@@ -309,6 +313,37 @@ def router_spec(n_experts: int, n_used: int, routing: Routing) -> RouterSpec:
         routing.norm,
         routing.scale,
     )
+
+
+def seen_of(chosen, total):
+    """Return bool[n, total], the positions of lists int32[n, top_k], -1 for none."""
+    seen = torch.zeros(len(chosen), total + 1, dtype=torch.bool)
+    seen.scatter_(1, torch.where(chosen < 0, total, chosen).long(), True)
+    return seen[:, :total]
+
+
+@kernel
+def index_rows(shape, q, k, norm, bias, eps, angles, cache, positions):
+    k = F.layer_norm(k, norm.shape, norm, bias, eps)[:, None]
+    first, heads = int(positions[0]), q.view(len(q), shape.heads, -1)
+    q.copy_(rotated(heads, angles, shape.rotated, shape.neox).flatten(1))
+    cache[first : first + len(k)] = rotated(k, angles, shape.rotated, shape.neox)
+
+
+@kernel
+def index_scores(shape, q, weights, cache, positions, scores):
+    total = int(positions[0]) + len(q)
+    dots = torch.einsum("nhd,md->nhm", q.view(len(q), shape.heads, -1), cache[:total, 0].float())
+    scores[:, :total] = torch.einsum("nhm,nh->nm", dots.relu(), weights)
+
+
+@kernel
+def index_select(shape, scores, positions, chosen):
+    for row in range(len(chosen)):
+        seen = int(positions[0]) + row + 1
+        best = scores[row, :seen].sort(descending=True, stable=True).indices[: shape.top_k]
+        chosen[row] = -1
+        chosen[row, : len(best)] = best.sort().values.int()
 
 
 class Router:
@@ -446,6 +481,9 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_moe, "BETWEEN", torch.float32),
         (step_frame, "StepAttention", Attention),
         (step_frame, "StepRouter", Router),
+        (index, "index_rows", index_rows),
+        (index, "index_scores", index_scores),
+        (index, "index_select", index_select),
         (step_delta, "StepDelta", Delta),
         (step_mla, "StepLatentAttention", Latent),
         (step_frame, "step_angles", angles),

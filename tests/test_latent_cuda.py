@@ -19,12 +19,18 @@ from iqforge.runtime.bench.synthetic import SyntheticSource  # noqa: E402
 from iqforge.runtime.model import Model  # noqa: E402
 
 from .choices import by_token, comparable, recorded  # noqa: E402
-from .latent_reference import SHAPES, WIDE_SHAPES, allowed, latent_error  # noqa: E402
+from .latent_reference import (  # noqa: E402
+    CHOSEN_SHAPES,
+    SHAPES,
+    WIDE_SHAPES,
+    allowed,
+    latent_error,
+)
 
 GPU = torch.device("cuda")
 
 
-@pytest.mark.parametrize("shape", SHAPES + WIDE_SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES + CHOSEN_SHAPES + WIDE_SHAPES, ids=str)
 def test_latent_attention(shape):
     kernels = {}
 

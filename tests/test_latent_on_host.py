@@ -13,20 +13,25 @@ import torch
 from iqforge.cuda_kernels.step_mla import fits
 
 from .kernels_on_host import LIMIT, RUN_LATENT, library, pointer
-from .latent_reference import SHAPES, allowed, latent_error
+from .latent_reference import CHOSEN_SHAPES, SHAPES, allowed, latent_error
 
 
 # On the host a thread of the GPU is one of the system: more than three heads take minutes.
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param(s, marks=[] if s.heads <= 3 else [pytest.mark.full]) for s in SHAPES],
+    [
+        pytest.param(s, marks=[] if s.heads <= 3 else [pytest.mark.full])
+        for s in SHAPES + CHOSEN_SHAPES
+    ],
     ids=str,
 )
 def test_latent_attention(shape, tmp_path):
     assert fits(shape, LIMIT)
     kernel = library(tmp_path, shape.spec(LIMIT), RUN_LATENT)
 
-    def run(splits, q, kv, norm, eps, angles, keys, values, cache, positions, scale, out):
+    def run(
+        splits, q, kv, norm, eps, angles, keys, values, cache, positions, scale, out, chosen=None
+    ):
         kernel.run(
             splits,
             *map(pointer, (q, kv, norm)),
@@ -34,6 +39,7 @@ def test_latent_attention(shape, tmp_path):
             *map(pointer, (angles, keys, values, cache, positions)),
             ctypes.c_float(scale),
             pointer(out),
+            pointer(chosen),
         )
 
     # A block alone, also on a tile that is not full, and several that have to be joined.

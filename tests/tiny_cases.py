@@ -615,5 +615,6 @@ FAST = (
     "phi3_beyond",
     "smollm3",
     "starcoder2",
+    "glm_moe_dsa",
     "gpt_oss",
 )

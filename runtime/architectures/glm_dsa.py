@@ -16,7 +16,7 @@ from . import architecture
 _SHARED_FROM = 1 << 20  # context from which on models without `indexer.types` share choices: 5.2
 
 
-@architecture("glm-dsa")
+@architecture("glm-dsa", gpu=True)
 def build(d: Decoder) -> Network:
     p, sparse = d.p, d.w.switches.sparse_attention
     parts, owners = LatentParts.read(d), _owners(d)

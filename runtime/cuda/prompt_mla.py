@@ -1,12 +1,14 @@
 """Latent attention over many rows, in the naive form: keys and values of all heads are computed
-from the latent vectors of the cache.
+from the latent vectors of the cache. To chosen positions it is in the absorbed form.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ...cuda_kernels import prompt_mla
+from ...cuda_kernels import prompt_mla, step_mla
+from ...cuda_kernels.step_attention import shared_limit
+from ...cuda_kernels.step_mla import PAIRS, LatentShape
 from ..layers.attention import temperature
 from ..layers.batch import Batch
 from ..layers.mla import MLA
@@ -16,12 +18,15 @@ from ..state.latent import read_keys, settings_of, write_keys
 from .context import Context
 from .latent_weights import HeadMatrices
 from .prompt_graphs import Stage, Staged
+from .prompt_index import PromptIndexer
 from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, Slow, executor
 
 BUFFER_BYTES = 512 * 2**20  # of keys and values of heads at a time
+CHOSEN_ROWS = 512  # rows at a time that attend to chosen positions
 _MOST_HEAD = 256  # elements, of flash attention
+_LOG2E = 1.4426950408889634
 _FLOATS = (torch.float16, torch.bfloat16)
 
 
@@ -30,7 +35,9 @@ class PromptLatent(Staged):
     """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is
     bfloat16.
 
-    If only last rows are needed after it, only these have queries.
+    If only last rows are needed after it, only these have queries. If an indexer chooses positions,
+    this layer's or that of the last layer with one, a pass in which it leaves some out computes no
+    keys and values.
     """
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -55,6 +62,11 @@ class PromptLatent(Staged):
         self.first = Product("latent q", [first], context)
         self.q = None if m.q_a is None else Product("queries of latent", [m.q], context)
         self.matrices = HeadMatrices(m, context)
+        self.index = None if m.indexer is None else PromptIndexer(m.indexer, context)
+        if self.index is not None and self.q is None:
+            raise Slow("an indexer without latent vectors of queries")
+        if m.top_k and not step_mla.fits(self._shape("F16"), shared_limit(context.device)):
+            raise Slow(f"latent vectors of {s.kv_rank} of chosen positions")
         self.output = Product("delta", [m.output], context)
         self.post_norm = branch.post_norm
 
@@ -76,6 +88,8 @@ class PromptLatent(Staged):
             norm = self.m.q_norm
             prompt_mla.norm_rows(q[:, : self.q.cols], norm.weight, norm.eps, latent)
             self.q(latent)
+            if self.index is not None:
+                self.index.project(x, latent)
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffers: a graph may have computed them."""
@@ -96,7 +110,22 @@ class PromptLatent(Staged):
         if s.temperature is not None:
             factors = temperature(s.temperature, positions).float()
         prompt_mla.latent_heads(q, cos, sin, factors, heads)
-        self._attend(heads, stored, batch, self._mixed(stream))
+        chosen = self._choose(batch, len(q)) if self.m.top_k else None
+        if chosen is None:
+            self._attend(heads, stored, batch, self._mixed(stream))
+        else:
+            self._attend_chosen(heads, stored, chosen, positions, self._mixed(stream), batch)
+
+    def _choose(self, batch: Batch, n_queries: int) -> torch.Tensor | None:
+        """Return int32[n_queries, top_k], the positions that rows with queries see; None for all
+        before them. Layers of a pass without an indexer see those of the last layer that has one.
+        """
+        if self.index is not None:
+            batch.scratch["chosen"] = self.index(batch, self._angles(batch), n_queries)
+        chosen = batch.scratch["chosen"]
+        if chosen is not None and len(chosen) > n_queries:
+            return last_rows(chosen, batch.n_sequences).contiguous()
+        return chosen
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add(self.output(self._mixed(stream)), post_norm=self.post_norm)
@@ -178,3 +207,56 @@ class PromptLatent(Staged):
                 scale=s.scale,
             )[0]
             by_head[:, :, heads].copy_(mixed[..., : s.value_length])
+
+    def _shape(self, type: str) -> LatentShape:
+        s = self.m.spec
+        sizes = s.nope_length, s.rope_length, s.kv_rank, s.value_length
+        return LatentShape(1, s.heads, *sizes, type, torch.float16, chosen=self.m.top_k)
+
+    def _attend_chosen(
+        self,
+        q: torch.Tensor,
+        rows: torch.Tensor,
+        chosen: torch.Tensor,
+        positions: torch.Tensor,
+        out: torch.Tensor,
+        batch: Batch,
+    ) -> None:
+        """Write the results of all heads to out half[rows of q, heads * value length], for rows of
+        each sequence at `positions`.
+        """
+        s, n_sequences = self.m.spec, batch.n_sequences
+        shape = self._shape("F16" if rows.dtype == torch.float16 else "BF16")
+        w_k, w_v = self.matrices.decoded(rows.dtype, self.context)
+        results = out.view(n_sequences, -1, s.heads, s.value_length)
+        every = q.unflatten(0, (n_sequences, -1))
+        lists, positions = chosen.unflatten(0, (n_sequences, -1)), positions.int()
+        for n, latents in enumerate(rows.chunk(n_sequences)):
+            for first in range(0, every.shape[1], CHOSEN_ROWS):
+                part = slice(first, first + CHOSEN_ROWS)
+                mine = every[n, part]
+                size = len(mine) * shape.row_tiles * shape.part_floats
+                mixed = step_mla.attend_chosen(
+                    shape,
+                    self._absorbed(mine, w_k),
+                    latents,
+                    lists[n, part],
+                    positions[first : first + 1],
+                    self.context.buffer("partial", (size,), torch.float32),
+                )
+                values = torch.bmm(mixed.to(w_v.dtype).transpose(0, 1), w_v.mT)
+                results[n, part].copy_(values.transpose(0, 1))
+
+    def _absorbed(self, q: torch.Tensor, w_k: torch.Tensor) -> torch.Tensor:
+        """Return queries [rotated | W_k^T q], with the factor of exponentials to the base 2, in two
+        parts, the rounded values and the rounding errors: [n * heads + PAIRS, 2, rope + rank].
+        """
+        s = self.m.spec
+        turned = q[..., s.nope_length :].float()
+        inner = torch.bmm(q[..., : s.nope_length].transpose(0, 1), w_k.mT).transpose(0, 1).float()
+        whole = torch.cat([turned, inner], -1).mul_(s.scale * _LOG2E).flatten(0, 1)
+        shape = (len(whole) + PAIRS, 2, s.cache_width)
+        both = self.context.buffer("two parts of queries", shape, q.dtype)
+        both[: len(whole), 0] = whole
+        both[: len(whole), 1] = whole - both[: len(whole), 0].float()
+        return both

@@ -30,7 +30,7 @@ from .executor import Executor, operation
 from .prompt_graphs import PromptGraphs, Stage, Staged
 from .prompt_stream import Stream
 from .prompt_weights import PromptOutput, packed
-from .registry import PROMPT, PlacedBranch, Slow, choose, placed
+from .registry import PROMPT, PlacedBranch, Slow, choose_all, placed
 
 if TYPE_CHECKING:
     from ..parallel.group import Group
@@ -46,7 +46,7 @@ class PromptPath:
         self._steps: list[tuple[int, Stage]] = []
         self._narrows = 0  # the last step that needs all rows
         branches = placed(network.blocks)
-        executors = context.same_choices([choose(PROMPT, branch, context) for branch in branches])
+        executors = context.same_choices(choose_all(PROMPT, branches, context))
         for number, branch in enumerate(branches):
             if branch.branch.takes_batch:
                 self._narrows = len(self._steps)

@@ -111,6 +111,23 @@ def choose(table: dict[type, Callable], branch: PlacedBranch, context: Context) 
         return None
 
 
+def choose_all(
+    table: dict[type, Callable], branches: Sequence[PlacedBranch], context: Context
+) -> list[Any | None]:
+    """Return what `choose` returns for each branch. Layers with attention to chosen positions hand
+    the choice on: one on the reference path leaves the others there.
+    """
+    found = [choose(table, branch, context) for branch in branches]
+    sparse = [i for i, x in enumerate(branches) if isinstance(x.module, MLA) and x.module.top_k]
+    if any(found[i] is None for i in sparse):
+        for i in sparse:
+            if found[i] is not None:
+                reason = "positions are chosen on the reference path"
+                context.report("MLA", reason, branches[i].layer)
+                found[i] = None
+    return found
+
+
 def check_description(branch: Branch) -> None:
     """`Slow` for what no kernels evaluate yet, whatever the device and the types of weights."""
     module = branch.module
@@ -124,8 +141,6 @@ def check_description(branch: Branch) -> None:
         raise Slow("a norm after it")
     if isinstance(module, Attention):
         _check_attention(module)
-    elif isinstance(module, MLA):
-        _check_latent_attention(module)
     elif isinstance(module, MoE):
         _check_experts(module)
     elif isinstance(module, GatedFFN):
@@ -136,7 +151,7 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
             raise Slow(f"activation {module.spec.activation}")
-    elif not isinstance(module, (DeltaNet, AbsentMixer, AbsentRows)):
+    elif not isinstance(module, (DeltaNet, MLA, AbsentMixer, AbsentRows)):
         raise Slow("no kernels for this kind of layer")
 
 
@@ -148,11 +163,6 @@ def _check_attention(m: Attention) -> None:
     }
     if found := [name for name, has in beyond.items() if has]:
         raise Slow(" and ".join(found))
-
-
-def _check_latent_attention(m: MLA) -> None:
-    if m.top_k:
-        raise Slow("attention to chosen positions only")
 
 
 def _check_experts(m: MoE) -> None:

@@ -17,6 +17,7 @@ from .executor import operation
 from .latent_weights import HeadMatrices
 from .registry import STEP, PlacedBranch, Slow, executor
 from .step_frame import STEP_ROWS, Frame
+from .step_index import StepIndexer
 from .step_layers import StepBranch, StepSum, on_device
 
 
@@ -24,7 +25,8 @@ from .step_layers import StepBranch, StepSum, on_device
 class StepLatentLayer(StepBranch):
     """The absorbed form. Queries, latent vector and rotated key in one launch (two if queries have
     a latent vector); norm, rotation, cache and attention to latent vectors in three; the output
-    projection onto h.
+    projection onto h. With an indexer three more for the choice of positions, which layers without
+    one take over.
 
     W_k and W_v are kept in half besides the packed ones: 2 bytes for each of their elements.
     """
@@ -43,6 +45,11 @@ class StepLatentLayer(StepBranch):
         first = m.q if m.q_a is None else m.q_a
         self.first = [on_device(x, context, NORM_MATVEC) for x in (first, m.kv_a)]
         self.q = None if m.q_a is None else on_device(m.q, context, NORM_MATVEC)
+        self.index = None if m.indexer is None else StepIndexer(m.indexer, context)
+        if self.index is not None:
+            if self.q is None:
+                raise Slow("an indexer without latent vectors of queries")
+            self.first += self.index.inputs
         self.output = StepSum(m.output, branch, context)
         matrices = HeadMatrices(m, context)
         self._limit = shared_limit(context.device)
@@ -56,6 +63,8 @@ class StepLatentLayer(StepBranch):
         if not isinstance(cache, LatentCache) or not cache.rows.is_whole:
             raise Slow("a cache whose positions do not follow each other")
         self._check(cache.rows.type_k.name)
+        if self.index is not None:
+            self.index.check(cache.index_keys)
 
     def _check(self, type: str) -> None:
         if not fits(self._shape(STEP_ROWS, type), self._limit):
@@ -78,20 +87,29 @@ class StepLatentLayer(StepBranch):
             self._half,
             self.rope.style == "neox",
             None if t is None else (t.scale, t.original_context),
+            self.m.top_k,
         )
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        m, s, cache = self.m, self.spec, state.layers[self.layer].rows
-        q, kv = outs = [
-            frame.buffer(name, matrix.rows)
-            for name, matrix in zip(("latent q", "latent kv"), self.first, strict=True)
+        m, s, kept = self.m, self.spec, state.layers[self.layer]
+        cache, index = kept.rows, self.index
+        names = ("latent q", "latent kv", "index k", "index weights")
+        q, kv, *of_index = outs = [
+            frame.buffer(name, matrix.rows) for name, matrix in zip(names, self.first, strict=False)
         ]
         operation(matvec.norm_matvec, h, self.norm, self.eps, self.first, outs)
         if self.q is not None and m.q_norm is not None:
-            latent, q = q, frame.buffer("q", self.q.rows)
-            norm = m.q_norm
-            operation(matvec.norm_matvec, latent, norm.weight, norm.eps, [self.q], [q])
+            latent, norm = q, m.q_norm
+            matrices = [self.q] if index is None else [self.q, index.q]
+            q, *index_q = outs = [
+                frame.buffer(name, matrix.rows)
+                for name, matrix in zip(("q", "index q"), matrices, strict=False)
+            ]
+            operation(matvec.norm_matvec, latent, norm.weight, norm.eps, matrices, outs)
+            if index is not None:
+                chosen = self._chosen(frame)
+                index(frame, kept.index_keys, *index_q, *of_index, state.context, chosen)
         mixed = frame.buffer("mixed", s.heads * s.value_length)
         attention(frame, self._shape(frame.n, cache.type_k.name), cache.capacity)(
             q,
@@ -105,8 +123,15 @@ class StepLatentLayer(StepBranch):
             frame.positions,
             s.scale,
             mixed,
+            *([self._chosen(frame)] if m.top_k else []),
         )
         self.output(frame, mixed, h)
+
+    def _chosen(self, frame: Frame) -> torch.Tensor:
+        """The positions that rows see, int32[n, top_k], of this or the last layer with an
+        indexer.
+        """
+        return frame.buffer("chosen positions", self.m.top_k, torch.int32)
 
 
 def attention(frame: Frame, shape: LatentShape, capacity: int) -> StepLatentAttention:

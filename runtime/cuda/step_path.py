@@ -31,7 +31,7 @@ from . import absent, step_attention, step_mla, step_moe  # noqa: F401, they dec
 from .context import Context
 from .executor import operation
 from .links import links_of, named_waits
-from .registry import STEP, Slow, choose, placed
+from .registry import STEP, Slow, choose_all, placed
 from .step_delta import StepDeltaLayer
 from .step_frame import STEP_ROWS, Frame, PendingBranch, StepSequence
 from .step_layers import (
@@ -68,7 +68,7 @@ class StepPath:
         )
         self._branches: list[StepExecutor] = []
         branches = placed(network.blocks)
-        chosen = context.same_choices([choose(STEP, branch, context) for branch in branches])
+        chosen = context.same_choices(choose_all(STEP, branches, context))
         for branch, found in zip(branches, chosen, strict=True):
             self._branches.append(found or SlowBranch(branch))
             if branch.scale is not None:

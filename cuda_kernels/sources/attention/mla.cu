@@ -9,10 +9,13 @@
 // A pair is a head of one of the new positions. A block of latent_attention takes R = 16 pairs over
 // one pass of its range, and leaves (unnormalised mix, maximum, sum) of each.
 //
+// With CHOSEN (0: no), a row sees at most so many positions, which a list of its own names; then all
+// pairs of a block are of one row, and ranges are of the list.
+//
 // Compiled per shape: ROWS, HEADS, NOPE, ROPE, RANK, VALUE, TYPE_K and TYPE_V (the cache's), HALF (of
 // the matrices: 1 float16, 0 bfloat16), NEOX_PAIRS, TEMPERATURE, TEMPERATURE_LENGTH, TILE (positions
 // in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE), MOST_SPLITS,
-// KEY_ROWS and VALUE_ROWS (of a matrix, per block), SHARED_BYTES, PART_FLOATS.
+// KEY_ROWS and VALUE_ROWS (of a matrix, per block), CHOSEN, SHARED_BYTES, PART_FLOATS.
 #include "attention/cache.cuh"
 #include "attention/join.cuh"
 #include "attention/rows.cuh"
@@ -32,6 +35,15 @@ constexpr int AT_Q = STAGES * STAGE, AT_S = AT_Q + Mixer::Q_BYTES, AT_P = AT_S +
 constexpr int PART = R * DV + 2 * R;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(ROPE % 16 == 0 && RANK % 16 == 0 && NOPE % 8 == 0 && SHORTEST % TILE == 0 && ROWS <= WARPS, "a shape this is made for");
+
+constexpr int ROW_TILES = (HEADS + R - 1) / R;  // with CHOSEN
+
+// The tile of a pair, and its number in it.
+__device__ __forceinline__ int tile_of(int row, int head) { return CHOSEN ? row * ROW_TILES + head / R : (row * HEADS + head) / R; }
+__device__ __forceinline__ int place_of(int row, int head) { return CHOSEN ? head % R : (row * HEADS + head) % R; }
+
+// The positions that the last of the rows sees.
+__device__ __forceinline__ int seen_of(int n_kv) { return CHOSEN ? min(n_kv, CHOSEN) : n_kv; }
 
 // How the positions are divided: by their number alone. `active` of `splits` ranges are not empty.
 struct Ranges {
@@ -155,15 +167,19 @@ latent_queries(const float* q, const float* kv, const float* __restrict__ norm, 
 }
 
 // partial float32[tiles of R pairs, splits, PART]. Grid (splits, tiles). Pairs after the last are arbitrary, and so are their results.
+// chosen int32[n_rows, CHOSEN]: ascending positions that a row sees, -1 after the last; without CHOSEN null, and n_rows is ROWS.
 extern "C" __global__ void __launch_bounds__(THREADS)
-latent_attention(const u16* queries, const u8* cache, const int* __restrict__ position, float* __restrict__ partial) {
+latent_attention(const u16* queries, const u8* cache, const int* __restrict__ position, float* __restrict__ partial, const int* chosen,
+                 int n_rows) {
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
     char *q = shared + AT_Q, *probabilities = shared + AT_P;
     float *scores = (float*)(shared + AT_S), *rescale = (float*)(shared + AT_M), *maxima = rescale + R, *sums = maxima + R;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = blockIdx.y * R;
-    const int p0 = *position, n_kv = p0 + ROWS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own = CHOSEN ? blockIdx.y / ROW_TILES : 0;  // its row
+    const int pair = CHOSEN ? own * HEADS + blockIdx.y % ROW_TILES * R : blockIdx.y * R;
+    const int p0 = *position, n_kv = seen_of(p0 + (CHOSEN ? n_rows : ROWS));
+    const int* list = chosen + (long long)own * CHOSEN;
     const Ranges ranges(n_kv, gridDim.x);
     const int first = (int)blockIdx.x * ranges.size, last = min(first + ranges.size, n_kv);
     if (first >= n_kv) return;
@@ -171,6 +187,14 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     // Positions from .. until-1 as far as they are in the tile.
     auto load = [&](int tile, int from, int until) {
         const int at = first + tile * TILE, low = max(at, from), high = min(min(at + TILE, last), until);
+        if (CHOSEN) {
+            constexpr int PARTS = ROW_K / 16;
+            for (int i = threadIdx.x; i < (high - low) * PARTS; i += THREADS) {
+                const long long row = max(0, __ldcg(list + low + i / PARTS));
+                copy16<true>(shared + tile % STAGES * STAGE + (low - at + i / PARTS) * STRIDE_K + i % PARTS * 16, cache + row * ROW_K + i % PARTS * 16);
+            }
+            return;
+        }
         load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(shared + tile % STAGES * STAGE + (low - at) * STRIDE_K, cache, low, high - low, 0);
     };
     // A probability of 0 times the memory after the last row could be NaN.
@@ -180,10 +204,11 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
         const int parts = n > 0 && n < TILE ? (15 - (n - 1) % 16) * (STRIDE_K / 16) : 0;
         for (int i = threadIdx.x; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
     };
-    // The cache rows of earlier steps do not depend on the previous launch.
+    // The cache rows of earlier steps do not depend on the previous launch, but the choice of them does.
+    if (CHOSEN) wait_for_inputs();
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
-        load(s, 0, p0);
+        load(s, 0, CHOSEN ? n_kv : p0);
         clear(s);
     }
     for (int r = threadIdx.x; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
@@ -196,7 +221,8 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
         copy16<true>(q + part * Mixer::Q_PART + r * STRIDE_Q + unit * 16, (const u8*)(queries + ((long long)(pair + r) * 2 + part) * DK + unit * 8));
     }
 #pragma unroll
-    for (int s = 0; s < STAGES; s++) load(s, p0, n_kv);
+    for (int s = 0; s < STAGES; s++)
+        if (!CHOSEN) load(s, p0, n_kv);
     end_of_copies();  // one group has all of the first tiles
 #pragma unroll
     for (int s = 1; s < STAGES; s++) end_of_copies();
@@ -213,7 +239,7 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
 
         // Probabilities against the running maximum: a warp takes a row.
         for (int r = warp; r < R; r += WARPS) {
-            const int visible = min(n, p0 + min((pair + r) / HEADS, ROWS - 1) + 1 - at);
+            const int visible = min(n, seen_of(p0 + (CHOSEN ? own : min((pair + r) / HEADS, ROWS - 1)) + 1) - at);
             float s[TILE / 32], most = -INFINITY;
 #pragma unroll
             for (int i = 0; i < TILE / 32; i++) {
@@ -257,18 +283,18 @@ latent_values(const float* partial, const int* __restrict__ position, int splits
     __shared__ __align__(16) float x[ROWS * RANK];
     __shared__ float share[ROWS * MOST_SPLITS];
     const int head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * VALUE_ROWS;
-    const int active = Ranges(*position + ROWS, splits).active;
+    const int active = Ranges(seen_of(*position + ROWS), splits).active;
     Rows<RANK, VALUE_ROWS> rows;
     rows.load(w_v + (long long)head * VALUE * (RANK / 8), first, VALUE);
     wait_for_inputs();
     start_dependents();
     // The share of every range in each row comes first, then sums whose loads do not wait.
-    const auto parts = [&](int row) { return partial + (long long)((row * HEADS + head) / R) * splits * PART; };
+    const auto parts = [&](int row) { return partial + (long long)tile_of(row, head) * splits * PART; };
     if (warp < ROWS)
-        shares_of_ranges<PART, R>(parts(warp) + R * DV + (warp * HEADS + head) % R, active, share + warp * MOST_SPLITS, lane);
+        shares_of_ranges<PART, R>(parts(warp) + R * DV + place_of(warp, head), active, share + warp * MOST_SPLITS, lane);
     __syncthreads();
     for (int i = 4 * threadIdx.x; i < ROWS * RANK; i += 4 * THREADS) {
-        const int row = i / RANK, r = (row * HEADS + head) % R;
+        const int row = i / RANK, r = place_of(row, head);
         *(float4*)(x + i) = join_ranges<PART>(parts(row) + r * DV + i % RANK, active, share + row * MOST_SPLITS);
     }
     __syncthreads();
