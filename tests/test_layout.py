@@ -46,6 +46,7 @@ BOTH_WAYS = {"runtime <-> runtime/cuda"}
 MAX_FILES = 20
 MORE_FILES = {
     "runtime": 24,
+    "cuda_kernels": 24,  # one for each kind of operation
     "convert/architectures": 99,
     "runtime/architectures": 99,
     "quantize/search": 22,

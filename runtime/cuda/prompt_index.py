@@ -47,14 +47,15 @@ class PromptIndexer:
         """
         i, s, n_sequences = self.indexer, self.indexer.spec, batch.n_sequences
         rows, total = n_sequences * batch.n_tokens, batch.start + batch.n_tokens
-        turns = tuple(x.repeat(n_sequences, 1) for x in angles)
+        turns = _repeated(angles, n_sequences)
         keys = i.rope(i.k_norm(self.k.out(rows).float())[:, None], turns)[:, 0]
         keys = self._kept(keys, batch)
         if total <= s.top_k:
             return None
         positions = batch.sequence_positions.int()
         if n_queries < rows:
-            positions, turns = positions[-1:], tuple(x[-1:].repeat(n_sequences, 1) for x in angles)
+            positions = positions[-1:]
+            turns = _repeated((angles[0][-1:], angles[1][-1:]), n_sequences)
         q = i.rope(self.q.out(n_queries).float().view(-1, s.heads, s.key_length), turns)
         weights = self.weights.out(n_queries).float()
         chosen = self.context.buffer("chosen positions", (n_queries, s.top_k), torch.int32)
@@ -98,3 +99,11 @@ class PromptIndexer:
             scores = torch.bmm(weights[part, None], dots)[:, 0]
             at = positions[part.start : part.start + 1]
             index.index_select(shape, scores, at, chosen[part], pdl=False)
+
+
+def _repeated(
+    angles: tuple[torch.Tensor, torch.Tensor], n: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines of the positions of n sequences."""
+    cos, sin = angles
+    return cos.repeat(n, 1), sin.repeat(n, 1)

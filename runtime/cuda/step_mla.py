@@ -102,14 +102,16 @@ class StepLatentLayer(StepBranch):
         if self.q is not None and m.q_norm is not None:
             latent, norm = q, m.q_norm
             matrices = [self.q] if index is None else [self.q, index.q]
-            q, *index_q = outs = [
+            outs = [
                 frame.buffer(name, matrix.rows)
                 for name, matrix in zip(("q", "index q"), matrices, strict=False)
             ]
             operation(matvec.norm_matvec, latent, norm.weight, norm.eps, matrices, outs)
+            q = outs[0]
             if index is not None:
+                k, weights = of_index
                 chosen = self._chosen(frame)
-                index(frame, kept.index_keys, *index_q, *of_index, state.context, chosen)
+                index(frame, kept.index_keys, outs[1], k, weights, state.context, chosen)
         mixed = frame.buffer("mixed", s.heads * s.value_length)
         attention(frame, self._shape(frame.n, cache.type_k.name), cache.capacity)(
             q,
