@@ -27,7 +27,7 @@ from iqforge.runtime.network.sampling import Sampling
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
-from .tiny_model import PlainForward, write_gguf
+from .tiny_model import PlainForward, one_tensor_per_expert, write_gguf
 
 NAN = float("nan")
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 40).tolist()]
@@ -132,23 +132,8 @@ def test_interleaved_rows_are_the_same_weights(models, tmp_path):
 
 def test_one_tensor_per_expert_as_in_old_files(models, tmp_path):
     """Old files have `ffn_up.3.weight` instead of the fourth matrix of `ffn_up_exps.weight`."""
-    from iqforge.formats.gguf.writer import GGUFWriter
-    from iqforge.formats.source import TensorInfo
-
     with open_gguf(models["moe"]) as source:
-        pieces = []
-        for t in source.tensors:
-            data = source.read_rows(t, 0, t.n_rows)
-            if t.n_matrices == 1:
-                pieces.append((t, data))
-            else:
-                for e, part in enumerate(np.split(data, t.n_matrices)):
-                    pieces.append(
-                        (TensorInfo(t.name.replace("_exps", f".{e}"), t.shape[1:], t.type), part)
-                    )
-        with GGUFWriter(tmp_path / "old.gguf", source.metadata, [t for t, _ in pieces]) as writer:
-            for t, data in pieces:
-                writer.write(t, data)
+        one_tensor_per_expert(tmp_path / "old.gguf", source)
     assert torch.equal(forward(tmp_path / "old.gguf"), forward(models["moe"]))
 
 

@@ -14,8 +14,11 @@ from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.switches import Switches
 
+from .latent_models import layouts
+from .shared import shared
 from .test_architectures_random import CASES, WITH_EXPERTS, Models
 from .thread_ranks import ThreadMeeting, logits_on_ranks, on_ranks
+from .tiny_model import one_tensor_per_expert
 
 TYPES = ("IQ4_K", "IQ4_KS", "IQ4_K_R4")
 SHARES = ((1, 1), (1, 1, 1), (3, 1))
@@ -62,8 +65,9 @@ def test_experts_are_split_in_every_way(models, case):
     check(models.quantized(case, "Q8_0"), tokens, (1, 1, 1), Switches(merge_gate_up=True))
 
 
+@pytest.mark.parametrize("shares", [(1, 1, 1), (0, 1)])
 @pytest.mark.parametrize("case", cases(CASES))
-def test_sequences_on_ranks_are_those_on_one(models, case):
+def test_sequences_on_ranks_are_those_on_one(models, case, shares):
     """Prompts in two pieces, then tokens one by one, with caches in f16."""
     path, tokens = models.file(case, "small"), models.tiny(case, "small").tokens
     pieces = np.split(np.asarray(tokens), [11, 30, 31, 32])[:4]
@@ -74,11 +78,26 @@ def test_sequences_on_ranks_are_those_on_one(models, case):
 
     with load_model(path) as model:
         expected = run(model)
-        plan = make_plan(model.source, (1, 1, 1))
+        plan = make_plan(model.source, shares)
 
     def work(rank: int, meeting: ThreadMeeting) -> torch.Tensor:
         with Model(open_gguf(path), share=Share(plan, rank, meeting)) as model:
             return run(model)
 
-    for found in on_ranks(3, work):
+    for found in on_ranks(len(shares), work):
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("mla", [1, 3])
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_every_layout_of_latent_attention_is_split(tmp_path, name, mla):
+    for path in layouts(tmp_path, name).values():
+        check(path, np.arange(30), (1, 1, 1), Switches(mla=mla))
+
+
+@pytest.mark.parametrize("experts", ["columns", "whole"])
+def test_experts_in_tensors_of_their_own_are_split(tmp_path, experts):
+    """As in very old files."""
+    with open_gguf(shared("golden/convert/mixtral/expected-f32.gguf")) as source:
+        path = one_tensor_per_expert(tmp_path / "old.gguf", source)
+    check(path, np.arange(20), (1, 1, 1), experts=experts)

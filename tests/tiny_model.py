@@ -10,7 +10,7 @@ import numpy as np
 from iqforge.formats.codecs import codec
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
-from iqforge.formats.source import Source
+from iqforge.formats.source import Source, TensorInfo
 
 
 def write_gguf(
@@ -43,6 +43,25 @@ def write_gguf(
                     else encode(target.type, codec.decode(tensor.type, rows, tensor.n_cols))
                 ),
             )
+    return path
+
+
+def one_tensor_per_expert(path: Path, source: Source) -> Path:
+    """Write `source` as old files are: `ffn_up.3.weight` is the fourth matrix of
+    `ffn_up_exps.weight`.
+    """
+    pieces = []
+    for t in source.tensors:
+        data = source.read_rows(t, 0, t.n_rows)
+        if t.n_matrices == 1:
+            pieces.append((t, data))
+            continue
+        for expert, part in enumerate(np.split(data, t.n_matrices)):
+            name = t.name.replace("_exps", f".{expert}")
+            pieces.append((TensorInfo(name, t.shape[1:], t.type), part))
+    with GGUFWriter(path, source.metadata, [t for t, _ in pieces]) as writer:
+        for t, data in pieces:
+            writer.write(t, data)
     return path
 
 
