@@ -10,9 +10,15 @@ import sys
 import time
 from pathlib import Path
 
+import iqforge
+import numpy as np
 import torch
 from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.ranks import Ranks
+from iqforge.runtime.sampling import Sampling
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.shared import shared
 
 TYPES = ("f32", "bf16", "f16", "q8_0")
 
@@ -45,11 +51,42 @@ def collectives(group: Group) -> dict:
     return found
 
 
+def models(names: list[str], ranks: Ranks) -> dict:
+    """Return what each model gives on these ranks: twice the logits of a prompt, pieces and steps
+    of a sequence.
+    """
+    shares = ("1", "1", "2")[-ranks.size :]
+    options = {"device": "cpu", "split_mode": "graph", "tensor_split": ",".join(shares)}
+    found = {}
+    for name in names:
+        path = shared(f"golden/convert/{name}/expected-f32.gguf")
+        tokens = np.load(shared(f"golden/convert/{name}/logits.npz"))["input_ids"][:24]
+        if ranks.rank:  # the first rank decides
+            tokens = np.zeros_like(tokens)
+        with iqforge.load_model(path, **options) as model:
+            first, second = (model.forward(tokens) for _ in range(2))
+            state = model.new_state(64)
+            pieces = [model.extend(tokens[i : i + 7], state) for i in range(0, len(tokens), 7)]
+            drawn = list(model.follow(5, state, 4, Sampling(seed=ranks.rank)))
+        found[name] = {
+            "logits": first.tolist(),
+            "twice": torch.equal(first, second),
+            "digits": first.view(torch.int32).sum().item(),
+            "last": pieces[-1].tolist(),
+            "drawn": drawn,
+        }
+    return found
+
+
 def main() -> None:
     case = sys.argv[1]
     ranks = Ranks.here()
     assert ranks is not None
     torch.set_num_threads(1)
+    if case == "models":
+        folder, *names = sys.argv[2:]
+        Path(folder, f"{ranks.rank}.json").write_text(json.dumps(models(names, ranks)))
+        return
     group = Group(ranks, torch.device("cpu"), timeout=3 if case == "late" else 60)
     if case == "collectives":
         Path(sys.argv[2], f"{ranks.rank}.json").write_text(json.dumps(collectives(group)))

@@ -50,7 +50,9 @@ def add_norm(
         y = (
             delta.float()
             if weights is None
-            else (delta.float()[rows.long().clamp(0)] * weights[..., None]).sum(1)
+            else (delta.float()[rows.long().clamp(0)] * weights[..., None])
+            .masked_fill(rows[..., None] < 0, 0)
+            .sum(1)
         )
         h += y if post_weight is None else step_on_cpu.normed(y, post_weight, post_eps)
         h *= scale
@@ -75,7 +77,7 @@ def converted(x, out):
 
 
 def gather_rows(x, sources, n_slots, out):
-    out.copy_(x[sources.long() // n_slots])
+    out.copy_(x[sources.long().clamp(0) // n_slots])
 
 
 def rotate_heads(qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=None, eps=0.0):
@@ -153,10 +155,13 @@ def route(logits, ids, weights, ser=None, routing=Routing(), choice_bias=None):
 
 def group_rows(ids, ends, sources, rows):
     flat = ids.flatten()
-    order = flat.sort(stable=True).indices
-    ends.copy_(torch.bincount(flat, minlength=len(ends)).cumsum(0))
-    sources.copy_(order)
-    rows.view(-1)[order] = torch.arange(len(flat), dtype=torch.int32)
+    order = torch.where(flat < 0, len(ends), flat).sort(stable=True).indices
+    order = order[: int((flat >= 0).sum())]
+    ends.copy_(torch.bincount(flat[flat >= 0], minlength=len(ends)).cumsum(0))
+    sources.fill_(-1)
+    sources[: len(order)] = order
+    rows.fill_(-1)
+    rows.view(-1)[order] = torch.arange(len(order), dtype=torch.int32)
 
 
 def flash(

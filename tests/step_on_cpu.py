@@ -149,23 +149,26 @@ def decode_matrices(m, dtype, ids):
 
 @kernel
 def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms):
+    known = ids.clamp(0)
     for row, x in enumerate(normed(h, weight, eps)):
         given = [m for m in (gate, up) if m is not None]  # or both in one
         both = [
-            with_terms(decode_matrices(m, torch.float32, ids[row].long()) @ x, own, ids[row])
+            with_terms(decode_matrices(m, torch.float32, known[row].long()) @ x, own, known[row])
             for m, own in zip_longest(given, terms, fillvalue=NO_TERMS)
         ]
         g, u = both if len(both) == 2 else both[0].chunk(2, -1)
-        out[row] = gated(FFNSpec(gating.activation, limit=gating.limit), g, u)
+        y = gated(FFNSpec(gating.activation, limit=gating.limit), g, u)
+        out[row] = y.masked_fill(ids[row, :, None] < 0, 0)
 
 
 @kernel
 def expert_down_add(x, down, ids, weights, h, terms=NO_TERMS):
+    known = ids.clamp(0)
     for row in range(len(h)):
         y = torch.einsum(
-            "sof,sf->so", decode_matrices(down, torch.float32, ids[row].long()), x[row]
+            "sof,sf->so", decode_matrices(down, torch.float32, known[row].long()), x[row]
         )
-        h[row] += weights[row] @ with_terms(y, terms, ids[row])
+        h[row] += (weights[row] * (ids[row] >= 0)) @ with_terms(y, terms, known[row])
 
 
 def with_terms(y, terms, ids):

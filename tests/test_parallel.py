@@ -10,10 +10,17 @@ import sys
 import time
 from pathlib import Path
 
+import iqforge
+import numpy as np
 import pytest
+import torch
 from iqforge.errors import UsageError
 from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.ranks import Ranks
+from iqforge.runtime.sampling import Sampling
+
+from .shared import shared
+from .test_plan_split import GOLDEN
 
 PROGRAM = Path(__file__).with_name("parallel_program.py")
 
@@ -39,6 +46,64 @@ def check_exchanged(folder: Path, size: int) -> None:
         assert one["gather"], rank
         assert one["tokens"] == [7] and one["first"] == {"rank": 0}
         assert one["all"] == list(range(size)) and one["agree"] == [True, False]
+
+
+QUICK = ("llama", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "gpt_oss_mxfp4")
+
+
+@pytest.mark.parametrize(
+    "size, names",
+    [
+        (2, QUICK),
+        pytest.param(3, QUICK, marks=pytest.mark.slow),
+        pytest.param(2, GOLDEN, marks=pytest.mark.slow),
+        pytest.param(3, GOLDEN, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_give_the_logits_of_one(size, names, tmp_path):
+    """Processes, uneven shares, tokens of the first rank, and the same digits twice."""
+    assert run_ranks(command("models", tmp_path, *names), size) == 0
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+    for name in names:
+        tokens = np.load(shared(f"golden/convert/{name}/logits.npz"))["input_ids"][:24]
+        with iqforge.load_model(shared(f"golden/convert/{name}/expected-f32.gguf")) as model:
+            wanted = model.forward(tokens)
+            state = model.new_state(64)
+            last = model.extend(tokens, state)
+            drawn = list(model.follow(5, state, 4, Sampling(seed=0)))
+        first = found[0][name]
+        for one in (rank[name] for rank in found):
+            assert one["twice"] and one["digits"] == first["digits"], name
+            torch.testing.assert_close(torch.tensor(one["logits"]), wanted, rtol=0, atol=1e-3)
+            torch.testing.assert_close(torch.tensor(one["last"]), last, rtol=0, atol=1e-2)
+            assert one["drawn"] == drawn, "the sampler of the first rank decides"
+
+
+@pytest.mark.parametrize(
+    "size, specs",
+    [
+        (2, ("llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0")),
+        pytest.param(
+            3,
+            ("llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen35-tiny:Q8_0"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_executors_of_ranks(size, specs, tmp_path):
+    """The fast path with kernels in torch: prompts and steps, launched and from graphs."""
+    program = str(PROGRAM.with_name("parallel_executors.py"))
+    assert run_ranks([sys.executable, program, str(tmp_path), *specs], size) == 0
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+    for spec in specs:
+        first = found[0][spec]
+        errors = first["errors"]
+        assert errors.pop("steps") < 1e-4, "steps are in float32"
+        assert max(errors.values()) < 0.01, "prompts are in float16"
+        for one in (rank[spec] for rank in found):
+            assert one["digits"] == first["digits"]
+            assert one["captured"] > 5
+            assert all("grouped product" in line for line in one["slow"])
 
 
 def test_torchrun_starts_ranks(tmp_path):

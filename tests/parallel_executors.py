@@ -1,0 +1,117 @@
+"""A rank that runs the executors of the fast path on the CPU: `python parallel_executors.py FOLDER
+SPEC...`. Kernels are plain torch; sums go through the group of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from iqforge.cuda_kernels import step_between
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cuda import step_path
+from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.prompt_path import PromptPath
+from iqforge.runtime.cuda.step_path import StepPath
+from iqforge.runtime.model import Model
+from iqforge.runtime.parallel.group import Group
+from iqforge.runtime.parallel.ranks import Ranks
+from iqforge.runtime.parallel.share import Share
+from iqforge.runtime.split_model import make_plan
+
+from tests import prompt_on_cpu
+from tests.step_on_cpu import CPU, Graph, kernel
+
+TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))
+
+
+class GroupLinks:
+    """Sums of steps through the group."""
+
+    missing = None
+
+    def __init__(self, group: Group):
+        def total(x, h):
+            h += group.sum(x)
+            x.zero_()
+
+        def assign(x, h):
+            h.copy_(group.sum(x))
+            x.zero_()
+
+        def gather(x, out, ends):
+            out.copy_(group.gather(x, ends))
+
+        self.sum, self.assign, self.gather = kernel(total), kernel(assign), kernel(gather)
+
+
+@kernel
+def own_experts(ids, first, last):
+    ids -= first
+    ids.masked_fill_((ids < 0) | (ids >= last - first), -1)
+
+
+def evaluated(model: Model, context: Context) -> dict[str, torch.Tensor]:
+    """Return logits of prompts, and of steps of several sizes."""
+    prompt = PromptPath(model.network, context)
+    found = {"prompts": prompt.logits(model.network.output_norm(prompt.run(TOKENS, 3)))}
+    state = model.new_state(300)
+    for piece in TOKENS[0].split(9):  # passes of one size: captured, then replayed
+        state.reserve(len(piece))
+        h = prompt.run(piece[None], state.n_past, state, last=True)
+        state.advance(len(piece))
+        found[f"after {state.n_past}"] = prompt.next_logits(h)
+    steps, state = StepPath(model.network, context), model.new_state(300)
+    context.report_all()
+    pieces = TOKENS[0].split([7, 1, 1, 4, 1, 1, 1, 5, 8, 8])
+    rows = [steps.extend(piece, state, all_logits=True) for piece in pieces]
+    found["steps"] = torch.cat(rows)
+    return found
+
+
+def main() -> None:
+    folder, *specs = sys.argv[1:]
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    ranks = Ranks.here()
+    assert ranks is not None
+    group = Group(ranks, CPU, timeout=60)
+    patch = pytest.MonkeyPatch()
+    prompt_on_cpu.install(patch)
+    patch.setattr(step_between, "own_experts", own_experts)
+    patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
+    report = {}
+    for spec in specs:
+        shares = (1, 1, 2)[-ranks.size :] if ranks.size < 4 else (1,) * ranks.size
+        plan = make_plan(SyntheticSource(spec), shares)
+        told: list[str] = []
+        with Model(SyntheticSource(spec), CPU, share=Share(plan, ranks.rank, group)) as model:
+            share = model.weights.share
+            context = Context(CPU, torch.float16, ubatch=9, share=share, verbose=told.append)
+            found = evaluated(model, context)
+        report[spec] = {"slow": told, "captured": Graph.replays}
+        if ranks.rank == 0:
+            patch.setattr(step_path, "links_of", lambda network, context: None)
+            with Model(SyntheticSource(spec), CPU) as model:
+                whole = evaluated(model, Context(CPU, torch.float16, ubatch=9))
+            patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
+            report[spec]["errors"] = {
+                name: float((found[name] - whole[name]).abs().max() / whole[name].abs().max())
+                for name in whole
+            }
+        digits = {name: x.contiguous().view(torch.int32).sum().item() for name, x in found.items()}
+        report[spec]["digits"] = digits
+        group.wait()
+    Path(folder, f"{ranks.rank}.json").write_text(json.dumps(report))
+    group.close()
+
+
+if __name__ == "__main__":
+    main()
