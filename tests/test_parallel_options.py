@@ -1,0 +1,174 @@
+"""`-sm` and what belongs to it: which devices, which shares, and what goes together with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import iqforge
+import pytest
+import torch
+from iqforge.errors import UsageError
+from iqforge.runtime.options import LoadOptions
+from iqforge.runtime.parallel.modes import COMBINATIONS, Split, parse_shares, planned_split
+from iqforge.runtime.parallel.modes import split_notes as notes
+
+from .shared import shared
+
+MODEL = "golden/convert/llama/expected-f32.gguf"
+GPU, CPU = True, False
+
+
+@pytest.mark.parametrize(
+    "text, shares", [("1", (1,)), ("3,1", (3, 1)), ("0.5/.5", (0.5, 0.5)), ("0;1.", (0, 1))]
+)
+def test_shares(text, shares):
+    assert parse_shares(text) == shares
+
+
+@pytest.mark.parametrize("text", ["0", "0,0", "-1,1", "a", "1,,2", "1,", "nan", "inf", "1e3"])
+def test_wrong_shares(text):
+    with pytest.raises(UsageError, match="^-ts is '"):
+        parse_shares(text)
+
+
+@pytest.mark.parametrize(
+    "options, on_gpu, n_gpus, split",
+    [
+        ({}, GPU, 4, Split("none")),
+        ({"main_gpu": 2}, GPU, 4, Split("none", (2,))),
+        ({"split_mode": "graph"}, GPU, 2, Split("graph", (0, 1), (0.5, 0.5))),
+        ({"split_mode": "tensor"}, GPU, 2, Split("graph", (0, 1), (0.5, 0.5))),
+        (
+            {"split_mode": "graph", "tensor_split": "3,0,1"},
+            GPU,
+            4,
+            Split("graph", (0, 2), (0.75, 0.25)),
+        ),
+        (
+            {"split_mode": "graph", "tensor_split": "3,1", "main_gpu": 1},
+            GPU,
+            2,
+            Split("graph", (1, 0), (0.25, 0.75)),
+        ),
+        ({"split_mode": "graph", "max_gpu": 2}, GPU, 4, Split("graph", (0, 1), (0.5, 0.5))),
+        (
+            {"split_mode": "graph", "tensor_split": "1,1,2"},
+            CPU,
+            0,
+            Split("graph", (0, 1, 2), (0.25, 0.25, 0.5)),
+        ),
+    ],
+)
+def test_devices_and_shares(options, on_gpu, n_gpus, split):
+    assert planned_split(LoadOptions(**options), on_gpu, n_gpus) == split
+
+
+@pytest.mark.parametrize(
+    "options, on_gpu, n_gpus, why",
+    [
+        ({"split_mode": "graph"}, GPU, 1, "there is one GPU to use"),
+        ({"split_mode": "graph", "max_gpu": 1}, GPU, 4, "there is one GPU to use"),
+        ({"split_mode": "graph"}, CPU, 0, "everything is on the CPU, and -ts names no shares"),
+        ({"split_mode": "layer", "tensor_split": "1,1"}, CPU, 0, "everything is on the CPU"),
+        ({"tensor_split": "1,1"}, GPU, 2, "one device has the whole model (-sm graph splits it)"),
+        ({"reduce_type": "f32"}, GPU, 2, "one device has the whole model (-sm graph splits it)"),
+    ],
+)
+def test_what_changes_nothing_is_said(options, on_gpu, n_gpus, why):
+    given = LoadOptions(**options)
+    split = planned_split(given, on_gpu, n_gpus)
+    [(_, said)] = notes(given, split)
+    assert split.n_ranks == 1 and said == why
+
+
+@pytest.mark.parametrize(
+    "options, n_gpus, message",
+    [
+        ({"tensor_split": "1,1,1"}, 2, "-ts has shares for 3 GPUs, here are 2"),
+        ({"main_gpu": 3}, 2, "-mg is 3, which is not one of the GPUs"),
+        ({"tensor_split": "1,0", "main_gpu": 1}, 2, "-mg is 1, which is not one"),
+        ({}, 9, "over 9 devices, expected at most 8"),
+        ({"fit": 100}, 2, "--fit does not go together with -sm graph"),
+    ],
+)
+def test_what_is_refused(options, n_gpus, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        planned_split(LoadOptions(split_mode="graph", **options), GPU, n_gpus)
+
+
+GIVEN = {
+    "--fit": {"fit": 1024},
+    "-cmoe": {"cpu_moe": True},
+    "--n-cpu-moe": {"n_cpu_moe": 1},
+    "-ot": {"override_tensor": ("ffn_down=CPU",)},
+    "-ngl": {"gpu_layers": 1},
+    "-muge": {"merge_gate_up": True},
+    "-ctk": {"cache_type_k": "q8_0"},
+    "-ctv": {"cache_type_v": "q8_0"},
+    "-khad": {"k_cache_hadamard": True},
+    "-vhad": {"v_cache_hadamard": True},
+    "-ser": {"expert_reduction": "1,0.5"},
+    "-fa off": {"flash_attn": "off"},
+    "-amb": {"attention_max_batch": 64},
+    "-mla": {"mla": 1},
+    "--swa-full": {"swa_full": True},
+}
+
+
+def test_every_combination_does_what_the_table_says():
+    assert GIVEN.keys() == {one.flag for one in COMBINATIONS}
+    for one in COMBINATIONS:
+        options = LoadOptions(split_mode="graph", **GIVEN[one.flag])
+        assert one.given(options) and not one.given(LoadOptions(split_mode="graph"))
+        if one.effect == "refused":
+            with pytest.raises(UsageError, match=re.escape(one.flag)):
+                planned_split(options, GPU, 2)
+        else:
+            assert one.effect == "works"
+            assert planned_split(options, GPU, 2).mode == "graph"
+
+
+def test_the_interface_needs_processes():
+    with pytest.raises(UsageError, match="torchrun --nproc-per-node 2"):
+        iqforge.load_model(shared(MODEL), device="cpu", split_mode="graph", tensor_split="1,1")
+
+
+def run(*words: object) -> tuple[int, str, str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "iqforge", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+TWO = ("--device", "cpu", "-sm", "graph", "-ts", "1,1")
+
+
+def test_a_command_runs_as_ranks_and_prints_once(tmp_path):
+    words = ("-m", shared(MODEL), "-p", 8, "-n", 4, "-r", 1, "-o", "csv")
+    status, out, err = run("bench", *words, *TWO)
+    assert status == 0, err
+    head, *rows = [line for line in out.splitlines() if line]
+    assert head.startswith("build_commit") and len(rows) == 2
+    assert all('"graph"' in row and '"1,1"' in row for row in rows)
+
+
+def test_an_error_of_all_ranks_is_said_once():
+    status, out, err = run("bench", "-m", "/nowhere.gguf", *TWO)
+    assert status == 1 and not out
+    assert err.count("/nowhere.gguf") == 1 and "Traceback" not in err
+
+
+def test_a_wrong_number_of_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UsageError, match="over 2 devices .*, but 3 processes were started"):
+        iqforge.load_model(shared(MODEL), device="cpu", split_mode="graph", tensor_split="1,1")
+    assert not torch.distributed.is_initialized()
