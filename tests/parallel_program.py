@@ -13,9 +13,9 @@ from pathlib import Path
 import iqforge
 import numpy as np
 import torch
+from iqforge.runtime.network.sampling import Sampling
 from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.ranks import Ranks
-from iqforge.runtime.sampling import Sampling
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.shared import shared

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from iqforge.errors import UsageError
+from iqforge.runtime.network.sampling import Sampling
 from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.ranks import Ranks
-from iqforge.runtime.sampling import Sampling
 
 from .shared import shared
 from .test_plan_split import GOLDEN

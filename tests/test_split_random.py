@@ -12,7 +12,7 @@ from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.parallel.share import Share
 from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.switches import Switches
+from iqforge.runtime.weights.switches import Switches
 
 from .latent_models import layouts
 from .shared import shared

@@ -6,7 +6,7 @@ import torch
 
 from ...cuda_kernels.delta_heads import DeltaHeads
 from ..layers.delta_net import DeltaNet
-from ..linear import Linear
+from ..weights.linear import Linear
 from .context import Context
 from .registry import Slow
 

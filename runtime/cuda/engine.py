@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import UsageError
-from ..network import Network
+from ..network.network import Network
 from .context import Context
 from .prompt_path import PromptPath
 from .step_path import STEP_ROWS, StepPath

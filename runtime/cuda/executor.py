@@ -10,7 +10,7 @@ import torch
 
 from ...cuda_kernels.matvec import RowRange
 from ...cuda_kernels.ops import PackedMatrix
-from ..ranges import RangeName, opened, recording
+from ..weights.ranges import RangeName, opened, recording
 from .registry import PlacedBranch
 
 

@@ -8,7 +8,7 @@ from ...cuda_kernels.gating import ExpertTerms, Gating
 from ...cuda_kernels.step_router import Routing
 from ..layers.moe import Experts, Router
 from ..layers.specs import FFNSpec
-from ..linear import ExpertLinear
+from ..weights.stacked_linear import ExpertLinear
 from .context import Context
 
 

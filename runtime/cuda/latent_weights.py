@@ -8,7 +8,7 @@ from ...cuda_kernels import ops
 from ...cuda_kernels.ops import PackedMatrix
 from ..layers.latent import Joined, PerHead
 from ..layers.mla import MLA
-from ..linear import HeadLinear
+from ..weights.stacked_linear import HeadLinear
 from .context import Context
 from .registry import Slow
 

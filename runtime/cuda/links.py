@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ...cuda_kernels.peer import MOST_RANKS, PeerLinks
 from ...errors import DeviceError
-from ..network import Network
+from ..network.network import Network
 from ..parallel.group import Group
 from .context import Context
 from .step_frame import STEP_ROWS

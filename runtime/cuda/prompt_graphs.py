@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ..layers.batch import Batch
-from ..ranges import ranged
+from ..weights.ranges import ranged
 from .context import Context
 from .executor import Executor
 from .prompt_stream import Stream

@@ -14,9 +14,9 @@ from ...cuda_kernels import matvec, ops
 from ...cuda_kernels.matvec_plan import NORM_MATVEC
 from ..layers.batch import Batch
 from ..layers.norm import RMSNorm
-from ..network import Network
-from ..ranges import opened, ranged, recording
+from ..network.network import Network
 from ..state.sequence import State
+from ..weights.ranges import opened, ranged, recording
 from . import (  # noqa: F401, they declare executors
     absent,
     prompt_attention,

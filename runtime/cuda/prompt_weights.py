@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from ...cuda_kernels import ops
-from ..linear import Embedding, ExpertLinear, Linear
+from ..weights.linear import Embedding, Linear
+from ..weights.stacked_linear import ExpertLinear
 from .context import Context
 from .registry import Slow
 

@@ -11,8 +11,8 @@ from ...cuda_kernels.matvec_plan import NORM_MATVEC
 from ...cuda_kernels.ops import PackedMatrix
 from ...cuda_kernels.step_attention import AttentionShape, fits, shared_limit
 from ..layers.attention import Attention
-from ..ranges import ranged
 from ..state.cache import CacheSettings, KVCache
+from ..weights.ranges import ranged
 from .context import Context
 from .registry import STEP, PlacedBranch, Slow, executor
 from .step_frame import Frame

@@ -10,9 +10,9 @@ from ...cuda_kernels import matvec
 from ...cuda_kernels.matvec_plan import NORM_MATVEC
 from ...cuda_kernels.step_delta import DeltaShape, StepDelta
 from ..layers.delta_net import DeltaNet
-from ..ranges import ranged
 from ..state.recurrent import RecurrentState
 from ..state.sequence import State
+from ..weights.ranges import ranged
 from .context import Context
 from .delta_shapes import check_devices, delta_heads, inputs, rates
 from .executor import operation

@@ -17,7 +17,7 @@ from ...cuda_kernels.step_router import Routing, StepRouter
 from ...cuda_kernels.step_sample import step_angles
 from ..layers.batch import Batch
 from ..layers.rope import Rope
-from ..network import Network
+from ..network.network import Network
 from .context import Context
 
 if TYPE_CHECKING:

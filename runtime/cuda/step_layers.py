@@ -14,10 +14,11 @@ from ...cuda_kernels.matvec_plan import GATE_UP, MATVEC_ADD, NORM_MATVEC
 from ...cuda_kernels.ops import PackedMatrix, decode_rows
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.norm import Norm, RMSNorm
-from ..linear import Embedding, ExpertLinear, Linear
-from ..network import Network
-from ..ranges import ranged
+from ..network.network import Network
 from ..state.sequence import State
+from ..weights.linear import Embedding, Linear
+from ..weights.ranges import ranged
+from ..weights.stacked_linear import ExpertLinear
 from .context import Context
 from .executor import Executor, operation
 from .expert_terms import gating_of

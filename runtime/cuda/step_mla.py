@@ -9,9 +9,9 @@ from ...cuda_kernels.matvec_plan import NORM_MATVEC
 from ...cuda_kernels.step_attention import shared_limit
 from ...cuda_kernels.step_mla import LatentShape, StepLatentAttention, fits, splits_of
 from ..layers.mla import MLA
-from ..ranges import ranged
 from ..state.cache import CacheSettings
 from ..state.latent import LatentCache, settings_of
+from ..weights.ranges import ranged
 from .context import Context
 from .executor import operation
 from .latent_weights import HeadMatrices

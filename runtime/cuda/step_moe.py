@@ -11,8 +11,8 @@ from ...cuda_kernels.step_router import fits as router_fits
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
 from ..layers.specs import FFNSpec
-from ..linear import Linear
-from ..ranges import ranged
+from ..weights.linear import Linear
+from ..weights.ranges import ranged
 from .context import Context
 from .executor import operation
 from .expert_terms import gating_of, inputs_of, routing_of, terms_of

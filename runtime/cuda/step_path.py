@@ -23,10 +23,10 @@ import torch
 from ...errors import EvaluationError
 from ..layers.batch import Batch
 from ..layers.norm import RMSNorm
-from ..network import Network
-from ..ranges import opened
-from ..sampling import Sampling
+from ..network.network import Network
+from ..network.sampling import Sampling
 from ..state.sequence import State
+from ..weights.ranges import opened
 from . import absent, step_attention, step_mla, step_moe  # noqa: F401, they declare executors
 from .context import Context
 from .executor import operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...cuda_kernels.step_sample import DrawSampler, GreedySampler
-from ..sampling import Sampling
+from ..network.sampling import Sampling
 from .step_frame import Frame, StepSequence
 
 

@@ -1,1 +1,0 @@
-from .weights.ranges import *  # noqa: F403  until all imports name the new place
