@@ -8,7 +8,9 @@ plain stores to the memory of other GPUs, over NVLink or PCIe, and no multicast.
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -52,13 +54,17 @@ class PeerMemory:
 
     def __init__(self, n_bytes: int, device: torch.device):
         self._driver = importlib.import_module("cuda.bindings.driver")
-        self.device, self._opened = device_index(device), []
+        self.device = device_index(device)
+        self._opened: list[int] = []
         with torch.cuda.device(self.device):
             torch.cuda.current_stream()  # torch makes the context
             torch.empty(1, device=device)
             self.address = int(self._call(self._driver.cuMemAlloc(n_bytes)))
             self._call(self._driver.cuMemsetD8(self.address, 0, n_bytes))
             torch.cuda.synchronize()
+        self._free = weakref.finalize(
+            self, _freed, self._driver, self.device, self.address, self._opened
+        )
 
     def _call(self, result: Any) -> Any:
         return _checked(self.device, result)
@@ -79,13 +85,15 @@ class PeerMemory:
 
     def close(self) -> None:
         """Close the memory of others and free the own one, once nobody uses it."""
-        with torch.cuda.device(self.device):
-            for address in self._opened:
-                self._driver.cuIpcCloseMemHandle(address)
-            self._opened.clear()
-            if self.address:
-                self._driver.cuMemFree(self.address)
-                self.address = 0
+        self._free()
+
+
+def _freed(driver: Any, device: int, own: int, opened: list[int]) -> None:
+    with suppress(RuntimeError), torch.cuda.device(device):  # at exit the context may be gone
+        torch.cuda.synchronize()
+        for address in opened:
+            driver.cuIpcCloseMemHandle(address)
+        driver.cuMemFree(own)
 
 
 class PeerLinks:

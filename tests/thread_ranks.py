@@ -44,6 +44,9 @@ class ThreadMeeting:
     def from_first(self, value: Any) -> Any:
         return value
 
+    def exchange(self, value: Any) -> list[Any]:
+        return [value]
+
     def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
         parts = self._all(x)
         starts = [0, *ends]

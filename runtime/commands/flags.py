@@ -185,9 +185,10 @@ def load_on_gpu(model: Model, rows: int = 0, chunk: int = 0) -> None:
     """
     import time
 
-    from ..memory import check, table
+    from ..memory import check, free_bytes, table
 
     memories = model.memory(rows, chunk)
+    before = free_bytes(model.device)
     print("\n".join(table(memories)), file=sys.stderr)
     check(memories)
     started = time.perf_counter()
@@ -200,6 +201,18 @@ def load_on_gpu(model: Model, rows: int = 0, chunk: int = 0) -> None:
         " GiB/s",
         file=sys.stderr,
     )
+    if model.weights.share is not None:
+        after = free_bytes(model.device)
+        taken = 0 if before is None or after is None else before - after
+        planned = sum(m.weights for m in memories if m.device == model.device)
+        found = (str(model.device), planned, taken, seconds)
+        for rank, one in enumerate(model.weights.share.meeting.exchange(found)):
+            device, planned, taken, seconds = one
+            print(
+                f"rank {rank} on {device}: weights of {planned / 2**20:.0f} MiB planned,"
+                f" {taken / 2**20:.0f} MiB taken, in {seconds:.2f} s",
+                file=sys.stderr,
+            )
 
 
 class RunningOutput:

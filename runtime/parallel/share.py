@@ -35,6 +35,10 @@ class Meeting(Protocol):
         """Return the value of rank 0."""
         ...
 
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        ...
+
 
 @dataclass(frozen=True)
 class Share:
