@@ -6,23 +6,21 @@ A failure names the seed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import iqforge
 import numpy as np
 import pytest
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.plan.roles import is_candidate
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.switches import Switches
 
+from .random_models import WITH_EXPERTS, Models, logits_of
 from .seed import VARIABLE, run_seed
 from .tiny_model import write_gguf
-from .tiny_models import CASES, N_TOKENS, SIZES, VARIANTS, WIDE, TinyModel, make_tiny_model
+from .tiny_models import CASES, N_TOKENS, SIZES, VARIANTS, TinyModel, make_tiny_model
 
 BOUND = 1e-4  # largest difference of logits
 # (case, size) -> (largest difference, why)
@@ -54,69 +52,6 @@ CASES_AND_TYPES = [
 ]
 # Those whose older layout says all: it has no groups of experts.
 LATENT = ("deepseek_v2_lite", "kimi_k2", "kimi_k25", "glm4_moe_lite")
-WITH_EXPERTS = [
-    case
-    for case in CASES
-    if {"num_experts", "num_local_experts", "n_routed_experts"}
-    & set((settings := CASES[case].config(WIDE)).get("text_config", settings))
-]
-
-
-class Models:
-    """Checkpoints, files and logits, each made at its first use."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._tiny: dict[tuple[str, str], TinyModel] = {}
-        self._logits: dict[Path, np.ndarray] = {}
-
-    def tiny(self, case: str, size: str) -> TinyModel:
-        if (case, size) not in self._tiny:
-            self._tiny[case, size] = make_tiny_model(
-                CASES[case], SIZES[size], self.folder / f"{case}-{size}"
-            )
-        return self._tiny[case, size]
-
-    def file(self, case: str, size: str, merged: bool = False) -> Path:
-        """The f32 GGUF file of a checkpoint."""
-        tiny = self.tiny(case, size)
-        return self._made(
-            tiny.folder / f"f32{'-merged' * merged}.gguf",
-            lambda path: iqforge.convert_model(tiny.folder, path, "f32", merge_gate_up=merged),
-        )
-
-    def quantized(self, case: str, type: str, merged: bool = False) -> Path:
-        """The wide model with every matrix in `type`."""
-        source = self.file(case, "wide", merged)
-        return self._made(
-            source.with_name(f"{type}{'-merged' * merged}.gguf"),
-            lambda path: iqforge.quantize_model(source, path, Recipe(type, pure=True)),
-        )
-
-    def decoded_logits(self, path: Path, tiny: TinyModel) -> np.ndarray:
-        """Logits of the same weights as float32."""
-        out = path.with_name("decoded.gguf")
-        with open_gguf(path) as source:
-            write_gguf(out, source)
-        return _logits(out, tiny)
-
-    def logits(self, path: Path, tiny: TinyModel, **options) -> np.ndarray:
-        if options:
-            return _logits(path, tiny, **options)
-        if path not in self._logits:
-            self._logits[path] = _logits(path, tiny)
-        return self._logits[path]
-
-    @staticmethod
-    def _made(path: Path, make: Callable[[Path], object]) -> Path:
-        if not path.exists():
-            make(path)
-        return path
-
-
-def _logits(path: Path, tiny: TinyModel, **options) -> np.ndarray:
-    with load_model(path, **options) as model:
-        return model.forward(tiny.tokens).numpy()
 
 
 def _close(found: np.ndarray, expected: np.ndarray, tiny: TinyModel, bound: float = BOUND) -> None:
@@ -155,7 +90,7 @@ def test_variants_of_configs(tmp_path, case, number):
     variant = replace(base, config=lambda sizes: base.config(sizes) | changed)
     tiny = make_tiny_model(variant, SIZES["small"], tmp_path / "hf")
     path = iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
-    _close(_logits(path, tiny), tiny.logits, tiny)
+    _close(logits_of(path, tiny), tiny.logits, tiny)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -219,14 +154,14 @@ def test_layouts_of_latent_attention(models, case, tmp_path):
     assert len(parts) == 6
     for path in (models.file(case, "small"), both, joined):
         for mla in (0, 1, 2, 3):
-            _close(_logits(path, tiny, switches=Switches(mla=mla)), tiny.logits, tiny)
+            _close(logits_of(path, tiny, switches=Switches(mla=mla)), tiny.logits, tiny)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_runs_repeat_to_the_bit(models, case):
     tiny = models.tiny(case, "small")
     path = models.file(case, "small")
-    assert np.array_equal(_logits(path, tiny), models.logits(path, tiny)), tiny
+    assert np.array_equal(logits_of(path, tiny), models.logits(path, tiny)), tiny
 
 
 @pytest.mark.parametrize("case, type", CASES_AND_TYPES)

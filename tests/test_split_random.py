@@ -15,9 +15,10 @@ from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.switches import Switches
 
 from .latent_models import layouts
+from .random_models import WITH_EXPERTS, Models
 from .shared import shared
-from .test_architectures_random import CASES, WITH_EXPERTS, Models
 from .thread_ranks import ThreadMeeting, logits_on_ranks, on_ranks
+from .tiny_cases import CASES
 from .tiny_model import one_tensor_per_expert
 
 TYPES = ("IQ4_K", "IQ4_KS", "IQ4_K_R4")

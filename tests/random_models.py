@@ -1,0 +1,79 @@
+"""Files of random tiny models, each made at its first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import iqforge
+import numpy as np
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.quantize.plan.recipe import Recipe
+from iqforge.runtime.model import load_model
+
+from .tiny_model import write_gguf
+from .tiny_models import CASES, SIZES, WIDE, TinyModel, make_tiny_model
+
+WITH_EXPERTS = [
+    case
+    for case in CASES
+    if {"num_experts", "num_local_experts", "n_routed_experts"}
+    & set((settings := CASES[case].config(WIDE)).get("text_config", settings))
+]
+
+
+class Models:
+    """Checkpoints, files and logits, each made at its first use."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._tiny: dict[tuple[str, str], TinyModel] = {}
+        self._logits: dict[Path, np.ndarray] = {}
+
+    def tiny(self, case: str, size: str) -> TinyModel:
+        if (case, size) not in self._tiny:
+            self._tiny[case, size] = make_tiny_model(
+                CASES[case], SIZES[size], self.folder / f"{case}-{size}"
+            )
+        return self._tiny[case, size]
+
+    def file(self, case: str, size: str, merged: bool = False) -> Path:
+        """The f32 GGUF file of a checkpoint."""
+        tiny = self.tiny(case, size)
+        return self._made(
+            tiny.folder / f"f32{'-merged' * merged}.gguf",
+            lambda path: iqforge.convert_model(tiny.folder, path, "f32", merge_gate_up=merged),
+        )
+
+    def quantized(self, case: str, type: str, merged: bool = False) -> Path:
+        """The wide model with every matrix in `type`."""
+        source = self.file(case, "wide", merged)
+        return self._made(
+            source.with_name(f"{type}{'-merged' * merged}.gguf"),
+            lambda path: iqforge.quantize_model(source, path, Recipe(type, pure=True)),
+        )
+
+    def decoded_logits(self, path: Path, tiny: TinyModel) -> np.ndarray:
+        """Logits of the same weights as float32."""
+        out = path.with_name("decoded.gguf")
+        with open_gguf(path) as source:
+            write_gguf(out, source)
+        return logits_of(out, tiny)
+
+    def logits(self, path: Path, tiny: TinyModel, **options) -> np.ndarray:
+        if options:
+            return logits_of(path, tiny, **options)
+        if path not in self._logits:
+            self._logits[path] = logits_of(path, tiny)
+        return self._logits[path]
+
+    @staticmethod
+    def _made(path: Path, make: Callable[[Path], object]) -> Path:
+        if not path.exists():
+            make(path)
+        return path
+
+
+def logits_of(path: Path, tiny: TinyModel, **options) -> np.ndarray:
+    with load_model(path, **options) as model:
+        return model.forward(tiny.tokens).numpy()
