@@ -24,7 +24,9 @@ IN_GRAPH = 64  # sums
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Time sums over GPUs.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=8192)
     parser.add_argument("--vocabulary", type=int, default=128256)

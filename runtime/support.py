@@ -12,7 +12,8 @@ class Support:
     """How an architecture can run.
 
     cpu: on the reference path, which also runs on a GPU. gpu: on the fast path, with an executor
-    for prompts and for steps of every layer. tensor_parallel: split over several GPUs.
+    for prompts and for steps of every layer. tensor_parallel: split over several devices, by
+    `-sm graph`.
     """
 
     architecture: str
@@ -22,16 +23,13 @@ class Support:
 
 
 def supported_architectures() -> dict[str, Support]:
-    """Return what is supported for every GGUF architecture that the runtime builds, by name.
-
-    No architecture is split over several GPUs yet.
-    """
+    """Return what is supported for every GGUF architecture that the runtime builds, by name."""
     return {
         name: Support(
             name,
             cpu=True,
             gpu=declared.gpu,
-            tensor_parallel=False,
+            tensor_parallel=True,
         )
         for name, declared in architectures().items()
     }

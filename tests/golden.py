@@ -112,3 +112,30 @@ def assert_like_listing(
         }
     assert keys == {key: value for key, value in listing["kv"].items() if key not in free_keys}
     assert found == {t["name"]: (t["type"], t["shape"], t["sha256"]) for t in listing["tensors"]}
+
+
+# Small random models of golden/convert: one of every kind of layer.
+GOLDEN = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "gemma3",
+    "gemma4_e",
+    "gemma4_moe",
+    "glm4_moe",
+    "glm_moe_dsa",
+    "gpt_oss_bf16",
+    "gpt_oss_mxfp4",
+    "llama",
+    "llama31",
+    "ministral3",
+    "mistral",
+    "mistral4",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_moe",
+    "qwen3_next",
+)

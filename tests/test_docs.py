@@ -266,7 +266,7 @@ def test_both_support_tables_say_the_same():
     for architecture, (convert, run) in found.items():
         assert convert == ("yes" if architecture in gguf_architectures() else "no"), architecture
         support = runs.get(architecture, Support(architecture, False, False, False))
-        begins = "CPU, one GPU" if support.gpu else "CPU; one GPU" if support.cpu else "no"
+        begins = "CPU, GPUs" if support.gpu else "CPU; GPUs" if support.cpu else "no"
         assert run.startswith(begins), architecture
 
 

@@ -19,8 +19,8 @@ from iqforge.runtime.network.sampling import Sampling
 from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.ranks import Ranks
 
+from .golden import GOLDEN
 from .shared import shared
-from .test_plan_split import GOLDEN
 
 PROGRAM = Path(__file__).with_name("parallel_program.py")
 

@@ -13,33 +13,10 @@ from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.weights.shard import local_tensor, unit_of
 from iqforge.runtime.weights.split_plan import NOTHING, length
 
+from .golden import GOLDEN
 from .shared import shared
 from .thread_ranks import logits_on_ranks
 
-GOLDEN = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "gemma3",
-    "gemma4_e",
-    "gemma4_moe",
-    "glm4_moe",
-    "glm_moe_dsa",
-    "gpt_oss_bf16",
-    "gpt_oss_mxfp4",
-    "llama",
-    "llama31",
-    "ministral3",
-    "mistral",
-    "mistral4",
-    "mixtral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_moe",
-    "qwen3_next",
-)
 SHARES = ((1, 1), (1, 1, 1), (5, 2, 1), (1, 0), (1,) * 8)
 
 
