@@ -16,6 +16,7 @@ THREADS = 256
 PAIRS = 16  # heads of new positions in a block
 MOST_SPLITS = 256
 SHORTEST = 64  # the fewest positions of a block
+SHARES = 4  # of a score, by elements
 KEY_ROWS, VALUE_ROWS = 64, 32  # rows of a head's matrix in a block
 MOST_RANK, MOST_ROWS = 1024, 8
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
@@ -66,7 +67,8 @@ class LatentShape:
         """Return the bytes of shared memory, as `SHARED` of the kernel."""
         stride = 2 * self.width + 16
         probabilities = 2 * PAIRS * (2 * tile + 16)
-        return (stages * tile + 2 * PAIRS) * stride + 4 * PAIRS * (tile + 3) + probabilities
+        scores = SHARES * tile + 3  # with rescaling, maximum and sum
+        return (stages * tile + 2 * PAIRS) * stride + 4 * PAIRS * scores + probabilities
 
     def tile(self, limit: int) -> tuple[int, int]:
         """Return (positions, tiles in flight) of shared memory such that all of it stays below

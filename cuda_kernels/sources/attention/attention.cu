@@ -250,7 +250,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         __syncthreads();
         for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
             const int r = i / DV;
-            const float4 sum = join_ranges<PART>(parts + i, active, share + r * active);
+            const float4 sum = join_ranges<PART>(parts + i, 0, active, share + r * active);
             answer(r, i % DV, sum.x, sum.y);
             answer(r, i % DV + 2, sum.z, sum.w);
         }

@@ -19,12 +19,12 @@ __device__ __forceinline__ void shares_of_ranges(const float* maxima, int active
     for (int s = lane; s < active; s += 32) share[s] = exp2f(share[s] - all) / sum;
 }
 
-// The sum of four elements, at mixes[s * PART] of range s, in the order of ranges.
-template <int PART>
-__device__ __forceinline__ float4 join_ranges(const float* mixes, int active, const float* share) {
+// The sum of four elements, at mixes[s * PART] of range s, over ranges from .. until-1 in their order.
+template <int PART, int UNROLL = 8>
+__device__ __forceinline__ float4 join_ranges(const float* mixes, int from, int until, const float* share) {
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-    for (int s = 0; s < active; s++) {
+#pragma unroll UNROLL
+    for (int s = from; s < until; s++) {
         const float factor = share[s];
         const float4 x = __ldcg((const float4*)(mixes + s * PART));
         sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y);

@@ -28,9 +28,12 @@ constexpr float LOG2E = 1.4426950408889634f;
 
 #include "attention/mma.cuh"
 
-// Shared memory: tiles | queries | scores | probabilities | rescaling, maxima, sums.
+// Warps share the elements of a score: SHARES of them have every SHARES-th 16 elements each, for half of the positions.
+constexpr int SHARES = 4, HALF_TILE = TILE / (WARPS / SHARES), STEPS = DK / 16, HELD = (STEPS + SHARES - 1) / SHARES;
+
+// Shared memory: tiles | queries | shares of scores | probabilities | rescaling, maxima, sums.
 constexpr int STAGE = TILE * STRIDE_K;
-constexpr int AT_Q = STAGES * STAGE, AT_S = AT_Q + Mixer::Q_BYTES, AT_P = AT_S + R * TILE * 4, AT_M = AT_P + Mixer::P_BYTES,
+constexpr int AT_Q = STAGES * STAGE, AT_S = AT_Q + Mixer::Q_BYTES, AT_P = AT_S + SHARES * R * TILE * 4, AT_M = AT_P + Mixer::P_BYTES,
               SHARED = AT_M + 3 * R * 4;
 constexpr int PART = R * DV + 2 * R;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
@@ -52,6 +55,49 @@ struct Ranges {
         const int share = (n_kv + splits - 1) / splits;
         size = max(SHORTEST, (share + TILE - 1) / TILE * TILE);
         active = (n_kv + size - 1) / size;
+    }
+};
+
+// A warp's elements of all queries, in registers: every tile needs them, and to read them from shared memory each time would take
+// longer than the tile takes to arrive.
+struct Held {
+    const int share = threadIdx.x / 32 % SHARES, half = threadIdx.x / 32 / SHARES, lane = threadIdx.x % 32;
+    u32 whole[HELD][4], rest[HELD][4];
+
+    __device__ __forceinline__ void load(const char* q) {
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            const int k = min(share + SHARES * i, STEPS - 1);
+            load_a(whole[i], q + 32 * k, STRIDE_Q, lane);
+            load_a(rest[i], q + Mixer::Q_PART + 32 * k, STRIDE_Q, lane);
+        }
+    }
+
+    // Shares of the scores of a tile, float32[SHARES, R, TILE].
+    __device__ __forceinline__ void score(const char* tile_k, float* scores) const {
+        constexpr int GROUPS = HALF_TILE / 8;  // of 8 positions
+        const char* at = tile_k + (HALF_TILE * half + lane / 4) * STRIDE_K + lane % 4 * 4;
+        float sum[GROUPS][2][4] = {};
+#pragma unroll
+        for (int i = 0; i < HELD; i++) {
+            const int k = share + SHARES * i;
+            if (STEPS % SHARES && k >= STEPS) break;  // the same for all lanes
+#pragma unroll
+            for (int t = 0; t < GROUPS; t++) {
+                const char* from = at + 8 * t * STRIDE_K + 32 * k;
+                const u32 b[2] = {*(const u32*)from, *(const u32*)(from + 16)};
+                mma(sum[t][0], whole[i], b);
+                mma(sum[t][1], rest[i], b);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < GROUPS; t++)
+#pragma unroll
+            for (int upper = 0; upper < 2; upper++) {
+                const int r = 8 * upper + lane / 4;
+                *(float2*)(scores + (share * R + r) * TILE + HALF_TILE * half + 8 * t + lane % 4 * 2) =
+                    make_float2(sum[t][0][2 * upper] + sum[t][1][2 * upper], sum[t][0][2 * upper + 1] + sum[t][1][2 * upper + 1]);
+            }
     }
 };
 
@@ -228,13 +274,15 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     for (int s = 1; s < STAGES; s++) end_of_copies();
 
     Mixer mixer;
+    Held held;
     const int tiles = (last - first + TILE - 1) / TILE;
     for (int t = 0; t < tiles; t++) {
         const int at = first + t * TILE, n = min(TILE, last - at);
         const char *tile_k = shared + t % STAGES * STAGE, *tile_v = tile_k + ROPE * 2;
         wait_for_copies<STAGES - 1>();
         __syncthreads();
-        Mixer::score(q, tile_k, scores);
+        if (t == 0) held.load(q);
+        held.score(tile_k, scores);
         __syncthreads();
 
         // Probabilities against the running maximum: a warp takes a row.
@@ -244,7 +292,10 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
 #pragma unroll
             for (int i = 0; i < TILE / 32; i++) {
                 const int position = 32 * i + lane;
-                s[i] = position < visible ? scores[r * TILE + position] : -INFINITY;
+                float score = 0.f;
+#pragma unroll
+                for (int share = 0; share < SHARES; share++) score += scores[(share * R + r) * TILE + position];
+                s[i] = position < visible ? score : -INFINITY;
                 most = fmaxf(most, s[i]);
             }
             const float before = maxima[r], now = fmaxf(before, warp_max(most));
@@ -293,9 +344,27 @@ latent_values(const float* partial, const int* __restrict__ position, int splits
     if (warp < ROWS)
         shares_of_ranges<PART, R>(parts(warp) + R * DV + place_of(warp, head), active, share + warp * MOST_SPLITS, lane);
     __syncthreads();
-    for (int i = 4 * threadIdx.x; i < ROWS * RANK; i += 4 * THREADS) {
-        const int row = i / RANK, r = place_of(row, head);
-        *(float4*)(x + i) = join_ranges<PART>(parts(row) + r * DV + i % RANK, active, share + row * MOST_SPLITS);
+    // With few rows, threads share the ranges of an element.
+    constexpr int SHARING = 4 * THREADS / (ROWS * RANK) >= 4 ? 4 : 4 * THREADS / (ROWS * RANK) >= 2 ? 2 : 1;
+    __shared__ __align__(16) float sums[SHARING > 1 ? SHARING * ROWS * RANK : 4];
+    if (SHARING == 1) {
+        for (int i = 4 * threadIdx.x; i < ROWS * RANK; i += 4 * THREADS) {
+            const int row = i / RANK, r = place_of(row, head);
+            *(float4*)(x + i) = join_ranges<PART>(parts(row) + r * DV + i % RANK, 0, active, share + row * MOST_SPLITS);
+        }
+    } else {
+        const int i = 4 * (threadIdx.x % (THREADS / SHARING)), row = i / RANK, r = place_of(row, head), g = threadIdx.x / (THREADS / SHARING);
+        const int each = (active + SHARING - 1) / SHARING, from = min(g * each, active);
+        if (i < ROWS * RANK)
+            *(float4*)(sums + g * ROWS * RANK + i) =
+                join_ranges<PART, 16>(parts(row) + r * DV + i % RANK, from, min(from + each, active), share + row * MOST_SPLITS);
+        __syncthreads();
+        for (int e = threadIdx.x; e < ROWS * RANK; e += THREADS) {
+            float sum = sums[e];
+#pragma unroll
+            for (int s = 1; s < SHARING; s++) sum += sums[s * ROWS * RANK + e];
+            x[e] = sum;
+        }
     }
     __syncthreads();
 #pragma unroll 1
