@@ -61,12 +61,20 @@ def test_sizes_are_the_published_ones(name):
     assert elements / 1e9 == pytest.approx(SIZES[name], rel=0.01)
 
 
-def shortened(name: str) -> Shape:
-    """Return a shape with layers of the same sizes, but few of them, and few experts."""
+def shortened(name: str, all_experts: bool = False) -> Shape:
+    """Return a shape with two layers of the same sizes, and few experts. all_experts: each token
+    uses all of them, so that rounding changes no choice.
+    """
     shape = SHAPES[name]
-    few: dict[str, Any] = {"n_layers": 4, "n_dense": min(1, shape.n_dense), "n_vocab": 4096}
+    few: dict[str, Any] = {"n_layers": 2, "n_dense": min(1, shape.n_dense), "n_vocab": 4096}
     if shape.n_experts:
         few["n_experts"] = min(32, shape.n_experts)
+    if all_experts and shape.n_experts:
+        few["n_experts"] = shape.n_used
+        keys = shape.keys.items()
+        few["keys"] = {key: value for key, value in keys if not key.startswith("expert_group")}
+    if shape.delta is not None:
+        few["delta"] = replace(shape.delta, interval=2)
     if shape.indexer is not None:
         few["indexer"] = replace(shape.indexer, top_k=128)  # less than the text is long
     return replace(shape, **few)
@@ -77,25 +85,30 @@ def shortened(name: str) -> Shape:
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
-    """In prompts and steps; results are near those of float32, and every run has the same."""
-    monkeypatch.setitem(SHAPES, "short", shortened(name))
+    """In prompts and steps. Every run gives the same bits; where all experts are used, these are
+    near the results of float32.
+    """
     tokens = torch.randint(512, (300,), generator=torch.Generator().manual_seed(1))
     pieces, slow = [256, 20, 8, 1, 1, 1, 1, 12], []
 
-    def logits(**options):
+    def logits(shape, **options):
+        monkeypatch.setitem(SHAPES, "short", shape)
         with Model(SyntheticSource("short:IQ4_K"), "cuda", **options) as model:
             state = model.new_state(512)
             parts = tokens.split(pieces)
             return torch.cat([model.extend(x, state, all_logits=True).cpu() for x in parts])
 
-    found, again = (logits(precision=precision, verbose=slow.append) for _ in range(2))
-    assert torch.equal(found, again)
-    assert not slow
+    for shape in (shortened(name), shortened(name, all_experts=True)):
+        found, again = (logits(shape, precision=precision, verbose=slow.append) for _ in range(2))
+        assert not slow
+        assert torch.equal(found, again)
     with recorded(monkeypatch) as calls:
-        expected = logits(precision="f32")
+        expected = logits(shape, precision="f32")
         wanted = by_token(calls, pieces)
         calls.clear()
-        assert torch.equal(logits(precision=precision), found)
+        assert torch.equal(logits(shape, precision=precision), found)
         same = comparable(by_token(calls, pieces), wanted, len(tokens))
+    # Of positions, if not of experts, some may be chosen otherwise.
+    assert same.all() or (shape.indexer is not None and same.sum() >= 128)
     off = (found - expected).square().mean(1).sqrt() / expected.std()
-    assert same.sum() >= 20 and (off[same] < 0.03).all(), (int(same.sum()), off)
+    assert off[same].square().mean().sqrt() < 0.03 and (off[same] < 0.06).all(), off

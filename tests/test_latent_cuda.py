@@ -79,4 +79,5 @@ def test_layers_of_real_sizes(monkeypatch, shape):
         same = comparable(by_token(calls, pieces), wanted, len(tokens))
     assert same.sum() > 100
     off = (found - expected).square().mean(1).sqrt() / expected.std()
-    assert (off[same] < 0.03).all(), (same, off)
+    # Of all tokens, and of each: rows of IQ4_K and activations of steps in 8 bits.
+    assert off[same].square().mean().sqrt() < 0.03 and (off[same] < 0.06).all(), (same, off)

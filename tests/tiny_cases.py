@@ -616,5 +616,6 @@ FAST = (
     "smollm3",
     "starcoder2",
     "glm_moe_dsa",
+    "kimi_k25",
     "gpt_oss",
 )

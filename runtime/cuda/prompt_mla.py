@@ -17,6 +17,7 @@ from ..state.hadamard import hadamard
 from ..state.latent import read_keys, settings_of, write_keys
 from .context import Context
 from .latent_weights import HeadMatrices
+from .prompt_attention import attend_in_memory
 from .prompt_graphs import Stage, Staged
 from .prompt_index import PromptIndexer
 from .prompt_stream import Stream, check_norm, last_rows
@@ -48,7 +49,7 @@ class PromptLatent(Staged):
             raise Slow("-fa off keeps the matrix of scores")
         if m.rope.style != "norm" or not prompt_mla.fits(s.nope_length, s.rope_length, s.kv_rank):
             raise Slow(f"heads of {s.nope_length} and {s.rope_length}, rank {s.kv_rank}")
-        if s.key_length > _MOST_HEAD or s.value_length > s.key_length or s.value_length % 8:
+        if s.value_length > s.key_length or s.value_length % 8:
             raise Slow(f"heads of {s.key_length} and {s.value_length}")
         if (m.q_a is None) != (m.q_norm is None):
             raise Slow("latent vectors of queries without a norm")
@@ -193,6 +194,11 @@ class PromptLatent(Staged):
             prompt_mla.latent_keys(rows, s.rope_length, k)
             k, v = (x.unflatten(0, (n_sequences, -1)) for x in (k, v))
             part = queries[:, :, heads]
+            if s.key_length > _MOST_HEAD:
+                for n in range(n_sequences):
+                    values = v[n][..., : s.value_length]
+                    by_head[n, :, heads].copy_(attend_in_memory(part[n], k[n], values, s.scale))
+                continue
             mixed = torch.ops.aten._flash_attention_forward(
                 part,
                 k,
