@@ -21,6 +21,7 @@ from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.step_path import StepPath
 from iqforge.runtime.model import Model
+from iqforge.runtime.parallel import group as group_module
 from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.ranks import Ranks
 from iqforge.runtime.parallel.share import Share
@@ -85,6 +86,7 @@ def main() -> None:
     group = Group(ranks, CPU, timeout=60)
     patch = pytest.MonkeyPatch()
     prompt_on_cpu.install(patch)
+    patch.setattr(group_module, "FEW_ROWS", 4)
     patch.setattr(step_between, "own_experts", own_experts)
     patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
     report = {}
@@ -96,6 +98,9 @@ def main() -> None:
             share = model.weights.share
             context = Context(CPU, torch.float16, ubatch=9, share=share, verbose=told.append)
             found = evaluated(model, context)
+            group.reduce_type = "f16"
+            in_halves = evaluated(model, context)
+            group.reduce_type = "f32"
         report[spec] = {"slow": told, "captured": Graph.replays}
         if ranks.rank == 0:
             patch.setattr(step_path, "links_of", lambda network, context: None)
@@ -106,6 +111,10 @@ def main() -> None:
                 name: float((found[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for name in whole
             }
+            report[spec]["errors in halves"] = [
+                float((in_halves[name] - whole[name]).abs().max() / whole[name].abs().max())
+                for name in whole
+            ]
         digits = {name: x.contiguous().view(torch.int32).sum().item() for name, x in found.items()}
         report[spec]["digits"] = digits
         group.wait()

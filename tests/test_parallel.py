@@ -100,6 +100,7 @@ def test_executors_of_ranks(size, specs, tmp_path):
         errors = first["errors"]
         assert errors.pop("steps") < 1e-4, "steps are in float32"
         assert max(errors.values()) < 0.01, "prompts are in float16"
+        assert 0 < max(first["errors in halves"]) < 0.015
         for one in (rank[spec] for rank in found):
             assert one["digits"] == first["digits"]
             assert one["captured"] > 5

@@ -24,6 +24,7 @@ class PromptAbsent(Executor):
         self.branch = branch
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
+        stream.settled()  # no norm here adds what the branch before has left
         if stream.narrows:
             stream.keep_last(batch.n_sequences)
 

@@ -92,13 +92,21 @@ class Stream:
     def sum_parts(self, group: Group, norm: Norm | None) -> None:
         """Add norm(the sum of the parts of all ranks)."""
         parts, self._parts = self._parts or [], None
-        total = group.sum_here(self._joined(parts), self.context.dtype)
-        if norm is not None:
-            total = norm(total.float())
-        if total.dtype == self.context.dtype:
-            self.add(total)
+        part, moved = self._joined(parts), group.moved_type(len(self.h))
+        if moved is None:
+            part = group.sum(part.float())
         else:
-            self.settled().add_(total)
+            if part.dtype != moved:
+                # In a buffer, as the graph of the next product reads it in the same place again.
+                other = self.context.buffer("sum over ranks", tuple(part.shape), moved)
+                part = other.copy_(part)
+            group.sum_in_place(part)
+        if norm is not None:
+            part = norm(part.float())
+        if part.dtype == self.context.dtype:
+            self.add(part)
+        else:
+            self.settled().add_(part)
 
     def _joined(self, parts: list[dict[str, Any]]) -> torch.Tensor:
         """Return the sum of the parts of this rank, in half or float32, in a buffer."""

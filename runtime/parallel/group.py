@@ -70,16 +70,13 @@ class Group:
             total = total + decoded(part, x)
         return total
 
-    def sum_here(self, x: torch.Tensor, half: torch.dtype) -> torch.Tensor:
-        """Return the sum over ranks of x [rows, width] on a GPU, in float32 or in `half`. It is in
-        the memory of x if x has the dtype that moves.
-        """
-        kind = "f32" if len(x) <= FEW_ROWS else self.reduce_type
-        if kind == "q8_0":
-            return self.sum(x.float())
-        moved = x.contiguous().to(DTYPES[kind])
-        self._named("a sum", lambda: dist.all_reduce(moved))
-        return moved if moved.dtype in (half, torch.float32) else moved.float()
+    def moved_type(self, rows: int) -> torch.dtype | None:
+        """Return the type in which GPUs sum so many rows; None for blocks of 8 bits."""
+        return DTYPES.get("f32" if rows <= FEW_ROWS else self.reduce_type)
+
+    def sum_in_place(self, x: torch.Tensor) -> None:
+        """Replace x, on a GPU, by its sum over all ranks."""
+        self._named("a sum", lambda: dist.all_reduce(x))
 
     def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
         """Return [rows, ends[-1]], the columns of all ranks side by side; x [rows, n] are those of
