@@ -152,14 +152,17 @@ def plain_matvec(
     x: torch.Tensor,
     matrices: Sequence[PackedMatrix | RowRange],
     outs: Sequence[torch.Tensor],
+    join: Join | None = None,
     *,
     pdl: bool = True,
 ) -> None:
     """Compute outs[i] float32[n, rows] = matrices[i] times x float32[n, cols], 1 <= n <= 8. Up to
-    three matrices of one type make one launch. Raise ShapeError for tensors that do not fit.
+    three matrices of one type make one launch. With `join`, x is first replaced. Raise ShapeError
+    for tensors that do not fit.
     """
     for group in _by_type(matrices, outs):
-        _product(NORM_MATVEC, x, None, 0.0, group, pdl, options=("PLAIN",))
+        _product(NORM_MATVEC, x, None, 0.0, group, pdl, options=("PLAIN",), join=join)
+        x, join = (x, None) if join is None else (join.out, None)
 
 
 def _by_type(

@@ -19,7 +19,7 @@ _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _NORM_UNITS, _NORM_THREADS, _UNIT = (1, 2, 4, 8), 256, 8
 _PER_LANE = (1, 2, 4, 8, 16)
-_HEAD_LANES = (8, 16, 32)  # that share a head, 8 elements each
+_HEAD_UNITS = (8, 16, 32, 64)  # of a head, at most, for the kernels for heads
 _ROPE_WARPS, _ROPE_ROUNDS, _ROUTE_WARPS = 8, 4, 4
 _GROUP_THREADS = 1024
 
@@ -39,7 +39,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
 
 
 def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
-    names = tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_LANES)
+    names = tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_UNITS)
     return KernelSpec(
         f"prompt_heads_{_short(half)}_{_short(stored)}",
         ("prompt/rope.cu",),
@@ -198,7 +198,7 @@ def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch
 
 def heads_fit(size: int, n_rot: int) -> bool:
     """Return whether `rotate_heads` takes heads of this size with n_rot rotated elements."""
-    return size % _UNIT == 0 and size <= _UNIT * _HEAD_LANES[-1] and n_rot % (2 * _UNIT) == 0
+    return size % _UNIT == 0 and size <= _UNIT * _HEAD_UNITS[-1] and n_rot % (2 * _UNIT) == 0
 
 
 def rotate_heads(
@@ -214,22 +214,27 @@ def rotate_heads(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    value_eps: float | None = None,
 ) -> None:
     """Norm the joined products of a prompt by head (if there are weights), rotate them, and write
     them to where attention reads them.
 
-    qkv: half[T, (heads + 2 kv) * size]; q: [T, heads, size]; k, v: [rows, kv, size] of which rows
-    first .. first + T are written; q, k and v of one dtype (float16, bfloat16 or float32). cos,
-    sin: float32[n, n_rot / 2] for the positions of a sequence: T is a multiple of n.
+    qkv: half[T, (heads + 2 kv) * size], or [T, (heads + kv) * size] where values are keys before
+    norm and rotation; q: [T, heads, size]; k, v: [rows, kv, size] of which rows first .. first + T
+    are written; q, k and v of one dtype (float16, bfloat16 or float32). cos, sin: float32[n, n_rot
+    / 2] for the positions of a sequence: T is a multiple of n. value_eps: values are divided by
+    their root mean square.
     """
     tokens, n_heads, size = q.shape
-    n_kv = k.shape[1]
-    lanes = next(n for n in _HEAD_LANES if _UNIT * n >= size)
-    jobs = tokens * -(-(n_heads + 2 * n_kv) // (32 // lanes * _ROPE_ROUNDS))
+    n_kv, n_given = k.shape[1], qkv.shape[1] // size
+    if n_given not in (n_heads + 2 * n_kv, n_heads + n_kv):
+        raise ValueError(f"{n_given} heads for {n_heads} of queries and {n_kv} of keys")
+    units = next(n for n in _HEAD_UNITS if _UNIT * n >= size)
+    jobs = tokens * -(-(n_heads + 2 * n_kv) // (32 // min(units, 32) * _ROPE_ROUNDS))
     launch(
         function(
             _heads_spec(qkv.dtype, q.dtype),
-            f"heads_{'neox' if neox else 'norm'}_{lanes}",
+            f"heads_{'neox' if neox else 'norm'}_{units}",
             qkv.device,
         ),
         -(-jobs // _ROPE_WARPS),
@@ -238,6 +243,7 @@ def rotate_heads(
         np.int32(tokens),
         np.int32(n_heads),
         np.int32(n_kv),
+        np.int32(n_given),
         np.int32(size),
         np.int32(2 * cos.shape[1]),
         cos,
@@ -246,6 +252,7 @@ def rotate_heads(
         q_norm,
         k_norm,
         np.float32(eps),
+        np.float32(-1 if value_eps is None else value_eps),
         q,
         k,
         v,

@@ -14,7 +14,17 @@ BETWEEN = KernelSpec(
     "step_between",
     ("step/between.cu",),
     (),
-    ("add_normed", "own_experts", "layer_norm", "activate", "scale", "cap", "take_share"),
+    (
+        "add_normed",
+        "sum_normed",
+        "layer_inputs",
+        "own_experts",
+        "layer_norm",
+        "activate",
+        "scale",
+        "cap",
+        "take_share",
+    ),
 )
 
 
@@ -127,6 +137,65 @@ def scale(x: torch.Tensor, factor: float) -> None:
         x,
         np.float32(factor),
         np.int32(x.numel()),
+        pdl=True,
+    )
+
+
+def sum_normed(
+    first: torch.Tensor,
+    first_weight: torch.Tensor,
+    first_eps: float,
+    second: torch.Tensor,
+    second_weight: torch.Tensor,
+    second_eps: float,
+    out: torch.Tensor,
+) -> None:
+    """Compute out = rms_norm(first) + rms_norm(second), and set second to 0: float32[n, width],
+    weights float32[width].
+    """
+    n, width = out.shape
+    launch(
+        function(BETWEEN, "sum_normed", out.device),
+        n,
+        THREADS,
+        first,
+        first_weight,
+        np.float32(first_eps),
+        second,
+        second_weight,
+        np.float32(second_eps),
+        out,
+        np.int32(width),
+        pdl=True,
+    )
+
+
+def layer_inputs(
+    projected: torch.Tensor,
+    scale: float,
+    weight: torch.Tensor,
+    eps: float,
+    table: torch.Tensor,
+    table_scale: float,
+    out: torch.Tensor,
+) -> None:
+    """Compute out[layer, row] = (rms_norm(projected[row, layer] * scale) + table_scale * table[row,
+    layer]) / sqrt(2): projected and table float32[n, layers, length], weight float32[length], out
+    float32[layers, n, length].
+    """
+    n_layers, n, length = out.shape
+    launch(
+        function(BETWEEN, "layer_inputs", out.device),
+        (n_layers, n),
+        THREADS,
+        projected,
+        np.float32(scale),
+        weight,
+        np.float32(eps),
+        table,
+        np.float32(table_scale),
+        out,
+        np.int32(length),
         pdl=True,
     )
 

@@ -80,14 +80,14 @@ def gather_rows(x, sources, n_slots, out):
     out.copy_(x[sources.long().clamp(0) // n_slots])
 
 
-def rotate_heads(qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=None, eps=0.0):
+def rotate_heads(
+    qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=None, eps=0.0, value_eps=None
+):
     (tokens, n_heads, size), n_kv = q.shape, k.shape[1]
-    assert (
-        tokens == len(qkv)
-        and tokens % len(cos) == 0
-        and qkv.shape[1] == (n_heads + 2 * n_kv) * size
-        and q.dtype == k.dtype == v.dtype
-    )
+    assert tokens == len(qkv) and tokens % len(cos) == 0 and q.dtype == k.dtype == v.dtype
+    if qkv.shape[1] == (n_heads + n_kv) * size and n_kv:  # values are keys
+        qkv = torch.cat([qkv, qkv[:, n_heads * size :]], 1)
+    assert qkv.shape[1] == (n_heads + 2 * n_kv) * size
     cos, sin = (x.repeat(tokens // len(cos), 1)[:, None] for x in (cos, sin))
     queries, keys, values = qkv.float().view(tokens, -1, size).split([n_heads, n_kv, n_kv], 1)
     for x, weight, to in ((queries, q_norm, q), (keys, k_norm, k[first : first + tokens])):
@@ -98,6 +98,8 @@ def rotate_heads(qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=Non
         to.copy_(
             torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
         )
+    if value_eps is not None:
+        values = F.rms_norm(values, (size,), None, value_eps)
     v[first : first + tokens] = values
 
 

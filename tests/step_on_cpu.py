@@ -20,6 +20,7 @@ from iqforge.cuda_kernels.step_router import Routing
 from iqforge.runtime.cuda import (
     step_delta,
     step_frame,
+    step_gemma,
     step_layers,
     step_mla,
     step_moe,
@@ -104,7 +105,8 @@ def norm_matvec(h, weight, eps, matrices, outs, join=None):
 
 
 @kernel
-def plain_matvec(x, matrices, outs):
+def plain_matvec(x, matrices, outs, join=None):
+    x = joined(x, join)
     for m, out in zip(matrices, outs, strict=True):
         out.copy_(F.linear(x, whole(m)))
 
@@ -199,6 +201,19 @@ def take_share(h, weight, eps, hidden):
 
 
 @kernel
+def sum_normed(first, first_weight, first_eps, second, second_weight, second_eps, out):
+    out.copy_(normed(first, first_weight, first_eps) + normed(second, second_weight, second_eps))
+    second.zero_()
+
+
+@kernel
+def layer_inputs(projected, scale, weight, eps, table, table_scale, out):
+    layers, n, length = out.shape
+    projected, table = (x.view(n, layers, length).transpose(0, 1) for x in (projected, table))
+    out.copy_((normed(projected * scale, weight, eps) + table_scale * table) * 0.5**0.5)
+
+
+@kernel
 def cap(x, most):
     x.copy_(most * torch.tanh(x / most))
 
@@ -245,8 +260,8 @@ class Attention:
             q, k, v = (x + bias for x, bias in zip((q, k, v), biases))
         q, k, v = (
             q.view(s.rows, s.group * s.kv_heads, -1),
-            k.view(s.rows, -1, s.key_length),
-            v.view(s.rows, -1, s.value_length),
+            k.reshape(s.rows, -1, s.key_length),
+            v.reshape(s.rows, -1, s.value_length),
         )
         q, gates = q.split(s.key_length, -1) if s.gate else (q, None)
         q, k = (
@@ -255,8 +270,11 @@ class Attention:
             else normed(x, weight, eps)
             for x, weight in ((q, q_norm), (k, k_norm))
         )
+        if s.value_norm:
+            v = F.rms_norm(v, (s.value_length,), None, eps)
         total = start + s.rows
-        cache_k[start:total], cache_v[start:total] = k, v
+        if s.own_kv:
+            cache_k[start:total], cache_v[start:total] = k, v
         if s.temperature is not None:
             q = q * temperature(Temperature(*s.temperature), positions.long())[:, None, None]
         keys, values = (cache[None, :total].float() for cache in (cache_k, cache_v))
@@ -477,6 +495,8 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (matvec, "limits", lambda index: DeviceLimits(132, products, products // 2, products // 2)),
         (step_between, "add_normed", add_normed),
         (step_between, "cap", cap),
+        (step_between, "sum_normed", sum_normed),
+        (step_between, "layer_inputs", layer_inputs),
         (step_between, "layer_norm", layer_norm),
         (step_between, "activate", activate),
         (step_between, "scale", scale),
@@ -491,6 +511,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_mla, "StepLatentAttention", Latent),
         (step_frame, "step_angles", angles),
         (step_layers, "decode_rows", embed),
+        (step_gemma, "decode_rows", embed),
         (step_layers, "BETWEEN", torch.float32),
         (step_sampling, "GreedySampler", Sampler),
         (step_sampling, "DrawSampler", Sampler),

@@ -604,6 +604,8 @@ FAST = (
     "glm4_moe",
     "gemma2",
     "gemma3",
+    "gemma4_moe",
+    "gemma4_e",
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",

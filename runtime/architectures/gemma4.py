@@ -18,7 +18,7 @@ from . import architecture
 _SPEC = FFNSpec("gelu")
 
 
-@architecture("gemma4")
+@architecture("gemma4", gpu=True)
 def build(d: Decoder) -> Network:
     p, w, n = d.p, d.w, d.n_layers
     has_window = p.flags("attention.sliding_window_pattern", n)

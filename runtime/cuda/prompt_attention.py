@@ -20,6 +20,7 @@ from .registry import PROMPT, PlacedBranch, Slow, executor
 
 CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
 _SCORE_BYTES = 128 << 20  # of scores in memory
+_FLASH_HEAD = 256  # elements of a head for which there is flash attention, at most
 _FLOATS = (torch.float16, torch.bfloat16)
 
 
@@ -45,8 +46,6 @@ class PromptAttention(Staged):
         m: Attention = branch.module
         check_norm(branch.norm, context)
         linears = [x for x in ((m.q, m.k, m.v) if m.qkv is None else (m.qkv,)) if x is not None]
-        if len(linears) == 2 or (m.qkv is None and m.k is None):
-            raise Slow("no projections for each of query, key and value")
         self.rope = m.rope
         if m.spec.key_length != m.spec.value_length or not prompt.heads_fit(
             m.spec.key_length, 0 if m.rope is None else m.rope.n_rot
@@ -54,21 +53,21 @@ class PromptAttention(Staged):
             raise Slow(f"heads of {m.spec.key_length} and {m.spec.value_length}")
         if not m.switches.flash_attention:
             raise Slow("-fa off keeps the matrix of scores")
-        if (m.q_norm is None) != (m.k_norm is None) or (
-            m.q_norm is not None and m.k_norm is not None and m.q_norm.eps != m.k_norm.eps
+        own = m.spec.kv_from is None
+        if own and (
+            (m.q_norm is None) != (m.k_norm is None)
+            or (m.q_norm is not None and m.k_norm is not None and m.q_norm.eps != m.k_norm.eps)
         ):
             raise Slow("norms of queries and keys differ")
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         self.qkv = Product("qkv", linears, context)
         n = m.spec.query_rows
-        self.q, self.kv = (
-            (Product("last queries", linears[:1], context), Product("qkv", linears[1:], context))
-            if m.qkv is None
-            else (
-                Product("last queries", linears, context, slice(0, n)),
-                Product("qkv", linears, context, slice(n, None)),
-            )
-        )
+        if m.qkv is None:
+            self.q = Product("last queries", linears[:1], context)
+            self.kv = Product("qkv", linears[1:], context) if own else None
+        else:
+            self.q = Product("last queries", linears, context, slice(0, n))
+            self.kv = Product("qkv", linears, context, slice(n, None))
         self.output = Product("delta", [m.output], context)
         self.post_norm = branch.post_norm
         self.sinks = None if m.sinks is None else m.sinks.float()
@@ -81,7 +80,8 @@ class PromptAttention(Staged):
         x = stream.normed(self.norm)
         if stream.narrows:
             stream.keep_last(batch.n_sequences)
-            self.kv(x)
+            if self.kv is not None:
+                self.kv(x)
             self.q(last_rows(x, batch.n_sequences))
         else:
             self.qkv(x)
@@ -89,15 +89,19 @@ class PromptAttention(Staged):
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffers: a graph may have computed them."""
         rows = batch.n_sequences * batch.n_tokens
-        products = (
-            _Products(self.kv.out(rows), self.q.out(len(stream.h)))
-            if stream.narrows
-            else _Products(self.qkv.out(rows))
-        )
+        if not stream.narrows:
+            products = _Products(self.qkv.out(rows))
+        elif self.kv is None:
+            products = _Products(self.q.out(len(stream.h)))
+        else:
+            products = _Products(self.kv.out(rows), self.q.out(len(stream.h)))
         products, gates = self._without_gates(products) if self.m.spec.gate else (products, None)
-        mixed = (
-            self._fresh(products, batch) if batch.state is None else self._cached(products, batch)
-        )
+        if self.m.spec.kv_from is not None:
+            mixed = self._borrowed(products, batch, self.m.spec.kv_from)
+        elif batch.states is None:
+            mixed = self._fresh(products, batch)
+        else:
+            mixed = self._cached(products, batch)
         if gates is not None:
             mixed = mixed.reshape(gates.shape) * gates.sigmoid()
         # Converted to the dtype of activations, in a buffer that stays.
@@ -137,11 +141,41 @@ class PromptAttention(Staged):
                 raise TypeError("keys and values without settings are float16")
             cache = m.new_cache(total, settings, qkv.joined.device)
             return self._converted(qkv, cache, 0, total, batch)
+        owner = (
+            f" of layer {batch.layer}" if m.spec.kv_shared else ""
+        )  # until later layers have run
         k, v = (
-            self.context.buffer(name, (total, m.spec.kv_heads, m.spec.key_length), dtype)
+            self.context.buffer(
+                f"{name}{owner}", (total, m.spec.kv_heads, m.spec.key_length), dtype
+            )
             for name in ("keys", "values")
         )
-        return self._attend(self._heads(qkv, k, v, 0, batch), k, v, batch)
+        q = self._heads(qkv, k, v, 0, batch)
+        if m.spec.kv_shared:
+            batch.scratch["kv", batch.layer] = k, v, None
+        return self._attend(q, k, v, batch)
+
+    def _borrowed(self, qkv: _Products, batch: Batch, source: int) -> torch.Tensor:
+        """Attention to keys and values that the layer `source` has stored in this pass."""
+        cache: KVCache | None
+        if batch.states is None:
+            k, v, cache = batch.scratch["kv", source]
+        else:
+            held, n = batch.states[0].layers[source], batch.start + batch.n_tokens
+            if not isinstance(held, KVCache):
+                raise TypeError(f"layer {source} keeps no keys and values")
+            first = self._first_seen(batch.start)
+            if _reads(held):
+                k, v, cache = held.k[first:n], held.v[first:n], None
+            else:
+                (k, v), cache = held.read(n, first), held
+        k, v = (x.to(self.context.device) for x in (k, v))
+        if k.dtype not in _FLOATS:
+            k, v = k.half(), v.half()
+        q = self._queries(qkv.joined, batch, k.dtype if cache is None else torch.float32)
+        if cache is None:
+            return self._attend(q, k, v, batch)
+        return cache.result(self._attend(cache.query(q).to(k.dtype), k, v, batch).float())
 
     def _cached(self, qkv: _Products, batch: Batch) -> torch.Tensor:
         """Tokens of one sequence after those in its cache, which first stores their keys and
@@ -149,7 +183,7 @@ class PromptAttention(Staged):
         """
         cache, n = batch.state, batch.start + batch.n_tokens
         seen = slice(self._first_seen(batch.start), n)
-        if not cache.is_whole or _stored(cache.k.dtype, cache.v.dtype) is None:
+        if not _reads(cache):
             return self._converted(qkv, cache, batch.start, n, batch)
         return self._attend(
             self._heads(qkv, cache.k, cache.v, batch.start, batch),
@@ -179,6 +213,8 @@ class PromptAttention(Staged):
         q = self._heads(qkv, k, v, 0, batch)
         cache.write(first, k, v)
         k, v = (x.half() for x in cache.read(n, self._first_seen(first)))
+        if m.spec.kv_shared and batch.states is None:
+            batch.scratch["kv", batch.layer] = k, v, cache
         return cache.result(self._attend(cache.query(q).half(), k, v, batch).float())
 
     def _heads(
@@ -187,33 +223,61 @@ class PromptAttention(Staged):
         """Queries [rows that have them, heads, key_length] in the dtype of k; keys and values go to
         k and v from row `first`.
         """
-        m, rows = self.m, qkv.joined if qkv.queries is None else qkv.queries
-        q = self.context.buffer("queries", (len(rows), m.spec.heads, m.spec.key_length), k.dtype)
-        cos, sin = self._angles(batch)
-        q_norm, k_norm, eps = (
-            (m.q_norm.weight, m.k_norm.weight, m.q_norm.eps)
-            if m.q_norm and m.k_norm
-            else (None, None, 0.0)
+        m = self.m
+        if qkv.queries is not None:  # keys and values of all positions, queries of the last one
+            none = k.new_empty(len(qkv.joined), 0, m.spec.key_length)
+            self._rotated(qkv.joined, none, k, v, first, *self._angles(batch))
+            return self._queries(qkv.queries, batch, k.dtype)
+        q = self._query_buffer(qkv.joined, k.dtype)
+        self._rotated(qkv.joined, q, k, v, first, *self._angles(batch))
+        return self._tempered(q, batch)
+
+    def _queries(self, products: torch.Tensor, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
+        """Queries of products that have nothing else: of all rows, or of the last one of each
+        sequence.
+        """
+        q, (cos, sin) = self._query_buffer(products, dtype), self._angles(batch)
+        if len(products) == batch.n_sequences:
+            cos, sin = cos[-1:], sin[-1:]
+        none = q.new_empty(len(products), 0, self.m.spec.key_length)
+        self._rotated(products, q, none, none, 0, cos, sin)
+        return self._tempered(q, batch)
+
+    def _query_buffer(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        shape = len(rows), self.m.spec.heads, self.m.spec.key_length
+        return self.context.buffer("queries", shape, dtype)
+
+    def _rotated(
+        self,
+        products: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        first: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> None:
+        m = self.m
+        prompt.rotate_heads(
+            products,
+            q,
+            k,
+            v,
+            first,
+            cos,
+            sin,
+            neox=self.rope is not None and self.rope.style == "neox",
+            q_norm=None if m.q_norm is None else m.q_norm.weight,
+            k_norm=None if m.k_norm is None else m.k_norm.weight,
+            eps=0.0 if m.q_norm is None else m.q_norm.eps,
+            value_eps=m.value_eps if m.spec.value_norm else None,
         )
-        options = {
-            "neox": self.rope is not None and self.rope.style == "neox",
-            "q_norm": q_norm,
-            "k_norm": k_norm,
-            "eps": eps,
-        }
-        if qkv.queries is None:
-            prompt.rotate_heads(qkv.joined, q, k, v, first, cos, sin, **options)
-        else:  # keys and values of all positions, queries of the last one
-            none = q.new_empty(len(qkv.joined), 0, m.spec.key_length)
-            prompt.rotate_heads(qkv.joined, none, k, v, first, cos, sin, **options)
-            prompt.rotate_heads(
-                qkv.queries, q, k[:, :0], v[:, :0], 0, cos[-1:], sin[-1:], **options
-            )
-        if m.spec.temperature is not None:
-            positions = (
-                batch.sequence_positions[-1:] if qkv.queries is not None else batch.positions
-            )
-            q *= temperature(m.spec.temperature, positions)[:, None, None].to(q.dtype)
+
+    def _tempered(self, q: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if self.m.spec.temperature is not None:
+            last = len(q) == batch.n_sequences
+            positions = batch.sequence_positions[-1:] if last else batch.positions
+            q *= temperature(self.m.spec.temperature, positions)[:, None, None].to(q.dtype)
         return q
 
     def _angles(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -236,7 +300,7 @@ class PromptAttention(Staged):
         """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
         s = self.m.spec
-        if s.softcap:
+        if s.softcap or s.key_length > _FLASH_HEAD:
             one_by_one = zip(q, k, v, strict=True)
             options = {"window": s.window, "softcap": s.softcap}
             return torch.stack([attend_in_memory(*x, s.scale, **options) for x in one_by_one])
@@ -320,6 +384,11 @@ def _cudnn_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
             q.shape[2] != k.shape[2],
         )
     )
+
+
+def _reads(cache: KVCache) -> bool:
+    """Return whether attention can read keys and values of a cache as they are."""
+    return cache.is_whole and _stored(cache.k.dtype, cache.v.dtype) is not None
 
 
 def _stored(k: torch.dtype, v: torch.dtype) -> torch.dtype | None:

@@ -33,7 +33,11 @@ class PromptFFN(Staged):
         return [(True, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
-        gate, up = self.gate_up(stream.normed(self.norm)).chunk(2, dim=1)
+        self.add(stream.normed(self.norm), stream)
+
+    def add(self, x: torch.Tensor, stream: Stream) -> None:
+        """Add the result for half[T, width], which is normed, to a stream."""
+        gate, up = self.gate_up(x).chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt.join_gate(gate, up, gated, self.gating)
         stream.add(self.down(gated), post_norm=self.post_norm)

@@ -61,9 +61,20 @@ class PromptMoE(Staged):
         return [(self.fused, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
-        m, context, (tokens, width) = self.m, self.context, stream.h.shape
-        exact = context.buffer("normed f32", (tokens, width), torch.float32)
+        exact = self.context.buffer("normed f32", tuple(stream.h.shape), torch.float32)
         x = stream.normed(self.norm, exact, permuted=self.fused)
+        ids, weights = self.routed(exact)
+        self._add_shared(stream, exact)
+        stream.add(*self.mixed(x, ids, weights), post_norm=self.branch.post_norm)
+
+    def input_shape(self, tokens: int) -> tuple[int, int]:
+        """Return the shape of what `mixed` reads."""
+        width = self.m.experts.down.rows
+        return tokens, prompt_grouped.padded(width) if self.fused else width
+
+    def routed(self, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return experts int32[T, k] and their weights float32[T, k] for float32[T, width]."""
+        m, context, tokens = self.m, self.context, len(exact)
         ids, weights = (
             context.buffer(name, (tokens, m.spec.n_used), dtype)
             for name, dtype in (("expert ids", torch.int32), ("expert weights", torch.float32))
@@ -74,9 +85,14 @@ class PromptMoE(Staged):
             first, last = m.owned
             ids -= first
             ids.masked_fill_((ids < 0) | (ids >= last - first), -1)
-        self._add_shared(stream, exact)
+        return ids, weights
+
+    def mixed(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the results of experts, the row of each slot, and its weight, for `Stream.add`."""
         ends, sources, rows = (
-            context.buffer(name, shape, torch.int32)
+            self.context.buffer(name, shape, torch.int32)
             for name, shape in (
                 ("expert ends", (self.down.n_matrices,)),
                 ("row sources", (ids.numel(),)),
@@ -84,7 +100,7 @@ class PromptMoE(Staged):
             )
         )
         prompt.group_rows(ids, ends, sources, rows)
-        stream.add((self._fused if self.fused else self._apart)(x, ends, sources), rows, weights)
+        return (self._fused if self.fused else self._apart)(x, ends, sources), rows, weights
 
     def _add_shared(self, stream: Stream, exact: torch.Tensor) -> None:
         """Add the expert that works on every token."""

@@ -22,6 +22,7 @@ from . import (  # noqa: F401, they declare executors
     prompt_attention,
     prompt_delta,
     prompt_ffn,
+    prompt_gemma,
     prompt_mla,
     prompt_moe,
 )

@@ -18,6 +18,7 @@ from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet
 from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.gemma import DenseAndExperts, LayerInput
 from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.norm import LayerNorm, Norm, RMSNorm
@@ -131,17 +132,23 @@ def choose_all(
 def check_description(branch: Branch) -> None:
     """`Slow` for what no kernels evaluate yet, whatever the device and the types of weights."""
     module = branch.module
-    if not isinstance(branch.norm, RMSNorm) and not (
-        isinstance(branch.norm, LayerNorm) and isinstance(module, (Attention, PlainFFN))
+    own_norms = isinstance(module, (DenseAndExperts, LayerInput))
+    if own_norms != (branch.norm is None) or (
+        isinstance(branch.norm, LayerNorm) and not isinstance(module, (Attention, PlainFFN))
     ):
         raise Slow("no norm before it, or another one")
-    if branch.post_norm is not None and (
-        isinstance(module, MoE) or not isinstance(branch.post_norm, RMSNorm)
-    ):
-        raise Slow("a norm after it")
+    if branch.post_norm is not None and not isinstance(branch.post_norm, RMSNorm):
+        raise Slow("a norm after it that is no RMS norm")
     if isinstance(module, Attention):
-        _check_attention(module)
+        return
+    if isinstance(module, DenseAndExperts):
+        _check_dense_and_experts(module)
+    elif isinstance(module, LayerInput):
+        if module.spec.activation not in ("silu", "gelu", "gelu_erf"):
+            raise Slow(f"activation {module.spec.activation}")
     elif isinstance(module, MoE):
+        if branch.post_norm is not None and module.shared is not None:
+            raise Slow("a norm after experts and a shared one")
         _check_experts(module)
     elif isinstance(module, GatedFFN):
         if module.spec.activation not in ("silu", "gelu"):
@@ -155,14 +162,11 @@ def check_description(branch: Branch) -> None:
         raise Slow("no kernels for this kind of layer")
 
 
-def _check_attention(m: Attention) -> None:
-    beyond = {
-        "norms of values": m.spec.value_norm,
-        "keys and values of another layer": m.spec.kv_from is not None,
-        "values that are keys": m.qkv is None and m.spec.kv_from is None and m.v is None,
-    }
-    if found := [name for name, has in beyond.items() if has]:
-        raise Slow(" and ".join(found))
+def _check_dense_and_experts(m: DenseAndExperts) -> None:
+    if m.sum is not None or m.moe is None:
+        raise Slow("norms after parts of a sum over ranks")
+    check_description(Branch(m.norm, m.dense, m.post_norm))
+    check_description(Branch(m.expert_norm, m.moe, m.expert_post_norm))
 
 
 def _check_experts(m: MoE) -> None:

@@ -39,13 +39,18 @@ class StepAttentionLayer(StepBranch):
         self.output = StepSum(a.output, branch, context)
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
-        if (a.q_norm is None) != (a.k_norm is None) or (
-            a.q_norm is not None and a.k_norm is not None and a.q_norm.eps != a.k_norm.eps
-        ):
+        # Keys of another layer have their norm; the kernel does not use this one then.
+        k_norm = a.k_norm if s.kv_from is None else a.q_norm
+        if (a.q_norm is None) != (k_norm is None):
             raise Slow("head norms of two kinds")
+        all_eps = {norm.eps for norm in (a.q_norm, k_norm) if norm is not None}
+        all_eps |= {a.value_eps} if s.value_norm else set()
+        if len(all_eps) > 1:
+            raise Slow("head norms of two kinds")
+        self.head_eps = next(iter(all_eps), 0.0)
         self.norms = (
             None if a.q_norm is None else a.q_norm.weight,
-            None if a.k_norm is None else a.k_norm.weight,
+            None if k_norm is None else k_norm.weight,
         )
         self._limit = shared_limit(context.device)
         self._check(a.new_cache(0, context.settings or CacheSettings(), torch.device("cpu")))
@@ -61,14 +66,23 @@ class StepAttentionLayer(StepBranch):
             ranges = [RowRange(joined, at, n) for at, n in zip(first, self.sizes, strict=False)]
             bias = a.qkv.bias
             return list(ranges), [None] * 3 if bias is None else list(bias.split(self.sizes))
-        if a.q is None or a.k is None or a.v is None:
-            raise Slow("no projections for each of query, key and value")
-        linears = a.q, a.k, a.v
+        linears = [x for x in (a.q, a.k, a.v) if x is not None]
         matrices = [on_device(x, context, NORM_MATVEC, biased=True) for x in linears]
-        return list(matrices), [x.bias for x in linears]
+        biases = [x.bias for x in linears]
+        if len(linears) < 3 and any(bias is not None for bias in biases):
+            raise Slow("biases, and no projections for each of query, key and value")
+        return list(matrices), biases
 
     def check(self, state) -> None:
-        self._check(state.layers[self.layer])
+        cache = self._cache(state)
+        if cache.k.device != self.input.norm.weight.device:
+            raise Slow(f"its keys and values are on {cache.k.device}")
+        self._check(cache)
+
+    def _cache(self, state) -> KVCache:
+        """Return the cache of this layer, or of the layer whose keys and values it uses."""
+        source = self.a.spec.kv_from
+        return state.layers[self.layer if source is None else source]
 
     def _check(self, cache: KVCache) -> None:
         s = self.a.spec
@@ -104,24 +118,26 @@ class StepAttentionLayer(StepBranch):
             sinks=s.sinks,
             window=s.window,
             softcap=s.softcap,
+            value_norm=s.value_norm and s.kv_from is None,
+            own_kv=s.kv_from is None,
             temperature=None if t is None else (t.scale, t.original_context),
         )
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        a, cache = self.a, state.layers[self.layer]
-        q, k, v = outs = [
-            frame.buffer(name, rows) for name, rows in zip(("q", "k", "v"), self.sizes, strict=True)
-        ]
+        a, cache = self.a, self._cache(state)
+        names = ("q", "k", "v")[: len(self.qkv)]
+        outs = [frame.buffer(name, rows) for name, rows in zip(names, self.sizes, strict=False)]
+        # Values can be keys before norm and rotation. What another layer has stored is not read.
+        q, k, v = (outs + 2 * outs[-1:])[:3]
         mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
         self.input(frame, self.qkv, outs)
-        eps = 0.0 if a.q_norm is None else a.q_norm.eps
         frame.attention(self._shape(frame.n, cache), cache.capacity)(
             q,
             k,
             v,
             *self.norms,
-            eps,
+            self.head_eps,
             None if self.rope is None else frame.angles(self.rope.of_context(state.context)),
             cache.k,
             cache.v,

@@ -118,6 +118,7 @@ class Frame:
         self.n, self.alternates, self.width = 0, False, network.width
         self.pending: PendingBranch | None = None
         self._place = 0  # of the residual stream
+        self._inputs: torch.Tensor | None = None
         # Whether a branch that runs gives a part of a sum over ranks.
         self.is_part = False
         self.links: Links | None = None  # to the other ranks
@@ -135,7 +136,7 @@ class Frame:
         self.sequence, self.n, self.alternates = sequence, n, alternates
         self.batch = batch  # pyright: ignore[reportAttributeAccessIssue]  see there
         self._turned.clear()
-        self.pending, self._place = None, 0
+        self.pending, self._place, self._inputs = None, 0, None
 
     @property
     def h(self) -> torch.Tensor:
@@ -188,6 +189,19 @@ class Frame:
         like it for a part of a sum over ranks.
         """
         return self.zeros("part of a sum", h.shape[1]) if self.is_part else h
+
+    def new_layer_inputs(self, n_layers: int, length: int) -> torch.Tensor:
+        """Return float32[n_layers, n, length] for what `layer_inputs` returns in this step."""
+        self._inputs = self.buffer("layer inputs", n_layers * length).view(n_layers, self.n, length)
+        return self._inputs
+
+    def layer_inputs(self) -> torch.Tensor:
+        """Return float32[layers, n, length], what an architecture computes from the tokens."""
+        if self._inputs is None and self.batch is not None and self.batch.inputs is not None:
+            self._inputs = self.batch.inputs.to(self.device).transpose(0, 1).contiguous()
+        if self._inputs is None:
+            raise TypeError("the step has no inputs of layers")
+        return self._inputs
 
     def zeros(self, name: str, n_cols: int) -> torch.Tensor:
         """Return what `buffer` returns, for float32 that is 0 before the first step. Whoever uses

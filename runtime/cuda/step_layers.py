@@ -153,12 +153,18 @@ class StepSum:
         self.matrix = on_device(linear, context, MATVEC_ADD, biased=True)
         self.bias, self.post_norm = linear.bias, branch.post_norm
 
+    @property
+    def leaves_pending(self) -> bool:
+        """Return whether the sum is left pending."""
+        has_norm = self.post_norm is not None
+        return has_norm and self.bias is None and not self.matrix.type.is_float
+
     def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
         h = frame.onto(h)
         norm = self.post_norm
         if norm is None and (self.bias is None or not self.matrix.type.is_float):
             operation(matvec.matvec_add, x, self.matrix, h, self.bias)
-        elif norm is not None and self.bias is None and not self.matrix.type.is_float:
+        elif norm is not None and self.leaves_pending:
             delta = frame.buffer("delta", self.matrix.rows)
             operation(matvec.matvec_set, x, self.matrix, delta)
             frame.pending = PendingBranch(delta, norm.weight, norm.eps)
@@ -299,6 +305,18 @@ class SlowEmbedding:
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
         h.copy_(self.network.embed(frame.sequence.tokens[: frame.n].long()))
+
+
+class SlowLayerInputs:
+    """They are computed for the batch of the step, which is not captured."""
+
+    captured = False
+
+    def __init__(self, inputs: object, context: Context):
+        pass
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        """Nothing: `Network.prepared` does it."""
 
 
 class SlowBranch(Executor):

@@ -10,6 +10,7 @@ from ...cuda_kernels.ops import decode_matrix
 from ...cuda_kernels.step_router import fits as router_fits
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
+from ..layers.norm import Norm
 from ..layers.specs import FFNSpec
 from ..weights.linear import Linear
 from ..weights.ranges import ranged
@@ -35,6 +36,7 @@ class StepMoE(StepBranch):
         if not router_fits(STEP_ROWS, self.norm.numel(), spec.n_experts, spec.n_used, self.routing):
             raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {self.norm.numel()}")
         self.spec, self.reduction, self.owned = spec, moe.router.reduction, moe.owned
+        self.router_norm, self.router_eps = self.norm, self.eps
         self.router = float_matrix(moe.router.linear, context)
         self.router_biases = moe.router.linear.bias, moe.router.bias
         with_terms = {"biased": True, "scaled": True}
@@ -58,7 +60,8 @@ class StepMoE(StepBranch):
         route = frame.router(
             self.norm.numel(), spec.n_experts, spec.n_used, self.reduction, self.routing
         )
-        route(h, self.norm, self.eps, self.router, ids, weights, *self.router_biases)
+        router_norm = self.router_norm, self.router_eps
+        route(h, *router_norm, self.router, ids, weights, *self.router_biases)
         if self.owned is not None:
             step_between.own_experts(ids, *self.owned)
         hidden = frame.buffer("expert hidden", spec.n_used * self.down.cols).view(
@@ -77,10 +80,17 @@ class StepMoE(StepBranch):
             *self.input_terms,
         )
         always = None if self.shared is None else self.shared.inner(frame, h)
-        h = frame.onto(h)
-        operation(matvec.expert_down_add, hidden, self.down, ids, weights, h, self.down_terms)
+        norm = self.branch.post_norm
+        to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])
+        operation(matvec.expert_down_add, hidden, self.down, ids, weights, to, self.down_terms)
         if self.shared is not None:
-            operation(matvec.matvec_add, always, self.shared.down, h)
+            operation(matvec.matvec_add, always, self.shared.down, to)
+        if norm is not None:
+            self.end(frame, to, h, norm)
+
+    def end(self, frame: Frame, sum: torch.Tensor, h: torch.Tensor, norm: Norm) -> None:
+        """h += norm(sum); sum becomes 0."""
+        step_between.add_normed(sum, h, weight=norm.weight, eps=norm.eps)
 
 
 class SharedExpert:

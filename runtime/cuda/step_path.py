@@ -34,10 +34,12 @@ from .links import links_of, named_waits
 from .registry import STEP, Slow, choose_all, placed
 from .step_delta import StepDeltaLayer
 from .step_frame import STEP_ROWS, Frame, PendingBranch, StepSequence
+from .step_gemma import DeviceLayerInputs
 from .step_layers import (
     DeviceEmbedding,
     SlowBranch,
     SlowEmbedding,
+    SlowLayerInputs,
     SlowOutput,
     StepBegin,
     StepEnd,
@@ -66,6 +68,11 @@ class StepPath:
         self._embedding: StepBegin = _or_slow(
             context, "DeviceEmbedding", DeviceEmbedding, SlowEmbedding, network
         )
+        self._inputs: StepBegin | None = None
+        if network.inputs is not None:
+            self._inputs = _or_slow(
+                context, "LayerInputs", DeviceLayerInputs, SlowLayerInputs, network.inputs
+            )
         self._branches: list[StepExecutor] = []
         branches = placed(network.blocks)
         chosen = context.same_choices(choose_all(STEP, branches, context))
@@ -82,7 +89,9 @@ class StepPath:
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         # Steps are captured if a sequence's caches suit.
         self.captures = all(
-            part.captured for part in (self._embedding, *self._branches, self._output)
+            part.captured
+            for part in (self._embedding, self._inputs, *self._branches, self._output)
+            if part is not None
         )
         self._dropped = 0  # graphs
         self._stream = torch.cuda.Stream(context.device)
@@ -271,6 +280,8 @@ class StepPath:
         h = frame.h
         with opened("token_embd", "token_embd"):
             self._embedding(frame, h)
+            if self._inputs is not None:
+                self._inputs(frame, h)
         if batch is not None:
             frame.batch = self.network.prepared(sequence.tokens[:n].long(), h, batch)
         for number, branch in enumerate(self._branches):

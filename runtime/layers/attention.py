@@ -181,7 +181,7 @@ class Attention(LooksBack):
             raise TypeError("attention needs keys and values")
         if s.kv_shared:
             batch.scratch["kv", batch.layer] = k, v, cache
-        k, v = k.to(q.device), v.to(q.device)
+        k, v = k.to(q), v.to(q)  # of another device, or of the fast path in half precision
         q, mixed = q if cache is None else cache.query(q), []
         for rows, n_sequences, _ in batch.even_spans():
             mixed.append(

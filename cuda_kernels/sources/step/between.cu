@@ -102,6 +102,49 @@ scale(float* x, float factor, int n) {
     if (i < n) x[i] = __ldcg(x + i) * factor;
 }
 
+// out = norm(first) + norm(second), each with its weights float32[width]; second becomes 0, for the next product that is added to it. One block
+// per row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+sum_normed(const float* first, const float* first_weight, float first_eps, float* second, const float* second_weight, float second_eps,
+           float* out, int width) {
+    __shared__ float sums[WARPS];
+    wait_for_inputs();
+    start_dependents();
+    const long long at = (long long)blockIdx.x * width;
+    first += at, second += at, out += at;
+    float squares = 0.f, others = 0.f;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const float x = __ldcg(first + i), y = __ldcg(second + i);
+        squares = fmaf(x, x, squares), others = fmaf(y, y, others);
+    }
+    const float by = rsqrtf(block_sum(squares, sums) / (float)width + first_eps);
+    const float other = rsqrtf(block_sum(others, sums) / (float)width + second_eps);
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        out[i] = __ldcg(first + i) * by * first_weight[i] + __ldcg(second + i) * other * second_weight[i];
+        second[i] = 0.f;
+    }
+}
+
+// out[layer, row] = (norm(projected[row, layer] * scale) + table_scale * table[row, layer]) / sqrt(2), rows of `length` elements; weights of the
+// norm float32[length]. projected and table float32[rows, layers, length], out float32[layers, rows, length]. One block per row and layer.
+extern "C" __global__ void __launch_bounds__(THREADS)
+layer_inputs(const float* projected, float scale, const float* weight, float eps, const float* table, float table_scale, float* out, int length) {
+    __shared__ float sums[WARPS];
+    wait_for_inputs();
+    start_dependents();
+    const int layer = blockIdx.x, row = blockIdx.y;
+    const long long at = ((long long)row * gridDim.x + layer) * length;
+    projected += at, table += at, out += ((long long)layer * gridDim.y + row) * length;
+    float squares = 0.f;
+    for (int i = threadIdx.x; i < length; i += THREADS) {
+        const float x = __ldcg(projected + i) * scale;
+        squares = fmaf(x, x, squares);
+    }
+    const float by = rsqrtf(block_sum(squares, sums) / (float)length + eps) * scale;
+    for (int i = threadIdx.x; i < length; i += THREADS)
+        out[i] = (__ldcg(projected + i) * by * weight[i] + table_scale * __ldcg(table + i)) * 0.70710678118654752f;
+}
+
 // x = most * tanh(x / most), n elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
 cap(float* x, float most, int n) {
