@@ -53,7 +53,7 @@ def test_files_are_planned(capsys, name):
         ("-ts 1,1", "exactly one of MODEL and --synthetic"),
         ("--synthetic llama-8b:IQ4_K -ts 1,x", "-ts is '1,x'"),
         ("--synthetic llama-8b:IQ4_K -ts 1", "-ts has 1 share"),
-        ("--synthetic llama-8b:IQ4_K -ts 0,0", "not all 0"),
+        ("--synthetic llama-8b:IQ4_K -ts 0,0", "not all of them 0"),
         ("--synthetic llama-8b:IQ4_K -ts 1,1 -c 0", "-c is 0"),
         ("--synthetic llama-8b:IQ4_K -ts 1,1,1 --hosts 2", "cannot be on 2 hosts"),
         ("--synthetic llama-9b:IQ4_K -ts 1,1", "there is no shape 'llama-9b'"),

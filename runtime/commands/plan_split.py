@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError, printable
+from ...errors import UsageError
+from ..parallel.modes import parse_shares
 from .flags import MODEL_HELP
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace, api) -> int:
     ):
         if value < least:
             raise UsageError(f"{flag} is {value}, expected at least {least}")
-    shares = _shares(args.tensor_split)
+    shares = parse_shares(args.tensor_split)
     if len(shares) % args.hosts:
         raise UsageError(f"{len(shares)} ranks cannot be on {args.hosts} hosts with as many each")
     report = api.plan_split(
@@ -115,13 +115,6 @@ def run(args: argparse.Namespace, api) -> int:
     for line in _lines(report, args.simulate is not None):
         print(line)
     return 0
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(word) for word in re.split("[,/;]", text))
-    except ValueError:
-        raise UsageError(f"-ts is '{printable(text, 40)}', expected shares such as 3,1") from None
 
 
 def _lines(report: SplitReport, with_speed: bool) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 from ..weights.split_plan import ExpertMode
 from .apportion import Balanced
 
-ExpertChoice = Literal["auto", "columns", "whole", "gathered"]
+ExpertChoice = Literal["auto", "columns", "whole"]
 
 # A step's expert products take as long as the bytes that the busiest rank reads, and so much time
 # for launches besides, in parts of the time that one GPU takes for all bytes.

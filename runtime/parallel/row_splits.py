@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..weights.stacked_linear import ExpertLinear
 
 _MORE_COLUMNS = 1.02  # that a rank may have, so that all are multiples of a larger step
-_OUTPUTS = 16  # the unit of output rows of experts whose hidden activations are joined
 
 
 def plan_ffn(
@@ -67,20 +66,11 @@ def plan_experts(
             replace(part, experts=(0, spec.n_experts) if r != (0, 0) else r, expert_ffn=r)
             for part, r in zip(parts, held, strict=True)
         ]
-    elif mode == "whole":
+    else:
         held = ranges(splits.apportion.units(spec.n_experts, "experts", float(hidden)), 1)
         found = [
             replace(part, experts=r, expert_ffn=(0, hidden) if r != (0, 0) else r)
             for part, r in zip(parts, held, strict=True)
-        ]
-    else:
-        unit = _unit(splits, hidden, names, [])
-        held = ranges(Balanced(shares).units(hidden // unit, ""), unit)
-        width = fitting(least_common(_OUTPUTS, splits.row_unit(*down.tensors)), down.rows)
-        outputs = ranges(Balanced(shares).units(down.rows // width, ""), width)
-        found = [
-            replace(part, experts=(0, spec.n_experts), expert_ffn=r, outputs=o)
-            for part, r, o in zip(parts, held, outputs, strict=True)
         ]
     found = [replace(part, expert_mode=mode) for part in found]
     _split_experts(module, inputs, found, hidden, splits)
@@ -163,7 +153,5 @@ def _split_experts(
                 splits.experts(stem(name), experts, sum_after=product is down)
             elif product is not down:
                 splits.rows(stem(name), _twice(splits, name, columns, hidden))
-            elif mode == "columns":
-                splits.columns(stem(name), [[r] for r in columns])
             else:
-                splits.rows(stem(name), [[part.outputs] for part in parts])
+                splits.columns(stem(name), [[r] for r in columns])

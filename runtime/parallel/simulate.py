@@ -43,8 +43,9 @@ class Costs:
 
 # Fitted to one H200's pp2048 and tg128 of llama-8b, llama-70b, qwen3-30b-a3b, qwen3.5-35b-a3b,
 # deepseek-v2-lite and glm-4.5-air in IQ4_K (2026-11-22): steps within 18 %, prompts within 36 %.
-# Sums: torch's one-shot kernel inside a graph over 2 and 4 H200s, 8,192 float32. Links between
-# hosts are assumed: 400 Gbit/s.
+# Sums: this project's kernel inside a graph over 2 H200s, 8,192 float32 with the residual, and NCCL
+# with 2,048 rows of 8,192 in bf16. What further ranks add, and links between hosts (400 Gbit/s),
+# are assumed.
 H200 = Costs(
     "H200",
     read=3.6e12,
@@ -52,9 +53,9 @@ H200 = Costs(
     multiply=650e12,
     multiply_experts=430e12,
     row=0.23e-6,
-    step_sum=(6.5e-6, 0.35e-6),
-    link=300e9,
-    prompt_sum=20e-6,
+    step_sum=(3.0e-6, 0.5e-6),
+    link=240e9,
+    prompt_sum=10e-6,
     host_sum=25e-6,
     host_link=45e9,
 )

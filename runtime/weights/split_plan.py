@@ -16,7 +16,7 @@ Range = tuple[int, int]
 NOTHING: Range = (0, 0)
 
 Kind = Literal["copy", "one", "rows", "columns", "experts"]
-ExpertMode = Literal["columns", "whole", "gathered"]
+ExpertMode = Literal["columns", "whole"]
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,6 @@ class LayerShare:
     expert_mode:
     - `columns`: every rank has some hidden columns of all experts.
     - `whole`: every rank has some experts.
-    - `gathered`: gate and up as with `columns`; hidden activations of all ranks are joined, and
-      `outputs` are the output rows of `down` that this rank computes.
     """
 
     heads: Range = NOTHING
@@ -88,7 +86,6 @@ class LayerShare:
     expert_ffn: Range = NOTHING
     shared_ffn: Range = NOTHING
     expert_mode: ExpertMode = "columns"
-    outputs: Range = NOTHING
 
     @property
     def n_heads(self) -> int:
