@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..formats.flags import Constant
 from ..formats.options import Options, option
 from .parallel.modes import DEFAULT_TIMEOUT, MODES, REDUCE_TYPES, Split, planned_split, split_notes
+from .parallel.ranks import Ranks
 
 if TYPE_CHECKING:
     import torch
@@ -253,7 +254,8 @@ class LoadOptions(Options):
         import torch
 
         on_gpu = device.type == "cuda"
-        return planned_split(self, on_gpu, torch.cuda.device_count() if on_gpu else 0)
+        n_gpus = torch.cuda.device_count() if on_gpu else 0
+        return planned_split(self, on_gpu, n_gpus, Ranks.here())
 
     def notes(self, device: torch.device) -> list[tuple[str, str]]:
         """Return (flags, why) of what was given and changes nothing."""

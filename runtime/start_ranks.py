@@ -87,7 +87,7 @@ def _has_gpu() -> bool:
 
 
 def _check_size(split: Split, ranks: Ranks) -> None:
-    if ranks.one_host and split.n_ranks != ranks.size:
+    if split.n_ranks != ranks.size:
         raise UsageError(
             f"-sm graph is over {split.n_ranks} devices (-ts, --max-gpu), but {ranks.size}"
             " processes were started"
@@ -132,10 +132,8 @@ def joined_share(
     from .parallel.share import Share
     from .split_model import make_plan
 
-    n_hosts = group.ranks.size // group.ranks.local_size  # with the same shares each
-    shares = options.split(device).shares * n_hosts
     try:
-        plan = make_plan(source, shares, switches)
+        plan = make_plan(source, options.split(device).shares, switches)
     except NoPlanError as error:
         if group.rank:
             raise SystemExit(0) from None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import iqforge
@@ -63,6 +65,10 @@ QUICK = ("llama", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "gpt_oss_mxfp4")
 def test_ranks_give_the_logits_of_one(size, names, tmp_path):
     """Processes, uneven shares, tokens of the first rank, and the same digits twice."""
     assert run_ranks(command("models", tmp_path, *names), size) == 0
+    check_logits(tmp_path, size, names)
+
+
+def check_logits(tmp_path: Path, size: int, names: Sequence[str]) -> None:
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
     for name in names:
         tokens = np.load(shared(f"golden/convert/{name}/logits.npz"))["input_ids"][:24]
@@ -124,6 +130,22 @@ def test_torchrun_starts_ranks(tmp_path):
         capture_output=True,
     )
     check_exchanged(tmp_path, 2)
+
+
+def test_two_hosts(tmp_path):
+    """Two calls of torchrun, each for the ranks of one host, here on one machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for host in range(2):
+        words = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(host)]
+        words += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+        words += command("models", tmp_path, "llama")[1:]
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+        started.append(subprocess.Popen([sys.executable, *words], env=environment))
+    assert [process.wait(120) for process in started] == [0, 0]
+    check_logits(tmp_path, 2, ["llama"])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ...errors import UsageError, printable
 
 if TYPE_CHECKING:
     from ..options import LoadOptions
+    from .ranks import Ranks
 
 MODES = ("none", "layer", "row", "graph", "attn", "tensor")
 _GRAPH = ("graph", "row", "attn", "tensor")
@@ -26,8 +27,9 @@ DEFAULT_TIMEOUT = 600.0  # seconds
 @dataclass(frozen=True)
 class Split:
     """mode: `none`: one device; `layer`: whole layers on each; `graph`: a part of every layer on
-    each, one process per device. devices: numbers of GPUs in the order of ranks; on the CPU just
-    0, 1, ... shares: the part of the work of each. why: what the user should know of it, or "".
+    each, one process per device. devices: numbers of the GPUs of this host in the order of its
+    ranks; on the CPU just 0, 1, ... shares: the part of the work of each device, of all hosts. why:
+    what the user should know of it, or "".
     """
 
     mode: str
@@ -38,7 +40,7 @@ class Split:
     @property
     def n_ranks(self) -> int:
         """How many processes evaluate the model."""
-        return len(self.devices) if self.mode == "graph" else 1
+        return len(self.shares) if self.mode == "graph" else 1
 
 
 def is_graph(mode: str | None) -> bool:
@@ -55,11 +57,17 @@ def parse_shares(text: str) -> tuple[float, ...]:
     return tuple(float(word) for word in re.split("[,/;]", text))
 
 
-def planned_split(options: LoadOptions, on_gpu: bool, n_gpus: int) -> Split:
-    """Return the split that the options ask for, on a host with `n_gpus`. UsageError for devices
-    that are not there, and for options that contradict the split.
+def planned_split(
+    options: LoadOptions, on_gpu: bool, n_gpus: int, ranks: Ranks | None = None
+) -> Split:
+    """Return the split that the options ask for, on a host with `n_gpus`, in the process `ranks`
+    (None: alone). UsageError for devices that are not there, and for options that contradict the
+    split.
     """
     mode = options.split_mode or "none"
+    if is_graph(mode) and ranks is not None and not ranks.launched:
+        check_combinations(options)
+        return _of_processes(options, on_gpu, n_gpus, ranks)
     if mode in _GRAPH:
         mode = "graph"
     if not on_gpu and mode != "graph":
@@ -89,6 +97,25 @@ def planned_split(options: LoadOptions, on_gpu: bool, n_gpus: int) -> Split:
     total = sum(shares[i] for i in devices)
     chosen = tuple(shares[i] / total for i in devices)
     return Split(mode, tuple(devices), chosen)
+
+
+def _of_processes(options: LoadOptions, on_gpu: bool, n_gpus: int, ranks: Ranks) -> Split:
+    """Return the split over processes that torchrun has started: -ts has a share for each of them,
+    or for each of one host.
+    """
+    here = ranks.local_size
+    if on_gpu and here > n_gpus:
+        raise UsageError(f"{here} processes were started here, and there are {n_gpus} GPUs")
+    shares = parse_shares(options.tensor_split) if options.tensor_split else (1.0,) * ranks.size
+    if len(shares) == here:
+        shares *= ranks.size // here
+    if len(shares) != ranks.size:
+        raise UsageError(
+            f"-ts has {len(shares)} shares, but {ranks.size} processes were started, {here} of them"
+            " here"
+        )
+    total = sum(shares)
+    return Split("graph", tuple(range(here)), tuple(share / total for share in shares))
 
 
 @dataclass(frozen=True)
