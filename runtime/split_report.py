@@ -21,6 +21,8 @@ from .weights.shard import local_tensor
 from .weights.split_plan import SplitPlan
 from .weights.switches import Switches
 
+_ONE = SplitPlan((1.0,), {}, ())  # all on one GPU
+
 
 @dataclass(frozen=True)
 class RoleSplit:
@@ -88,6 +90,9 @@ class _Alone:
     def from_first(self, value: Any) -> Any:
         raise RuntimeError("no ranks are running")
 
+    def exchange(self, value: Any) -> list[Any]:
+        raise RuntimeError("no ranks are running")
+
 
 def split_report(
     source: Source,
@@ -109,23 +114,8 @@ def split_report(
     """
     plan = make_plan(source, shares, switches, experts=experts, reference=reference)
     whole = network_of(source, switches)
-    tensors = [t for t in source.tensors if t.name in plan.tensors or t.name == TOKEN_EMBEDDING]
+    tensors = _used(source, plan)
     ranks = [network_of(source, switches, Share(plan, r, _Alone())) for r in range(plan.n_ranks)]
-    used, experts_of = zip(*(_experts(block.row_layers) for block in whole.blocks), strict=True)
-
-    def work(networks: Sequence[Network]) -> Work:
-        return Work(
-            whole.width,
-            whole.n_vocab,
-            used,
-            experts_of,
-            tuple(sums_of(block) for block in whole.blocks),
-            tuple(
-                sum(block.mixer.read_bytes(n_past, 1, settings) for block in network.blocks)
-                for network in networks
-            ),
-        )
-
     options: dict[str, Any] = {
         "n_prompt": n_prompt,
         "reduce_bytes": reduce_bytes,
@@ -144,8 +134,52 @@ def split_report(
         context,
         tuple(local),
         costs,
-        simulate(tensors, plan, work(ranks), n_hosts=n_hosts, **options),
-        simulate(tensors, SplitPlan((1.0,), {}, ()), work([whole]), **options),
+        simulate(tensors, plan, _work(whole, ranks, n_past, settings), n_hosts=n_hosts, **options),
+        simulate(tensors, _ONE, _work(whole, [whole], n_past, settings), **options),
+    )
+
+
+def faster_alone(
+    source: Source, plan: SplitPlan, room: float, switches: Switches = Switches()
+) -> str | None:
+    """Say that one GPU is predicted to generate faster than those of the plan; None if it is not,
+    or has less than `room` bytes for the weights.
+    """
+    tensors = _used(source, plan)
+    if sum(tensor.n_bytes for tensor in tensors) > room:
+        return None
+    whole, settings = network_of(source, switches), CacheSettings()
+    alone = simulate(tensors, _ONE, _work(whole, [whole], 0, settings))
+    split = simulate(tensors, plan, _work(whole, [whole] * plan.n_ranks, 0, settings))
+    if alone.step >= split.step:
+        return None
+    return (
+        f"one GPU is predicted to generate faster than {plan.n_ranks}"
+        f" ({alone.step_rate:.0f} and {split.step_rate:.0f} t/s on H200s), and prompts slower"
+        f" ({alone.prompt_rate:,.0f} and {split.prompt_rate:,.0f})"
+    )
+
+
+def _used(source: Source, plan: SplitPlan) -> list[TensorInfo]:
+    """Return the tensors that the model uses."""
+    return [t for t in source.tensors if t.name in plan.tensors or t.name == TOKEN_EMBEDDING]
+
+
+def _work(
+    whole: Network, networks: Sequence[Network], n_past: int, settings: CacheSettings
+) -> Work:
+    """Return what a model has besides tensors. networks: of every rank."""
+    used, experts = zip(*(_experts(block.row_layers) for block in whole.blocks), strict=True)
+    return Work(
+        whole.width,
+        whole.n_vocab,
+        used,
+        experts,
+        tuple(sums_of(block) for block in whole.blocks),
+        tuple(
+            sum(block.mixer.read_bytes(n_past, 1, settings) for block in network.blocks)
+            for network in networks
+        ),
     )
 
 

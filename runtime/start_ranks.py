@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .options import LoadOptions
     from .parallel.group import Group
     from .parallel.share import Share
+    from .weights.split_plan import SplitPlan
     from .weights.switches import Switches
 
 _PACKAGE = __name__.partition(".")[0]
@@ -139,4 +140,17 @@ def joined_share(
             raise SystemExit(0) from None
         print(f"note: the model is on {device} alone: {error}", file=sys.stderr)
         return None
+    if group.rank == 0 and device.type == "cuda":
+        _note_speed(source, plan, device, switches)
     return Share(plan, group.rank, group)
+
+
+def _note_speed(source: Source, plan: SplitPlan, device: torch.device, switches: Switches) -> None:
+    """Print a line if one GPU like `device` is predicted to generate faster."""
+    import torch
+
+    from .split_report import faster_alone
+
+    room = 0.9 * torch.cuda.get_device_properties(device).total_memory
+    if (line := faster_alone(source, plan, room, switches)) is not None:
+        print(f"note: {line}", file=sys.stderr)

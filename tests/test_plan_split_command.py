@@ -10,7 +10,8 @@ from iqforge.cli import main
 from iqforge.errors import UsageError
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.parallel.expert_mode import busiest_share
-from iqforge.runtime.split_report import split_report
+from iqforge.runtime.split_model import make_plan
+from iqforge.runtime.split_report import faster_alone, split_report
 
 from .shared import shared
 
@@ -111,6 +112,16 @@ def test_small_active_models_gain_nothing_in_steps():
     assert far.prediction.step > large.prediction.step
     deep = report("llama-70b:IQ4_K", 4, n_past=32768)
     assert deep.prediction.step > large.prediction.step
+
+
+def test_one_gpu_is_named_where_it_generates_faster():
+    def said(spec: str, room: float):
+        source = SyntheticSource(spec)
+        return faster_alone(source, make_plan(source, (1,) * 4), room)
+
+    assert "one GPU is predicted to generate faster than 4" in said("qwen3-30b-a3b:IQ4_K", 100e9)
+    assert said("qwen3-30b-a3b:IQ4_K", 10e9) is None  # it does not fit
+    assert said("llama-70b:IQ4_K", 100e9) is None
 
 
 def test_the_busiest_rank_of_a_token():
