@@ -46,6 +46,8 @@ _MOST_SPREAD = 68 << 10  # bytes of activations that are in four bytes each: the
 _RING = 80 << 10
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
+_WHOLE_STEPS = 3  # rows of so many steps are one stage
+_DOWN_AHEAD = 2
 _ACROSS = 1
 _STAGE_STEPS = 2
 _MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
@@ -134,10 +136,16 @@ def plan(
         warps //= 2
     few = granule(type) == 32 and 8 * type.block_bytes < _FEW_BITS * type.block_size
     wanted_steps = _MORE_STAGE_STEPS if few else _STAGE_STEPS
+    if steps == _WHOLE_STEPS and (n == 1 or kind >= EXPERT_GATE_UP):
+        wanted_steps = steps
     most = min(_LARGEST_RING, shared_space_of(type, min(limit, wanted or limit)) - x)
-    longest = next(
-        (k for k in range(min(wanted_steps, steps), 1, -1) if fewest * slot(k) <= most // warps), 1
-    )
+
+    def fitting(ahead: int) -> int:
+        lengths = range(min(wanted_steps, steps), 0, -1)
+        return next((k for k in lengths if ahead * slot(k) <= most // warps), 0)
+
+    # Of experts' rows two short stages rather than one long stage.
+    longest = (fitting(_DOWN_AHEAD) if kind == EXPERT_DOWN else 0) or fitting(fewest) or 1
     even = next(k for k in range(longest, 0, -1) if steps % k == 0)
     # Equal stages, if they need not be much shorter.
     stage_steps = even if 3 * even >= 2 * longest else -(-steps // -(-steps // longest))

@@ -17,6 +17,16 @@ typedef Activations<F> A;
 
 #if KIND != 1
 
+// The sums over a warp of two values, right in lane 0.
+DEV void pair_sums(float& a, float& b, int lane) {
+  const bool upper = lane & 16;
+  float mine = upper ? b : a, other = upper ? a : b;
+  mine += __shfl_xor_sync(~0u, other, 16);
+  #pragma unroll
+  for (int o = 8; o; o >>= 1) mine += __shfl_xor_sync(~0u, mine, o);
+  a = mine, b = __shfl_xor_sync(~0u, mine, 16);
+}
+
 // Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
@@ -44,9 +54,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const float factor = norm_factor(squares[0], eps);
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
+  int slot = -1, slot_end = 0, expert = 0;   // of the item: the first item of the next slot; without a division for each item
+  int64_t shift = 0;                          // from an item to its row
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
-    const int64_t row = row_of(item);
+    if (item >= slot_end) {
+      while (item >= slot_end) slot++, slot_end += hidden;
+      expert = __shfl_sync(~0u, mine, slot);
+      shift = (int64_t)max(expert, 0) * per_expert - slot * hidden;
+    }
+    const int64_t row = shift + item;
     const float *biases[2] = {gate_bias, up_bias}, *scales[2] = {gate_scale, up_scale};
     const float before = KIND == 3 && lane == 0 ? __ldcg(out + (int64_t)token * items + item) : 0;
     float sum[R], by[R], bias[R], scale[R];   // what is not a sum is asked for here and needed at the end
@@ -55,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     for (int k = 0; k < R; k++) {
       sum[k] = bias[k] = 0, by[k] = scale[k] = 1;
       if (BIASED && biases[k]) bias[k] = __ldg(biases[k] + row + k * first_up);
-      if (SCALED && scales[k]) scale[k] = __ldg(scales[k] + max(__shfl_sync(~0u, mine, item / hidden), 0));
+      if (SCALED && scales[k]) scale[k] = __ldg(scales[k] + max(expert, 0));
       if (F::ROW_FACTOR && !F::HEADER_STAGED) header[k] = row_header_bits<F>(k ? up : gate, stored, row + k * first_up);
     }
     #pragma unroll 1
@@ -85,16 +102,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       matrices.next();
     }
     float y[R];
+    if (R == 2) pair_sums(sum[0], sum[R - 1], lane);
+    else sum[0] = warp_sum(sum[0]);
     #pragma unroll
     for (int k = 0; k < R; k++) {
-      y[k] = warp_sum(sum[k]) * (F::HEADER_STAGED ? factor * by[k] : factor);
+      y[k] = sum[k] * (F::HEADER_STAGED ? factor * by[k] : factor);
       if (F::ROW_FACTOR && !F::HEADER_STAGED) y[k] *= F::row_factor(header[k]);
       if (SCALED) y[k] *= scale[k];
       if (BIASED) y[k] += bias[k];
     }
     const float result = KIND == 0 ? joined(y[0], y[R - 1]) : KIND == 3 ? joined(before, y[0]) : y[0];
-    const bool used = __shfl_sync(~0u, mine, item / hidden) >= 0;
-    if (lane == 0) out[(int64_t)token * items + item] = used ? result : 0.0f;
+    if (lane == 0) out[(int64_t)token * items + item] = expert >= 0 ? result : 0.0f;
   }
 }
 
