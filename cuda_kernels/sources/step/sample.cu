@@ -84,7 +84,7 @@ __device__ __forceinline__ T block_sum(T mine, T& before) {
     return total;
 }
 
-// The first word of Philox4x32-10 (Salmon et al., 2011) with counter (position, 0, 0, 0), as runtime/sampling.py.
+// The first word of Philox4x32-10 (Salmon et al., 2011) with counter (position, 0, 0, 0), as runtime/network/sampling.py.
 __device__ __forceinline__ u32 philox(u32 position, u64 seed) {
     u32 c0 = position, c1 = 0, c2 = 0, c3 = 0, k0 = (u32)seed, k1 = (u32)(seed >> 32);
 #pragma unroll
@@ -97,7 +97,7 @@ __device__ __forceinline__ u32 philox(u32 position, u64 seed) {
 }
 
 // A draw among the first `count` of all `n` logits in descending order, with their ids, as `sample`
-// of runtime/sampling.py makes it: top-p, min-p, temperature. One block; a thread takes a run of
+// of runtime/network/sampling.py makes it: top-p, min-p, temperature. One block; a thread takes a run of
 // neighbours, so that sums have one order.
 extern "C" __global__ void __launch_bounds__(DRAW)
 sample_draw(const float* __restrict__ values, const long long* __restrict__ ids, int n, int count, double temperature, double top_p,
