@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from iqforge.runtime.bench.shapes import SHAPES, Shape
+from iqforge.runtime.bench.gemma_shapes import Gemma4Shape
+from iqforge.runtime.bench.shape import Shape
+from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import prompt_path, step_path  # noqa: F401  they register executors
 from iqforge.runtime.cuda.registry import PROMPT, STEP, Slow, check_description, placed
@@ -24,6 +26,8 @@ SIZES = {
     "qwen3-235b-a22b": 235,
     "qwen3-next-80b-a3b": 79.7,
     "gemma3-27b": 27.0,
+    "gemma4": 25.2,
+    "gemma4-31b": 30.7,
     "glm-4.5-air": 106.9,
     "glm-5": 744,
     "gpt-oss-20b": 20.9,
@@ -62,8 +66,8 @@ def test_sizes_are_the_published_ones(name):
 
 
 def shortened(name: str, all_experts: bool = False) -> Shape:
-    """Return a shape with two layers of the same sizes, and few experts. all_experts: each token
-    uses all of them, so that rounding changes no choice.
+    """Return a shape with two or four layers of the same sizes, and few experts. all_experts: each
+    token uses all of them, so that rounding changes no choice.
     """
     shape = SHAPES[name]
     few: dict[str, Any] = {"n_layers": 2, "n_dense": min(1, shape.n_dense), "n_vocab": 4096}
@@ -75,6 +79,9 @@ def shortened(name: str, all_experts: bool = False) -> Shape:
         few["keys"] = {key: value for key, value in keys if not key.startswith("expert_group")}
     if shape.delta is not None:
         few["delta"] = replace(shape.delta, interval=2)
+    if isinstance(shape, Gemma4Shape):  # a layer of each kind, and one that uses what it keeps
+        shared = min(2, shape.shared_kv)
+        few |= {"n_layers": 2 + shared, "period": 2, "shared_kv": shared}
     if shape.indexer is not None:
         few["indexer"] = replace(shape.indexer, top_k=128)  # less than the text is long
     return replace(shape, **few)

@@ -202,6 +202,9 @@ def test_joining_gate_and_up(rng, half, activation, limit):
         (True, False, 96, 64),
         (False, True, 256, 32),
         (True, True, 64, 64),
+        (True, True, 512, 512),
+        (True, False, 512, 128),
+        (False, True, 320, 160),
     ],
 )
 def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_rot):
@@ -241,6 +244,35 @@ def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_r
         and v[:first].isnan().all()
         and v[first + tokens :].isnan().all()
     )
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("size", [64, 256, 512])
+def test_values_that_are_keys(rng, half, size):
+    """Before norm and rotation; values have a norm without weights."""
+    tokens, n_heads, n_kv = 9, 6, 2
+    qkv = randn(rng, tokens, (n_heads + n_kv) * size, dtype=half)
+    angle, weight = randn(rng, tokens, size // 2) * 9, randn(rng, size)
+    q = poisoned(tokens, n_heads, size, dtype=half)
+    k, v = (poisoned(tokens, n_kv, size, dtype=half) for _ in range(2))
+    angles = angle.cos(), angle.sin()
+    options = {"neox": True, "q_norm": weight, "k_norm": weight, "eps": 1e-6}
+    prompt.rotate_heads(qkv, q, k, v, 0, *angles, **options, value_eps=1e-5)
+    keys = qkv[:, n_heads * size :].view(tokens, n_kv, size)
+    close(v, F.rms_norm(keys.double(), (size,), None, 1e-5))
+    # The same as with values of their own, and as queries and keys apart.
+    both, own_k, own_q = (torch.empty_like(x) for x in (q, k, q))
+    prompt.rotate_heads(
+        torch.cat([qkv, keys.flatten(1)], 1), both, own_k, k.clone(), 0, *angles, **options
+    )
+    assert torch.equal(both, q) and torch.equal(own_k, k)
+    none = q.new_empty(tokens, 0, size)
+    prompt.rotate_heads(
+        qkv[:, : n_heads * size].contiguous(), own_q, none, none, 0, *angles, **options
+    )
+    assert torch.equal(own_q, q)
 
 
 @gpu

@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+from iqforge.cuda_kernels import step_between  # noqa: E402
 from iqforge.cuda_kernels.step_attention import StepAttention  # noqa: E402
 from iqforge.cuda_kernels.step_router import StepRouter  # noqa: E402
 from iqforge.cuda_kernels.step_sample import DrawSampler, GreedySampler, step_angles  # noqa: E402
@@ -36,6 +37,9 @@ CASES = [
     (4, 4, 2, 256, 128, "q6_0", "q5_1", 64, "neox", True, False),
     (8, 2, 2, 64, 64, "iq4_nl", "q4_1", 64, "norm", True, True),
     (2, 2, 2, 64, 64, "q5_1", "q8_0", 64, "norm", False, True),
+    (1, 8, 2, 512, 512, "f16", "f16", 512, "neox", False, True),
+    (8, 8, 2, 512, 512, "bf16", "bf16", 512, "neox", False, True),
+    (2, 4, 1, 512, 512, "q8_0", "q8_0", 512, "neox", False, True),
 ]
 
 
@@ -61,6 +65,38 @@ def _compare(case, **features):
 
     # A block alone, also on a tile that is not full, and several that have to be joined.
     check_attention(case, (0, 61, 700), 1024, GPU, run, **features)
+
+
+def _normed(x, weight, eps=1e-6):
+    return torch.nn.functional.rms_norm(x.double(), weight.shape, weight.double(), eps)
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("width", [64, 5376])
+def test_sums_of_norms(n, width):
+    first, second = (torch.randn(n, width, device=GPU) for _ in range(2))
+    weights, out = [torch.randn(width, device=GPU) for _ in range(2)], torch.empty_like(first)
+    expected = _normed(first, weights[0]) + _normed(second, weights[1])
+    step_between.sum_normed(first, weights[0], 1e-6, second, weights[1], 1e-6, out)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    assert not second.any()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_inputs_of_layers(n):
+    layers, length = 5, 256
+    projected, table = (torch.randn(n, layers, length, device=GPU) for _ in range(2))
+    weight, out = torch.randn(length, device=GPU), torch.empty(layers, n, length, device=GPU)
+    step_between.layer_inputs(projected, 0.02, weight, 1e-6, table, 16.0, out)
+    expected = (_normed(projected * 0.02, weight) + 16 * table.double()) * 0.5**0.5
+    torch.testing.assert_close(out.double(), expected.transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_capped_logits():
+    x = 40 * torch.randn(2, 1000, device=GPU)
+    expected = 30 * (x.double() / 30).tanh()
+    step_between.cap(x, 30.0)
+    torch.testing.assert_close(x.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_angles():

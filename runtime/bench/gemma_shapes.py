@@ -1,0 +1,144 @@
+"""Shapes of Gemma 4, whose layers differ in more than other models' do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...formats.types import GGMLType
+from ...formats.values import Value, ValueType, array, f32, u32
+from .shape import Shape
+
+
+@dataclass(frozen=True)
+class Gemma4Shape(Shape):
+    """Sizes of a Gemma 4 model. `head` and `n_kv_heads` are those of layers without a window: every
+    `period`th.
+
+    near_head, near_kv_heads: those of layers with a window. keys_are_values: layers without a
+    window have no matrix of values. shared_kv: so many last layers use keys and values of others.
+    wide_shared: their feed-forward layers are twice as wide. layer_input: elements of the inputs of
+    each layer. With experts, `dense_hidden` is the size of the dense layer next to them.
+    """
+
+    period: int = 6
+    near_head: int = 256
+    near_kv_heads: int = 1
+    window: int = 1024
+    keys_are_values: bool = False
+    shared_kv: int = 0
+    wide_shared: bool = False
+    layer_input: int = 0
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of all tensors, in the order of a converted file."""
+        width, all_inputs = self.width, self.n_layers * self.layer_input
+        yield "token_embd.weight", (self.n_vocab, width)
+        yield "rope_freqs.weight", (self.head // 2,)
+        if self.layer_input:
+            yield "per_layer_token_embd.weight", (self.n_vocab, all_inputs)
+            yield "per_layer_model_proj.weight", (all_inputs, width)
+            yield "per_layer_proj_norm.weight", (self.layer_input,)
+        for layer in range(self.n_layers):
+            for name, shape in (*self._mixer_of(layer), *self._rows_of(layer)):
+                yield f"blk.{layer}.{name}", shape
+        yield "output_norm.weight", (width,)
+
+    def is_near(self, layer: int) -> bool:
+        return (layer + 1) % self.period != 0
+
+    def is_shared(self, layer: int) -> bool:
+        return layer >= self.n_layers - self.shared_kv
+
+    def _hidden_of(self, layer: int) -> int:
+        wide = self.wide_shared and self.is_shared(layer)
+        return (self.dense_hidden or self.hidden) * (2 if wide else 1)
+
+    def _mixer_of(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        near, width = self.is_near(layer), self.width
+        head, kv = (self.near_head, self.near_kv_heads) if near else (self.head, self.n_kv_heads)
+        yield "attn_norm.weight", (width,)
+        yield "attn_q.weight", (self.n_heads * head, width)
+        if not self.is_shared(layer):
+            yield "attn_k.weight", (kv * head, width)
+            if near or not self.keys_are_values:
+                yield "attn_v.weight", (kv * head, width)
+        yield "attn_output.weight", (width, self.n_heads * head)
+        yield "attn_q_norm.weight", (head,)
+        if not self.is_shared(layer):
+            yield "attn_k_norm.weight", (head,)
+        yield "post_attention_norm.weight", (width,)
+
+    def _rows_of(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        width, hidden, n = self.width, self._hidden_of(layer), self.n_experts
+        yield "ffn_norm.weight", (width,)
+        yield "ffn_gate.weight", (hidden, width)
+        yield "ffn_up.weight", (hidden, width)
+        yield "ffn_down.weight", (width, hidden)
+        if n:
+            yield "ffn_gate_inp.weight", (n, width)
+            yield "ffn_gate_inp.scale", (width,)
+            yield "ffn_gate_up_exps.weight", (n, 2 * self.hidden, width)
+            yield "ffn_down_exps.weight", (n, width, self.hidden)
+            yield "ffn_down_exps.scale", (n,)
+            for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
+                yield f"{name}.weight", (width,)
+        yield "post_ffw_norm.weight", (width,)
+        if self.layer_input:
+            yield "inp_gate.weight", (self.layer_input, width)
+            yield "proj.weight", (width, self.layer_input)
+            yield "post_norm.weight", (width,)
+        yield "layer_output_scale.weight", (1,)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        layers = range(self.n_layers)
+        near = [self.is_near(layer) for layer in layers]
+        kv = [self.near_kv_heads if x else self.n_kv_heads for x in near]
+        keys = {
+            "attention.head_count_kv": array(ValueType.INT32, kv),
+            "attention.sliding_window": u32(self.window),
+            "attention.sliding_window_pattern": array(ValueType.BOOL, near),
+            "attention.shared_kv_layers": u32(self.shared_kv),
+            "attention.key_length_swa": u32(self.near_head),
+            "attention.value_length_swa": u32(self.near_head),
+            "rope.dimension_count_swa": u32(self.near_head),
+            "rope.freq_base_swa": f32(10000.0),
+            "embedding_length_per_layer_input": u32(self.layer_input),
+            "final_logit_softcapping": f32(30.0),
+        }
+        if self.wide_shared:
+            hidden = [self._hidden_of(layer) for layer in layers]
+            keys["feed_forward_length"] = array(ValueType.INT32, hidden)
+        own = {f"{self.architecture}.{key}": value for key, value in keys.items()}
+        return super().metadata(type) | own
+
+
+def _gemma4(name: str, sizes: tuple[int, int, int, int, int, int, int], **more: Any) -> Gemma4Shape:
+    """Sizes: layers, width, heads, kv heads and head of global layers, hidden, vocabulary."""
+    return Gemma4Shape("gemma4", name, *sizes, 1000000.0, 262144, 1e-6, tied=True, **more)
+
+
+GEMMA4_SHAPES: dict[str, Shape] = {
+    "gemma4-31b": _gemma4(
+        "31B", (60, 5376, 32, 4, 512, 21504, 262144), near_kv_heads=16, keys_are_values=True
+    ),
+    "gemma4": _gemma4(
+        "26B.A4B",
+        (30, 2816, 16, 2, 512, 704, 262144),
+        near_kv_heads=8,
+        keys_are_values=True,
+        dense_hidden=2112,
+        n_experts=128,
+        n_used=8,
+    ),
+    "gemma4-e4b": _gemma4(
+        "E4B",
+        (42, 2560, 8, 2, 512, 10240, 262144),
+        near_kv_heads=2,
+        window=512,
+        shared_kv=18,
+        layer_input=256,
+    ),
+}

@@ -1,0 +1,293 @@
+"""The shape of a model, for random weights: its sizes, tensors and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...formats.ftypes import FILE_TYPES
+from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
+from ...formats.types import GGMLType
+from ...formats.values import Value, f32, string, u32
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """Sizes of gated delta nets. Every `interval`th layer has attention instead. joined: alpha and
+    beta are one matrix, and the value heads of a key head are side by side.
+    """
+
+    key_heads: int
+    value_heads: int
+    length: int
+    convolution: int = 4
+    interval: int = 4
+    joined: bool = False
+
+    def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of a layer without its norm."""
+        values = self.value_heads * self.length
+        channels = 2 * self.key_heads * self.length + values
+        yield "ssm_a", (self.value_heads,)
+        yield "ssm_conv1d.weight", (channels, self.convolution)
+        yield "ssm_dt.bias", (self.value_heads,)
+        if self.joined:
+            yield "ssm_ba.weight", (2 * self.value_heads, width)
+        else:
+            yield "ssm_alpha.weight", (self.value_heads, width)
+            yield "ssm_beta.weight", (self.value_heads, width)
+        yield "attn_qkv.weight", (channels, width)
+        yield "attn_gate.weight", (values, width)
+        yield "ssm_norm.weight", (self.length,)
+        yield "ssm_out.weight", (width, values)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        return {
+            "full_attention_interval": u32(self.interval),
+            "ssm.conv_kernel": u32(self.convolution),
+            "ssm.state_size": u32(self.length),
+            "ssm.group_count": u32(self.key_heads),
+            "ssm.time_step_rank": u32(self.value_heads),
+            "ssm.inner_size": u32(self.value_heads * self.length),
+        }
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """Sizes of latent attention, as in `MLASpec`."""
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True)
+class IndexerSizes:
+    """Sizes of the indexer of sparse attention, as in `IndexerSpec`. Every layer has one."""
+
+    heads: int
+    length: int
+    top_k: int
+
+    def tensors(self, width: int, q_rank: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of a layer."""
+        yield "indexer.k_norm.weight", (self.length,)
+        yield "indexer.k_norm.bias", (self.length,)
+        yield "indexer.proj.weight", (self.heads, width)
+        yield "indexer.attn_k.weight", (self.length, width)
+        yield "indexer.attn_q_b.weight", (self.heads * self.length, q_rank)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        return {
+            "attention.indexer.head_count": u32(self.heads),
+            "attention.indexer.key_length": u32(self.length),
+            "attention.indexer.top_k": u32(self.top_k),
+        }
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model.
+
+    n_dense: so many first layers have no experts, but a feed-forward layer of `dense_hidden`.
+    shared: hidden size of the expert that works on every token, with `shared_gate` multiplied by a
+    gate. merged: gate and up of experts are one matrix. gate: gates after attention. delta: layers
+    of which most have a delta net instead of attention. rotated: elements of a head that
+    are rotated; 0 for all. ffn_norm: the name of the norm before the feed-forward layer.
+    post_norms: norms after both halves of a block. latent: its attention is latent attention, with
+    `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
+    long_rope: two sets of frequency factors. layer_norm: norms are LayerNorms. gated: whether
+    feed-forward layers have a gate. keys: further keys.
+    """
+
+    architecture: str
+    name: str
+    n_layers: int
+    width: int
+    n_heads: int
+    n_kv_heads: int
+    head: int
+    hidden: int
+    n_vocab: int
+    rope_base: float
+    context: int
+    eps: float
+    n_experts: int = 0
+    n_used: int = 0
+    llama3_rope: bool = False
+    n_dense: int = 0
+    dense_hidden: int = 0
+    shared: int = 0
+    shared_gate: bool = False
+    merged: bool = False
+    gate: bool = False
+    delta: DeltaSizes | None = None
+    rotated: int = 0
+    head_norms: bool = False
+    biases: tuple[str, ...] = ()
+    sinks: bool = False
+    choice_bias: bool = False
+    ffn_norm: str = "ffn_norm"
+    post_norms: tuple[str, str] | None = None
+    tied: bool = False
+    latent: LatentSizes | None = None
+    indexer: IndexerSizes | None = None
+    joined: bool = False
+    long_rope: bool = False
+    layer_norm: bool = False
+    gated: bool = True
+    keys: dict[str, Value] = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of all tensors, in the order of a converted file."""
+        yield TOKEN_EMBEDDING, (self.n_vocab, self.width)
+        if self.llama3_rope:
+            yield "rope_freqs.weight", (self.head // 2,)
+        if self.long_rope:
+            for which in ("long", "short"):
+                yield f"rope_factors_{which}.weight", ((self.rotated or self.head) // 2,)
+        for layer in range(self.n_layers):
+            for name, shape in (*self._mixer(layer), *self._feed_forward(layer)):
+                yield f"blk.{layer}.{name}", shape
+        yield from self._norm("output_norm")
+        if not self.tied:
+            yield OUTPUT, (self.n_vocab, self.width)
+
+    def _norm(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}.weight", (self.width,)
+        if self.layer_norm:
+            yield f"{name}.bias", (self.width,)
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self._norm("attn_norm")
+        if self.delta is not None and (layer + 1) % self.delta.interval:
+            yield from self.delta.tensors(self.width)
+        elif self.latent is not None:
+            yield from self._latent(self.latent)
+        else:
+            yield from self._attention()
+        if self.post_norms:
+            yield from self._norm(self.post_norms[0])
+
+    def _attention(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        q, kv = self.n_heads * self.head, self.n_kv_heads * self.head
+        apart = (
+            ("attn_q", q * (2 if self.gate else 1), self.width),
+            ("attn_k", kv, self.width),
+            ("attn_v", kv, self.width),
+        )
+        joined = (("attn_qkv", q + 2 * kv, self.width),)
+        for name, n_out, n_in in (
+            *(joined if self.joined else apart),
+            ("attn_output", self.width, q),
+        ):
+            yield f"{name}.weight", (n_out, n_in)
+            if name in self.biases:
+                yield f"{name}.bias", (n_out,)
+        if self.head_norms:
+            yield "attn_q_norm.weight", (self.head,)
+            yield "attn_k_norm.weight", (self.head,)
+        if self.sinks:
+            yield "attn_sinks.weight", (self.n_heads,)
+
+    def _latent(self, s: LatentSizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+        heads, key = self.n_heads, s.nope + s.rope
+        if s.q_rank:
+            yield "attn_q_a.weight", (s.q_rank, self.width)
+            yield "attn_q_a_norm.weight", (s.q_rank,)
+            yield "attn_q_b.weight", (heads * key, s.q_rank)
+        else:
+            yield "attn_q.weight", (heads * key, self.width)
+        yield "attn_kv_a_mqa.weight", (s.kv_rank + s.rope, self.width)
+        yield "attn_kv_a_norm.weight", (s.kv_rank,)
+        yield "attn_k_b.weight", (heads, s.kv_rank, s.nope)
+        yield "attn_v_b.weight", (heads, s.value, s.kv_rank)
+        yield "attn_output.weight", (self.width, heads * s.value)
+        if self.indexer is not None:
+            yield from self.indexer.tensors(self.width, s.q_rank)
+
+    def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self._norm(self.ffn_norm)
+        if self.n_experts and layer >= self.n_dense:
+            yield "ffn_gate_inp.weight", (self.n_experts, self.width)
+            if "ffn_gate_inp" in self.biases:
+                yield "ffn_gate_inp.bias", (self.n_experts,)
+            if self.choice_bias:
+                yield "exp_probs_b.bias", (self.n_experts,)
+            yield from self._gated("_exps", (self.n_experts,), self.hidden)
+            if self.shared:
+                yield from self._gated("_shexp", (), self.shared)
+            if self.shared_gate:
+                yield "ffn_gate_inp_shexp.weight", (1, self.width)
+        else:
+            yield from self._gated("", (), self.dense_hidden or self.hidden)
+        if self.post_norms:
+            yield from self._norm(self.post_norms[1])
+
+    def _gated(
+        self, suffix: str, stack: tuple[int, ...], hidden: int
+    ) -> Iterator[tuple[str, tuple[int, ...]]]:
+        gate, up = ("ffn_gate", hidden, self.width), ("ffn_up", hidden, self.width)
+        inputs = (gate, up) if self.gated else (up,)
+        if stack and self.merged:
+            inputs = (("ffn_gate_up", 2 * hidden, self.width),)
+        elif self.joined:
+            inputs = (("ffn_up", 2 * hidden, self.width),)
+        for name, n_out, n_in in (*inputs, ("ffn_down", self.width, hidden)):
+            yield f"{name}{suffix}.weight", (*stack, n_out, n_in)
+            if f"{name}{suffix}" in self.biases:
+                yield f"{name}{suffix}.bias", (*stack, n_out)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        a = self.architecture
+        out = {
+            "block_count": u32(self.n_layers),
+            "context_length": u32(self.context),
+            "embedding_length": u32(self.width),
+            "feed_forward_length": u32(self.dense_hidden or self.hidden),
+            "attention.head_count": u32(self.n_heads),
+            "attention.head_count_kv": u32(self.n_kv_heads),
+            "rope.freq_base": f32(self.rope_base),
+            f"attention.layer_norm_{'' if self.layer_norm else 'rms_'}epsilon": f32(self.eps),
+            "attention.key_length": u32(self.head),
+            "attention.value_length": u32(self.head),
+            "rope.dimension_count": u32(self.rotated or self.head),
+            "vocab_size": u32(self.n_vocab),
+        }
+        if self.n_experts:
+            out |= {
+                "expert_count": u32(self.n_experts),
+                "expert_used_count": u32(self.n_used),
+                "expert_feed_forward_length": u32(self.hidden),
+            }
+        if (s := self.latent) is not None:  # as llama.cpp describes it: heads of latent vectors
+            out |= {
+                "attention.q_lora_rank": u32(s.q_rank),
+                "attention.kv_lora_rank": u32(s.kv_rank),
+                "attention.key_length": u32(s.kv_rank + s.rope),
+                "attention.value_length": u32(s.kv_rank),
+                "attention.key_length_mla": u32(s.nope + s.rope),
+                "attention.value_length_mla": u32(s.value),
+            }
+            if not s.q_rank:
+                del out["attention.q_lora_rank"]
+        if self.n_dense:
+            out["leading_dense_block_count"] = u32(self.n_dense)
+        if self.delta is not None:
+            out |= self.delta.keys
+        if self.indexer is not None:
+            out |= self.indexer.keys
+        found = {
+            "general.architecture": string(a),
+            "general.name": string(f"{a} {self.name} of random weights"),
+            "general.size_label": string(self.name),
+        }
+        found |= {f"{a}.{key}": value for key, value in (out | self.keys).items()}
+        if type.name in FILE_TYPES:
+            found["general.file_type"] = u32(FILE_TYPES[type.name].number)
+        return found
