@@ -89,8 +89,8 @@ class LoadOptions(Options):
         "--split-mode",
         choices=MODES,
         metavar="MODE",
-        help="graph: a part of every layer on each GPU, one process per GPU; layer: whole layers on"
-        " each; none: one GPU (default); row, attn and tensor mean graph",
+        help="graph: a part of every layer on each GPU, one process per GPU; none: one GPU"
+        " (default); row, attn and tensor mean graph, layer means none",
     )
     tensor_split: str | None = option(
         None,

@@ -70,7 +70,7 @@ def device_here(options: LoadOptions) -> torch.device:
     that is not there.
     """
     split, ranks = split_of(options), Ranks.here()
-    if options.device not in ("auto", "cuda") or split.mode == "layer":
+    if options.device not in ("auto", "cuda"):
         return usable_device(options.device)
     if usable := options.device == "cuda" or _has_gpu():
         if split.mode == "graph" and ranks is not None:

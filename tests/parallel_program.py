@@ -78,11 +78,32 @@ def models(names: list[str], ranks: Ranks) -> dict:
     return found
 
 
+def combinations(options: dict[str, dict], ranks: Ranks) -> dict:
+    """Return, for each set of options, logits after pieces of a sequence and after a step."""
+    split = {"device": "cpu", "split_mode": "graph", "tensor_split": "1,2"}
+    return {key: after_pieces(one | split) for key, one in options.items()}
+
+
+def after_pieces(options: dict) -> list:
+    name, *_ = options.pop("names")
+    tokens = np.load(shared(f"golden/convert/{name}/logits.npz"))["input_ids"][:24]
+    path = shared(f"golden/convert/{name}/expected-f32.gguf")
+    with iqforge.load_model(path, **options) as model:
+        state = model.new_state(64)
+        model.extend(tokens[:20], state)
+        return [model.extend(piece, state).tolist() for piece in (tokens[20:23], tokens[23:])]
+
+
 def main() -> None:
     case = sys.argv[1]
     ranks = Ranks.here()
     assert ranks is not None
     torch.set_num_threads(1)
+    if case == "combinations":
+        folder, text = sys.argv[2:]
+        found = combinations(json.loads(text), ranks)
+        Path(folder, f"{ranks.rank}.json").write_text(json.dumps(found))
+        return
     if case == "models":
         folder, *names = sys.argv[2:]
         Path(folder, f"{ranks.rank}.json").write_text(json.dumps(models(names, ranks)))

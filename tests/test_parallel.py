@@ -22,6 +22,7 @@ from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.ranks import Ranks
 
 from .golden import GOLDEN
+from .parallel_program import after_pieces
 from .shared import shared
 
 PROGRAM = Path(__file__).with_name("parallel_program.py")
@@ -83,6 +84,34 @@ def check_logits(tmp_path: Path, size: int, names: Sequence[str]) -> None:
             torch.testing.assert_close(torch.tensor(one["logits"]), wanted, rtol=0, atol=1e-3)
             torch.testing.assert_close(torch.tensor(one["last"]), last, rtol=0, atol=1e-2)
             assert one["drawn"] == drawn, "the sampler of the first rank decides"
+
+
+TOGETHER = {
+    "merged experts": {"names": ["qwen3_moe"], "merge_gate_up": True},
+    "fewer experts": {"names": ["qwen3_moe"], "expert_reduction": "1,0.5"},
+    "cache": {"names": ["qwen3"], "cache_type_k": "q8_0", "cache_type_v": "q4_0"},
+    "hadamard": {
+        "names": ["gemma3"],
+        "cache_type_k": "q8_0",
+        "k_cache_hadamard": True,
+        "cache_type_v": "q8_0",
+        "v_cache_hadamard": True,
+    },
+    "scores": {"names": ["llama"], "flash_attn": "off", "attention_max_batch": 1},
+    "absorbed": {"names": ["deepseek_v2"], "mla": 1},
+    "naive": {"names": ["deepseek_v3"], "mla": 0},
+    "all positions": {"names": ["gemma3"], "swa_full": True},
+    "pieces": {"names": ["gpt_oss_bf16"], "ubatch": 7},
+}
+
+
+def test_other_options_on_ranks(tmp_path):
+    assert run_ranks(command("combinations", tmp_path, json.dumps(TOGETHER)), 2) == 0
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    for key, options in TOGETHER.items():
+        wanted = torch.tensor(after_pieces({"device": "cpu"} | options))
+        torch.testing.assert_close(torch.tensor(found[0][key]), wanted, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize(

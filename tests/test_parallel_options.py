@@ -73,6 +73,12 @@ def test_devices_and_shares(options, on_gpu, n_gpus, split):
         ({"split_mode": "graph", "max_gpu": 1}, GPU, 4, "there is one GPU to use"),
         ({"split_mode": "graph"}, CPU, 0, "everything is on the CPU, and -ts names no shares"),
         ({"split_mode": "layer", "tensor_split": "1,1"}, CPU, 0, "everything is on the CPU"),
+        (
+            {"split_mode": "layer"},
+            GPU,
+            2,
+            "every architecture can be split by -sm graph, and layers are on one GPU otherwise",
+        ),
         ({"tensor_split": "1,1"}, GPU, 2, "one device has the whole model (-sm graph splits it)"),
         ({"reduce_type": "f32"}, GPU, 2, "one device has the whole model (-sm graph splits it)"),
     ],

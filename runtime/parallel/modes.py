@@ -20,14 +20,15 @@ _GRAPH = ("graph", "row", "attn", "tensor")
 _NUMBER = r"(\d+(\.\d*)?|\.\d+)"
 _SHARES = re.compile(rf"(?=.*[1-9]){_NUMBER}([,/;]{_NUMBER})*")
 MOST_RANKS = 8
+_NO_LAYERS = "every architecture can be split by -sm graph, and layers are on one GPU otherwise"
 REDUCE_TYPES = ("f32", "bf16", "f16", "q8_0")
 DEFAULT_TIMEOUT = 600.0  # seconds
 
 
 @dataclass(frozen=True)
 class Split:
-    """mode: `none`: one device; `layer`: whole layers on each; `graph`: a part of every layer on
-    each, one process per device. devices: numbers of the GPUs of this host in the order of its
+    """mode: `none`: one device; `graph`: a part of every layer on each, one process per device.
+    devices: numbers of the GPUs of this host in the order of its
     ranks; on the CPU just 0, 1, ... shares: the part of the work of each device, of all hosts. why:
     what the user should know of it, or "".
     """
@@ -72,6 +73,8 @@ def planned_split(
         mode = "graph"
     if not on_gpu and mode != "graph":
         return Split("none", why="everything is on the CPU")
+    if mode == "layer":
+        return Split("none", (options.main_gpu or 0,), why=_NO_LAYERS)
     if mode == "none":
         return Split("none", (options.main_gpu or 0,))
     given = parse_shares(options.tensor_split) if options.tensor_split else None
@@ -87,16 +90,15 @@ def planned_split(
         devices.remove(main)
         devices.insert(0, main)
     devices = devices[: options.max_gpu or None]
-    if len(devices) > MOST_RANKS and mode == "graph":
+    if len(devices) > MOST_RANKS:
         raise UsageError(f"-sm graph over {len(devices)} devices, expected at most {MOST_RANKS}")
     if len(devices) < 2:
         kind = "GPU" if on_gpu else "device"
         return Split("none", tuple(devices), why=f"there is one {kind} to use")
-    if mode == "graph":
-        check_combinations(options)
+    check_combinations(options)
     total = sum(shares[i] for i in devices)
     chosen = tuple(shares[i] / total for i in devices)
-    return Split(mode, tuple(devices), chosen)
+    return Split("graph", tuple(devices), chosen)
 
 
 def _of_processes(options: LoadOptions, on_gpu: bool, n_gpus: int, ranks: Ranks) -> Split:
@@ -205,7 +207,5 @@ def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
         given.append("-mg")
     if split.mode == "graph":
         return []
-    if split.mode == "layer":
-        return [(flag, "-sm layer sums nothing over GPUs") for flag in given if flag == "-grt"]
     why = split.why or "one device has the whole model (-sm graph splits it)"
     return [(", ".join(given), why)] if given else []
