@@ -13,16 +13,19 @@ from ..formats.disk import check_disks, size_on_disk
 from ..formats.gguf.reader import GGUFFile
 from ..formats.output import real_output
 from ..version import __version__
+from .rounding import rounding_provenance
 from .source import PathLike, imatrix_note
 
 if TYPE_CHECKING:
     from ..formats.source import Source, TensorInfo
     from ..formats.tools.sharding import OutputPlan
     from ..imatrix.data import Imatrix
+    from ..imatrix.moments.file import MomentsFile
     from ..quantize.options import Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
+    from ..quantize.rounding.choice import RoundingPlan
     from ..quantize.run.resume import ResumableOutput
 
 log = logging.getLogger(__name__)
@@ -55,9 +58,11 @@ def plan_outputs(
     *,
     provenance: bool = True,
     threads: int = 0,
+    rounded: Sequence[tuple[MomentsFile, RoundingPlan]] = (),
 ) -> list[PlannedOutput]:
     """Plan what is written for every (file, recipe, plan). Some rows of the model are read. source:
-    the model with `changes`.
+    the model with `changes`. rounded: for each output the second moments it is rounded with, if
+    with any.
 
     Raise OutputError for a file that is an input or could not be valid, UsageError for impossible
     shards.
@@ -84,7 +89,7 @@ def plan_outputs(
         "version": __version__,
     }
     outputs = []
-    for out, recipe, planned in wanted:
+    for number, (out, recipe, planned) in enumerate(wanted):
         metadata = quantized_metadata(
             changes.metadata(model, source),
             recipe.file_type(planned, source.metadata),
@@ -92,6 +97,11 @@ def plan_outputs(
             changes.overrides(recipe.rules),
         )
         keys = provenance_keys(recipe, fingerprint, __version__, changes) if provenance else {}
+        rounding = None
+        if rounded:
+            record = rounding_provenance(*rounded[number])
+            rounding = str({name: value.data for name, value in record.items()})
+            keys |= record if provenance else {}
         metadata = with_provenance(
             metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None
         )
@@ -105,7 +115,12 @@ def plan_outputs(
             left_out = {tensor.name for index in files.skip for tensor in files.groups[index]}
             planned = [plan for plan in planned if plan.target.name not in left_out]
         outputs.append(
-            PlannedOutput(out, planned, files, key | {"recipe": recipe_text(recipe, changes)})
+            PlannedOutput(
+                out,
+                planned,
+                files,
+                key | {"recipe": recipe_text(recipe, changes), "rounding": rounding},
+            )
         )
     return outputs
 

@@ -17,6 +17,7 @@ from ..quantize.run.report import RunProgress, RunReport, report_plan
 from ..version import __version__
 from .devices import note_choice
 from .outputs import open_outputs, plan_outputs
+from .rounding import loaded_moments, rounding_plans
 from .source import (
     PathLike,
     changed_imatrix,
@@ -34,6 +35,7 @@ from .source import (
 if TYPE_CHECKING:
     from ..formats.source import Source
     from ..imatrix.data import Imatrix
+    from ..imatrix.moments.file import MomentsFile
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
@@ -93,6 +95,7 @@ def quantize_model(
     type: str | Recipe,
     imatrix: PathLike | Imatrix | None = None,
     *,
+    hessian: PathLike | MomentsFile | None = None,
     options: QuantizeOptions | None = None,
     changes: Changes | None = None,
     shards: Shards | None = None,
@@ -102,10 +105,10 @@ def quantize_model(
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF
     file, and return types, sizes and errors of all tensors.
 
-    type: a preset, such as "IQ4_K", or a recipe. imatrix: an importance matrix, or its file. out:
-    None with `dry_run`. options, changes, shards and keywords: those of `quantize_models`; for a
-    preset also the fields of `quantize.plan.recipe.Recipe`, such as `pure`, `custom_q`,
-    `token_embedding_type`.
+    type: a preset, such as "IQ4_K", or a recipe. imatrix: an importance matrix, or its file.
+    hessian: second moments, or their file. out: None with `dry_run`. options, changes, shards and
+    keywords: those of `quantize_models`; for a preset also the fields of
+    `quantize.plan.recipe.Recipe`, such as `pure`, `custom_q`, `token_embedding_type`.
     """
     from ..quantize.options import QuantizeOptions
     from ..quantize.plan.recipe import Recipe
@@ -115,6 +118,7 @@ def quantize_model(
         src,
         [(out, type)],
         imatrix,
+        hessian=hessian,
         options=options,
         changes=changes,
         shards=shards,
@@ -128,6 +132,7 @@ def quantize_models(
     outputs: Sequence[tuple[PathLike | None, str | Recipe]],
     imatrix: PathLike | Imatrix | None = None,
     *,
+    hessian: PathLike | MomentsFile | None = None,
     options: QuantizeOptions | None = None,
     changes: Changes | None = None,
     shards: Shards | None = None,
@@ -142,6 +147,10 @@ def quantize_models(
     Return a report for each.
 
     - imatrix: a file in either layout, or a loaded one.
+    - hessian: second moments, as `collect_hessian` returns or writes them. Types that they guide
+      are rounded with them, on the CPU; `progress.rounding_chosen` gets how each role is rounded.
+      Their diagonal is the importance matrix if none is given. hessian_shrink: shrink correlations
+      by this share instead of one chosen on held-out text. refine: also move codes and scales.
     - nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted
       (`zeroed` in the report of a tensor). Without it they are a NonFiniteError that names the
       first one.
@@ -165,6 +174,7 @@ def quantize_models(
     bytes depend on. restart: start from scratch instead.
     """
     from ..formats.output import real_output, refuse_same_file
+    from ..imatrix.moments.lookup import imatrix_of
     from ..quantize.cuda.devices import find_devices
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
@@ -182,7 +192,11 @@ def quantize_models(
     changes, shards = changes or Changes(), shards or Shards()
     if o.save_plan is not None and len(outputs) > 1:
         raise UsageError("save_plan needs exactly one output")
-    devices, loaded = find_devices(o.device), selected_imatrix(loaded_imatrix(imatrix), changes)
+    moments = loaded_moments(hessian, o)
+    devices = find_devices("cpu" if moments is not None else o.device)
+    if imatrix is None and moments is not None:
+        imatrix = imatrix_of(moments)
+    loaded = selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [RunProgress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:
         rearranged = with_gate_up(model, o.gate_up)
@@ -206,6 +220,13 @@ def quantize_models(
         lookups = [importance_lookup(used, planned, excluded) for planned in plans]
         if o.dry_run and not o.estimate:
             return [report_plan(*of_output) for of_output in zip(plans, progress)]
+        tasks = tasks_of_plans(plans, lookups, bool(devices))
+        roundings = []
+        if moments is not None:
+            compile_ahead(tasks, progress[0])  # the choice tries the searches
+            roundings = rounding_plans(
+                moments, changes, rearranged, source, plans, lookups, o, progress
+            )
         wanted = [
             (out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)
         ]
@@ -218,10 +239,10 @@ def quantize_models(
             shards,
             provenance=o.provenance,
             threads=o.threads,
+            rounded=[(moments, plan) for plan in roundings] if moments is not None else (),
         )
-        if o.device == "auto":
+        if o.device == "auto" and moments is None:
             note_choice(devices, plans)
-        tasks = tasks_of_plans(plans, lookups, bool(devices))
         if o.dry_run:
             compiling = time.perf_counter()
             compile_ahead(tasks, progress[0])
@@ -254,6 +275,7 @@ def quantize_models(
                     progress[number],
                     sink.finished,
                     sink.tensor_done,
+                    roundings[number].roundings if roundings else {},
                 )
                 for number, sink in zip(active, sinks)
             ],

@@ -40,7 +40,13 @@ def sources_digest() -> str:
     package = Path(__file__).resolve().parent.parent
     files = sorted(
         f
-        for folder in ("formats", "formats/codecs", "quantize/search", "quantize/search/trellis")
+        for folder in (
+            "formats",
+            "formats/codecs",
+            "quantize/search",
+            "quantize/search/trellis",
+            "quantize/rounding",
+        )
         for f in (package / folder).glob("*.py")
     )
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]

@@ -79,12 +79,33 @@ class QuantizeOptions(Options):
             Constant(("--part-gate-up",), "split", "", hidden=True),
         ),
     )
+    hessian_shrink: float | None = option(
+        None,
+        "--hessian-shrink",
+        kind=float,
+        metavar="X",
+        help="with --hessian: shrink correlations by X, 0 to 1 (default: chosen for each role by"
+        " held-out text)",
+    )
+    refine: bool = option(
+        True,
+        "--no-refine",
+        off=True,
+        help="with --hessian: only feed errors back, and do not refine codes and scales",
+    )
     validate: bool = option(
         False,
         "--validate",
         help="read every output back before it is renamed, and check its values and the reported"
         " errors",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hessian_shrink is not None and not 0 <= self.hessian_shrink <= 1:
+            raise UsageError(
+                f"hessian_shrink (--hessian-shrink) is {self.hessian_shrink:g}, expected 0 to 1"
+            )
 
 
 @dataclass(frozen=True)

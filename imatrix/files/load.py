@@ -6,6 +6,8 @@ import os
 
 from ...errors import ImatrixError, NotFoundError, TruncatedFileError, UsageError
 from ..data import Imatrix
+from ..moments.file import load_moments
+from ..moments.lookup import imatrix_of
 from .dat import load_dat, save_dat
 from .gguf import load_gguf, save_gguf
 
@@ -13,21 +15,23 @@ FORMATS = ("dat", "gguf")
 
 
 def load_imatrix(path: str | os.PathLike) -> Imatrix:
-    """Load a file in either layout, recognized by its first bytes. Raise NotFoundError,
-    ImatrixError or the errors of GGUF files.
+    """Load a file in either layout, or the diagonals of a file of second moments, recognized by its
+    first bytes. Raise NotFoundError, ImatrixError or the errors of GGUF and safetensors files.
     """
     try:
         with open(path, "rb") as file:
-            magic = file.read(4)
+            first = file.read(9)
     except FileNotFoundError:
         raise NotFoundError("no such importance matrix", file=path) from None
     except IsADirectoryError:
         raise ImatrixError("is a folder, expected an importance matrix", file=path) from None
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", file=path) from None
-    if not magic:
+    if not first:
         raise TruncatedFileError("is empty, expected an importance matrix", file=path)
-    return load_gguf(path) if magic == b"GGUF" else load_dat(path)
+    if first[8:] == b"{" and os.fspath(path).endswith(".safetensors"):
+        return imatrix_of(load_moments(path))
+    return load_gguf(path) if first[:4] == b"GGUF" else load_dat(path)
 
 
 def output_format_of(path: str | os.PathLike, wanted: str | None = None) -> str:

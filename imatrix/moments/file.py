@@ -14,57 +14,41 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...convert.checkpoint.safetensors import read_header
-from ...convert.tensors.stored import StoredTensor
 from ...errors import ImatrixError
-from ...formats.output import PartFile
 from ..stored import OpenFile
 from .collector import MomentSums
+from .container import ArrayToWrite, StoredArray, read_arrays, write_arrays
 from .data import FOLDS, MomentInput, correlations, pack, unpack
 
 FORMAT, SNAPSHOT = "iqforge second moments 1", "iqforge second moments, unfinished 1"
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A tensor to write: its bytes are made when they are needed."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    n_bytes: int
-    make: Callable[[], Iterator[bytes]]
 
 
 def save_moments(
     total: MomentSums, path: str | os.PathLike, metadata: dict[str, Any], dtype: str = "f32"
 ) -> None:
     """Write a finished collection, with correlations as `dtype`: f32 or bf16."""
-    pieces, size = [], 2 if dtype == "bf16" else 4
+    pieces = []
     for one, fold, sums, counts in _entries(total):
         rows, n = one.n_matrices, one.n_cols
         key = f"{one.name}.{fold}"
         made = _Correlations(sums, counts, dtype)
         pieces += [
-            _Piece(f"{key}.count", "I64", (rows,), 8 * rows, lambda c=counts: iter([_i64(c)])),
-            _Piece(f"{key}.diag", "F32", (rows, n), 4 * rows * n, made.diagonals),
-            _Piece(
+            ArrayToWrite(f"{key}.count", "I64", (rows,), lambda c=counts: iter([_i64(c)])),
+            ArrayToWrite(f"{key}.diag", "F32", (rows, n), made.diagonals),
+            ArrayToWrite(
                 f"{key}.tri",
                 dtype.upper(),
                 (rows, one.triangle),
-                size * rows * one.triangle,
                 made.triangles,
             ),
         ]
-    _write(path, pieces, {"format": FORMAT} | _described(total) | metadata)
+    write_arrays(path, pieces, {"format": FORMAT} | _described(total) | metadata)
 
 
 def save_moments_snapshot(
@@ -75,23 +59,21 @@ def save_moments_snapshot(
     for one, fold, sums, counts in _entries(total):
         rows = one.n_matrices
         pieces += [
-            _Piece(
+            ArrayToWrite(
                 f"{one.name}.{fold}.count",
                 "I64",
                 (rows,),
-                8 * rows,
                 lambda c=counts: iter([_i64(c)]),
             ),
-            _Piece(
+            ArrayToWrite(
                 f"{one.name}.{fold}.sum",
                 "F32",
                 (rows, one.triangle),
-                4 * rows * one.triangle,
                 lambda s=sums: (pack(m.numpy(force=True)).astype("<f4").tobytes() for m in s),
             ),
         ]
     done = {"done": {"chunks": total.done, "dropped": total.dropped}}
-    _write(path, pieces, {"format": SNAPSHOT} | _described(total) | done | metadata)
+    write_arrays(path, pieces, {"format": SNAPSHOT} | _described(total) | done | metadata)
 
 
 def load_moments_snapshot(
@@ -128,11 +110,8 @@ class _MomentsFile:
 
     def __init__(self, path: str | os.PathLike, kind: str):
         self.path = os.fspath(path)
-        self.tensors: dict[str, StoredTensor] = read_header(Path(path))
         self._file = OpenFile(self.path)
-        length = int.from_bytes(self._file.read(0, 8, "the header"), "little")
-        header = json.loads(self._file.read(8, length, "the header"))
-        self._metadata: dict[str, str] = header.get("__metadata__", {})
+        self.tensors, self._metadata = read_arrays(self._file)
         if self._metadata.get("format") != kind:
             raise ImatrixError(
                 f"is not a file of second moments: its format is"
@@ -147,7 +126,7 @@ class _MomentsFile:
         except (KeyError, ValueError):
             raise ImatrixError(f"has no valid '{key}' in its metadata", file=self.path) from None
 
-    def tensor(self, name: str) -> StoredTensor:
+    def tensor(self, name: str) -> StoredArray:
         if name not in self.tensors:
             raise ImatrixError("is missing", file=self.path, tensor=name)
         return self.tensors[name]
@@ -220,7 +199,7 @@ class MomentsFile(_MomentsFile):
         """Return float64[n, n], the second moments of matrix `index` of an input: E[x x^T]."""
         one = self.inputs[name]
         stored = self.tensor(f"{name}.{fold}.tri")
-        data = self.read(stored.name, index, 1)
+        data = self.read(f"{name}.{fold}.tri", index, 1)
         if stored.dtype == "BF16":
             packed = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
         else:
@@ -286,27 +265,3 @@ def _described(total: MomentSums) -> dict[str, Any]:
 
 def _i64(counts: torch.Tensor) -> bytes:
     return counts.numpy(force=True).astype("<i8").tobytes()
-
-
-def _write(path: str | os.PathLike, pieces: list[_Piece], metadata: dict[str, Any]) -> None:
-    header: dict[str, Any] = {
-        "__metadata__": {
-            key: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-            for key, value in metadata.items()
-        }
-    }
-    position = 0
-    for piece in pieces:
-        header[piece.name] = {
-            "dtype": piece.dtype,
-            "shape": list(piece.shape),
-            "data_offsets": [position, position + piece.n_bytes],
-        }
-        position += piece.n_bytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with PartFile(path, 8 + len(text) + position) as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        for piece in pieces:
-            for data in piece.make():
-                out.write(data)

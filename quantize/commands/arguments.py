@@ -65,7 +65,14 @@ def refuse_read_files(args: argparse.Namespace, outputs: Sequence[str]) -> None:
     """
     read = [
         path
-        for path in (args.recipe, args.plan, args.damage, args.imatrix, *args.tensor_type_file)
+        for path in (
+            args.recipe,
+            args.plan,
+            args.damage,
+            args.imatrix,
+            args.hessian,
+            *args.tensor_type_file,
+        )
         if path is not None
     ]
     for output in [*outputs, *([args.save_plan] if args.save_plan is not None else [])]:

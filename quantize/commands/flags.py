@@ -79,6 +79,13 @@ def _configure_types(group: argparse._ArgumentGroup) -> None:
 
 def _configure_rest(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--imatrix", metavar="F", help="importance matrix, legacy .dat or GGUF")
+    parser.add_argument(
+        "--hessian",
+        metavar="F",
+        help="second moments, as iqforge hessian collects them: round with these, and use their"
+        " diagonal as importance matrix unless --imatrix is given",
+    )
+    QuantizeOptions.add_flags(parser, only=("hessian_shrink", "refine"))
     entries = ("include_weights", "exclude_weights", "hide_imatrix", "force_imatrix")
     Changes.add_flags(parser, only=entries)
     Recipe.add_flags(parser, only=("ignore_imatrix_rules",))

@@ -44,6 +44,11 @@ def run(args: argparse.Namespace, api) -> int:
     refuse_read_files(args, [out for out, _ in outputs])
     for line in notes(args):
         print(line)
+    if args.hessian and (args.repack or asks_for_size(args)):
+        raise UsageError(
+            "--hessian goes with types that are given, not with --target-bpw,"
+            " --target-size or --repack"
+        )
     if args.repack:
         return run_repack(args, api, src, outputs, threads)
     options = QuantizeOptions.from_flags(args, threads=threads)
@@ -68,6 +73,7 @@ def run(args: argparse.Namespace, api) -> int:
             src,
             [(out, recipe) for (out, _), recipe in zip(outputs, recipes)],
             args.imatrix,
+            hessian=args.hessian,
             options=options,
             changes=changes,
             shards=shards,

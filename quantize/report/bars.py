@@ -12,11 +12,13 @@ from ...errors import printable
 from ...formats.commands.progress import (
     AFTER_SECONDS,
     EVERY_SECONDS,
+    Estimate,
     duration,
     share_and_time,
 )
 from ...formats.tensor_names import TensorName
 from ..plan.plan import PlannedTensor
+from ..rounding.choice import RoleChoice
 from ..run.compile_task import CompileProgress, CompileTask
 from ..run.report import Checked, RunProgress, TensorReport
 from .eta import TimeLeft
@@ -100,8 +102,18 @@ class RunPrinter(CompileBar, RunProgress):
         self.time_left = TimeLeft([])
         self.label = f"{printable(label)}: " if label else ""
         self.what = f"{what} {printable(label)}" if label else what
+        self._choosing = Estimate("choosing how each role is rounded")
         self._done, self._started = 0, time.monotonic()
         self._next = self._started + AFTER_SECONDS
+
+    def choosing(self, done: int, count: int) -> None:
+        if done == 0:
+            self._choosing = Estimate("choosing how each role is rounded")
+        self._choosing.say(done / max(count, 1))
+
+    def rounding_chosen(self, choices: Sequence[RoleChoice]) -> None:
+        for choice in choices:
+            print(self.label + choice.line(), flush=True)
 
     def begin(self, planned: Sequence[PlannedTensor]) -> None:
         self.planned, self.time_left = planned, TimeLeft(planned)

@@ -17,6 +17,7 @@ from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
 from ..encode import arrange_rows, row_encoder, symmetric_encoder
 from ..plan.plan import PlannedTensor
+from ..rounding.moments import Rounding
 
 # importance(name, shape) -> float32[n_matrices, n_cols], or None for a tensor without importances
 ImportanceLookup = Callable[[str, tuple[int, ...]], np.ndarray | None]
@@ -35,7 +36,7 @@ class OutputTensor:
     tensor in its plan.
 
     importance: where the weights are looked up. done: the output has the tensor from an earlier
-    run.
+    run. rounding: how it is rounded with second moments, None for a search without them.
     """
 
     output: int
@@ -43,6 +44,7 @@ class OutputTensor:
     planned: PlannedTensor
     importance: ImportanceLookup | None = None
     done: bool = False
+    rounding: Rounding | None = None
 
     @property
     def kept(self) -> bool:
@@ -162,7 +164,7 @@ def _cpu_pieces(targets: list[OutputTensor], file: str) -> Iterator[Piece]:
     weights = [target.weights() for target in open_targets]
     for first in range(0, info.n_rows, rows):
         tasks = tuple(
-            _cpu_task(target, None if w is None else w[first // rows], file)
+            _cpu_task(target, None if w is None else w[first // rows], file, first // rows)
             for target, w in zip(open_targets, weights)
         )
         for start in range(first, first + rows, step):
@@ -207,24 +209,28 @@ def _device_pieces(targets: list[OutputTensor], numbers: Iterator[int]) -> Itera
         yield Piece(info, start, stop, tasks, stop == info.n_rows, next(numbers))
 
 
-def _cpu_task(target: OutputTensor, weights: np.ndarray | None, file: str) -> PieceTask:
-    encode = None if target.kept else _encoder(target.planned, weights, file)
+def _cpu_task(
+    target: OutputTensor, weights: np.ndarray | None, file: str, matrix: int
+) -> PieceTask:
+    encode = None if target.kept else _encoder(target, weights, file, matrix)
     return PieceTask(target, weights, encode)
 
 
 def _encoder(
-    tensor: PlannedTensor, importance: np.ndarray | None, file: str
+    output: OutputTensor, importance: np.ndarray | None, file: str, matrix: int
 ) -> Callable[[np.ndarray], np.ndarray]:
+    tensor = output.planned
     target, n_cols = tensor.target.type, tensor.source.n_cols
     plain = plain_type(target)
     if plain.is_float:
         return lambda x: arrange_rows(target, encode_float(plain, x), n_cols)
     try:
-        run = (
-            symmetric_encoder(n_cols)
-            if tensor.symmetric
-            else row_encoder(target, n_cols, importance)
-        )
+        if output.rounding is not None:
+            run = output.rounding.encoder(plain, n_cols, matrix)
+        elif tensor.symmetric:
+            run = symmetric_encoder(n_cols)
+        else:
+            run = row_encoder(target, n_cols, importance)
     except IqforgeError as error:
         raise type(error)(error.message, file=file, tensor=tensor.source.name) from None
 

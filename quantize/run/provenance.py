@@ -12,9 +12,10 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,12 @@ VERSION_KEY, RECIPE_KEY, SOURCE_KEY = (
     "quantize.source.fingerprint",
 )
 IMATRIX_KEY = "quantize.imatrix.sha256"
+# Second moments: the hash of their file, what they were collected from, and how they were used.
+HESSIAN_KEY, TEXTS_KEY, ROUNDING_KEY = (
+    "quantize.hessian.sha256",
+    "quantize.hessian.texts",
+    "quantize.hessian.rounding",
+)
 _MANY = 64
 SAMPLES = 16  # groups of rows of a tensor that its fingerprint reads
 
@@ -59,9 +66,25 @@ def with_provenance(
     imatrix: there is a new importance matrix, which replaces the record of an earlier one.
     imatrix_sha256: of its file, None if unknown.
     """
-    stale = {VERSION_KEY, RECIPE_KEY, SOURCE_KEY} | ({IMATRIX_KEY} if imatrix else set())
+    stale = {VERSION_KEY, RECIPE_KEY, SOURCE_KEY, HESSIAN_KEY, TEXTS_KEY, ROUNDING_KEY} | (
+        {IMATRIX_KEY} if imatrix else set()
+    )
     kept = {key: value for key, value in metadata.items() if key not in stale}
     return kept | ({IMATRIX_KEY: string(imatrix_sha256)} if imatrix_sha256 else {}) | keys
+
+
+def rounding_keys(
+    sha256: str, texts: Sequence[Mapping[str, Any]], rounding: str
+) -> dict[str, Value]:
+    """Return the keys that record second moments. texts: name, sha256 and tokens of each; rounding:
+    JSON of how each role was rounded.
+    """
+    said = [[text.get("sha256"), text.get("tokens")] for text in texts]
+    return {
+        HESSIAN_KEY: string(sha256),
+        TEXTS_KEY: string(json.dumps(said)),
+        ROUNDING_KEY: string(rounding),
+    }
 
 
 def recipe_text(recipe: Recipe, changes: Changes = Changes()) -> str:

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from ...formats.source import TensorInfo
 from ..plan.plan import PlannedTensor
 from .compile_task import CompileProgress
 from .workload import RunEstimate
+
+if TYPE_CHECKING:
+    from ..rounding.choice import RoleChoice
 
 
 @dataclass
@@ -99,6 +103,12 @@ class RunProgress(CompileProgress):
     """Callbacks for one output of a run. This base class ignores them all."""
 
     def begin(self, planned: Sequence[PlannedTensor]) -> None: ...
+
+    def choosing(self, done: int, count: int) -> None:
+        """Called before `begin` while the rounding of `count` roles is chosen."""
+
+    def rounding_chosen(self, choices: Sequence[RoleChoice]) -> None:
+        """Called before `begin` with how each role is rounded with second moments."""
 
     def resume(self, finished: Sequence[TensorReport]) -> None:
         """Called after `begin` if an earlier run has written the first tensors of the plan."""

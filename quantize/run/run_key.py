@@ -44,11 +44,13 @@ def run_key(
     imatrix: str | None,
     version: str,
     devices: bool = False,
+    rounding: str | None = None,
 ) -> RunKey:
     """Return the key of one output.
 
     headers: a hash of the headers of the output or its shards; files: their paths. imatrix: a hash.
     devices: GPUs quantize, which matters only for types whose bytes differ from the CPU's.
+    rounding: the text of how tensors are rounded with which second moments, if with any.
     """
     trellis = any(not plan.kept and plan.target.type.name in TRELLIS_TYPES for plan in planned)
     tensors = [
@@ -66,6 +68,7 @@ def run_key(
         "searches": sources_digest(),
         **source,
         "imatrix": imatrix,
+        "rounding": rounding,
         "recipe": recipe,
         "nan_to_zero": any(plan.nan_to_zero for plan in planned),
         "device": ("gpu" if devices else "cpu") if trellis else "any",
@@ -98,6 +101,8 @@ def changes(before: RunKey, now: RunKey) -> list[str]:
             found.append("the values of the source have changed")
     if before.get("imatrix") != now["imatrix"]:
         found.append(_changed_imatrix(before.get("imatrix"), now["imatrix"]))
+    if before.get("rounding") != now.get("rounding"):
+        found.append("the second moments, or how they are used, have changed")
     if before.get("nan_to_zero") and not now["nan_to_zero"]:
         found.append("--nan-to-zero was given, now it is not")
     recipes = before.get("recipe", ""), now["recipe"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ import numpy as np
 
 from ...formats.source import Source, TensorInfo
 from ..plan.plan import PlannedTensor
+from ..rounding.moments import Rounding
 from .background import BackgroundWriter
 from .cpu_worker import work
 from .parallel import thread_count
@@ -50,7 +51,8 @@ class RunOutput:
 
     A plan may leave out tensors of the source and may name one several times, in the order of the
     source. finished: reports of the first tensors of the plan, which the sink already has.
-    tensor_done: called when the last byte of a tensor was given to the sink.
+    tensor_done: called when the last byte of a tensor was given to the sink. roundings: how tensors
+    are rounded with second moments, by name of the target; the CPU does it.
     """
 
     planned: Sequence[PlannedTensor]
@@ -59,6 +61,7 @@ class RunOutput:
     progress: RunProgress = field(default_factory=RunProgress)
     finished: Sequence[TensorReport] = ()
     tensor_done: Callable[[TensorReport], None] | None = None
+    roundings: Mapping[str, Rounding] = field(default_factory=dict)
 
 
 def stream(
@@ -130,7 +133,14 @@ def _stream(
 ) -> list[RunReport]:
     states = [_OutputState(output) for output in outputs]
     targets = [
-        OutputTensor(number, index, planned, output.importance, index < len(output.finished))
+        OutputTensor(
+            number,
+            index,
+            planned,
+            output.importance,
+            index < len(output.finished),
+            output.roundings.get(planned.target.name),
+        )
         for number, output in enumerate(outputs)
         for index, planned in enumerate(output.planned)
     ]

@@ -1,0 +1,96 @@
+"""Second moments for `quantize_models`: how tensors are rounded with them, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from .source import PathLike
+
+if TYPE_CHECKING:
+    from ..formats.source import Source
+    from ..formats.values import Value
+    from ..imatrix.moments.file import MomentsFile
+    from ..quantize.options import QuantizeOptions
+    from ..quantize.plan.changes import Changes
+    from ..quantize.plan.plan import PlannedTensor
+    from ..quantize.rounding.choice import RoundingPlan
+    from ..quantize.rounding.moments import TensorMoments
+    from ..quantize.run.piece import ImportanceLookup
+    from ..quantize.run.report import RunProgress
+
+
+def loaded_moments(
+    hessian: PathLike | MomentsFile | None, options: QuantizeOptions
+) -> MomentsFile | None:
+    """Return the file of second moments that is given, opened. Raise UsageError for options that
+    need one, or exclude one.
+    """
+    from ..imatrix.moments.file import load_moments
+
+    if hessian is None:
+        if options.hessian_shrink is not None or not options.refine:
+            raise UsageError(
+                "hessian_shrink and refine (--no-refine) need second moments (--hessian)"
+            )
+        return None
+    if options.device not in ("auto", "cpu"):
+        raise UsageError(
+            f"rounding with second moments runs on the CPU: --device {options.device} does not go"
+            " with --hessian"
+        )
+    if options.dry_run and options.estimate:
+        raise UsageError("with --hessian, --dry-run gives no estimate: add --no-estimate")
+    return load_moments(hessian) if isinstance(hessian, (str, os.PathLike)) else hessian
+
+
+def rounding_plans(
+    file: MomentsFile,
+    changes: Changes,
+    model: Source,
+    source: Source,
+    plans: Sequence[Sequence[PlannedTensor]],
+    lookups: Sequence[ImportanceLookup | None],
+    options: QuantizeOptions,
+    progress: Sequence[RunProgress],
+) -> list[RoundingPlan]:
+    """Return how the tensors of each plan are rounded. source: `model` with `changes`."""
+    from ..imatrix.moments.lookup import moments_of
+    from ..quantize.rounding.choice import plan_rounding
+
+    before = {changes.name_after(tensor.name): tensor.name for tensor in model.tensors}
+
+    def moments(name: str, shape: tuple[int, ...]) -> TensorMoments | None:
+        named = before.get(name, name)
+        return moments_of(file, named, shape) if changes.uses_entry(named) else None
+
+    made = []
+    for planned, lookup, shown in zip(plans, lookups, progress, strict=True):
+        plan = plan_rounding(
+            source,
+            planned,
+            moments,
+            lookup,
+            shrink=options.hessian_shrink,
+            refine=options.refine,
+            progress=shown.choosing,
+        )
+        shown.rounding_chosen(plan.choices)
+        made.append(plan)
+    return made
+
+
+def rounding_text(plan: RoundingPlan) -> str:
+    """Return JSON of how each role is rounded: shrink (null for a search) and refinements."""
+    said = [[one.role, one.type, one.shrink, one.passes] for one in plan.choices]
+    return json.dumps(said)
+
+
+def rounding_provenance(file: MomentsFile, plan: RoundingPlan) -> dict[str, Value]:
+    """Return the metadata keys that record second moments."""
+    from ..quantize.run.provenance import file_sha256, rounding_keys
+
+    return rounding_keys(file_sha256(file.path), file.texts, rounding_text(plan))

@@ -1,0 +1,112 @@
+"""Find the second moments of a tensor in a file, and turn a file into an importance matrix."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+
+from ...errors import ImatrixError
+from ...formats.tensor_names import TensorName
+from ..data import Entry, Imatrix, alternatives, sees_latent_vectors
+from ..stored import ComputedEntries
+from .data import FOLDS, MomentInput
+from .file import MomentsFile
+
+_SHARES = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps")  # experts that see the same vectors
+
+
+class FileMoments:
+    """The second moments of a tensor. Those of gate and up of an expert that saw few tokens are
+    mixed with those of its layer: with as many tokens as columns, both count alike. An expert that
+    saw nothing has those of its layer; its down matrix has equal importances and no correlations.
+    """
+
+    def __init__(self, file: MomentsFile, one: MomentInput, tensor: str):
+        self._file, self._one = file, one
+        self._mixes = TensorName.parse(tensor).role in _SHARES and one.n_matrices > 1
+        self._lock = threading.Lock()
+        self._layer: np.ndarray | None = None
+
+    def fit(self, index: int) -> np.ndarray:
+        """Return float64[n_cols, n_cols], what matrix `index` is rounded with."""
+        index = self._own(index)
+        count, n = self.tokens(index), self._one.n_cols
+        found = self._file.matrix(self._one.name, FOLDS[0], index) if count else np.eye(n)
+        if not self._mixes:
+            return found
+        share = n / (n + count)
+        return (1 - share) * found + share * self._of_layer()
+
+    def hold(self, index: int) -> np.ndarray | None:
+        """Return float64[n_cols, n_cols] of the held-out fold, or None if it saw nothing."""
+        index = self._own(index)
+        if not self._file.counts(self._one.name, FOLDS[1])[index]:
+            return None
+        return self._file.matrix(self._one.name, FOLDS[1], index)
+
+    def tokens(self, index: int) -> int:
+        """Return how many vectors of matrix `index` were added up."""
+        return int(self._file.counts(self._one.name, FOLDS[0])[self._own(index)])
+
+    def _own(self, index: int) -> int:
+        return 0 if self._one.n_matrices == 1 else index
+
+    def _of_layer(self) -> np.ndarray:
+        """Return the mean over all experts, weighted by tokens."""
+        with self._lock:
+            if self._layer is not None:
+                return self._layer
+            counts = self._file.counts(self._one.name, FOLDS[0])
+            total = np.zeros((self._one.n_cols, self._one.n_cols))
+            for index in np.flatnonzero(counts):
+                total += counts[index] * self._file.matrix(self._one.name, FOLDS[0], int(index))
+            made = total / counts.sum() if counts.any() else np.eye(self._one.n_cols)
+            self._layer = made
+            return made
+
+
+def moments_of(file: MomentsFile, name: str, shape: tuple[int, ...]) -> FileMoments | None:
+    """Return the moments of tensor `name` with numpy-order `shape`, or None if the file has none.
+
+    Raise ImatrixError if they are of another size.
+    """
+    others = [] if sees_latent_vectors(name) else alternatives(name)
+    tensor = next((one for one in [name, *others] if one in file.owners), None)
+    if tensor is None:
+        return None
+    one = file.inputs[file.owners[tensor]]
+    n_matrices = int(np.prod(shape[:-2], dtype=np.int64))
+    if one.n_cols == shape[-1] and one.n_matrices in (1, n_matrices):
+        return FileMoments(file, one, tensor)
+    if sees_latent_vectors(name):
+        return None  # stored with the heads in one matrix, where the inputs were of each head
+    raise ImatrixError(
+        f"the second moments are those of {one.n_matrices} matrices of {one.n_cols} columns, shape"
+        f" {list(shape)} needs {n_matrices} of {shape[-1]}",
+        file=file.path,
+        tensor=name,
+    )
+
+
+def imatrix_of(file: MomentsFile) -> Imatrix:
+    """Return the importance matrix that the diagonals of both folds are."""
+    n_ctx = int(file.json("run").get("n_ctx", 1))
+    chunks = sum(int(text.get("tokens", 0)) for text in file.texts) // max(n_ctx, 1)
+    names = tuple(str(text["name"]) for text in file.texts if text.get("name"))
+    entries = ComputedEntries(sorted(file.owners), functools.partial(_entry, file))
+    return Imatrix(entries, chunks, n_ctx, names, file.path)
+
+
+def _entry(file: MomentsFile, name: str) -> Entry:
+    one = file.inputs[file.owners[name]]
+    counts = {fold: file.counts(one.name, fold) for fold in FOLDS}
+    sums = np.sum([file.diagonal(one.name, fold) * counts[fold][:, None] for fold in FOLDS], axis=0)
+    total = np.sum(list(counts.values()), axis=0)
+    parsed = TensorName.parse(name)
+    if one.n_matrices == 1 and parsed.role in _SHARES:  # one for all experts of the layer
+        down = file.owners.get(parsed.sibling("ffn_down_exps.weight"))
+        n = file.inputs[down].n_matrices if down else 1
+        return Entry(np.repeat(sums, n, axis=0), np.repeat(total, n))
+    return Entry(sums, total)

@@ -1,0 +1,226 @@
+"""Choose shrinking and refinement for each role and type by held-out moments.
+
+Some rows of some tensors of each role are rounded with every combination. The held-out error is
+tr(dW H dW^T) with the moments of text that no rounding has seen, relative to the error of the
+search with the importance matrix. The least of the geometric means wins; where nothing is below 1,
+the search with the importance matrix is used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...formats.codecs.codec import decode
+from ...formats.source import Source, TensorInfo
+from ...formats.tensor_names import TensorName
+from ...formats.types import GGMLType
+from ..encode import row_encoder
+from ..plan.plan import PlannedTensor
+from .factor import factored
+from .moments import MomentsLookup, Rounding, TensorMoments, guides
+from .rounder import Rounder
+
+SHRINKS = (0.1, 0.25, 0.5, 0.75)
+PASSES = 2
+DEFAULT_SHRINK, DEFAULT_PASSES = 0.3, 1  # without held-out text
+_MATRICES = 4  # of a role that are tried
+_ROWS = 64  # of a matrix that are tried
+_TOKENS_PER_COLUMN = 8  # below which nothing is refined
+
+
+@dataclass(frozen=True)
+class RoleChoice:
+    """How the tensors of a role that become `type` are rounded.
+
+    shrink: None for the search with the importance matrix. error: the held-out error relative to
+    that search, None if there is no held-out text. matrices: how many were tried. why: why the
+    search is used, "" where it is not.
+    """
+
+    role: str
+    type: str
+    tensors: tuple[str, ...]
+    shrink: float | None
+    passes: int = 0
+    error: float | None = None
+    matrices: int = 0
+    why: str = ""
+
+    def line(self) -> str:
+        """Return one line about the choice."""
+        count = f"{len(self.tensors)} tensor{'s' * (len(self.tensors) != 1)}"
+        start = f"{self.role:<24s} {self.type:<8s} {count:>11s}: "
+        if self.shrink is None:
+            return f"{start}search with the importance matrix, {self.why}"
+        judged = (
+            "no held-out text"
+            if self.error is None
+            else f"held-out error x {self.error:.3f} of the search ({self.matrices} tried)"
+        )
+        return f"{start}shrink {self.shrink:g}, {self.passes} refinements, {judged}"
+
+
+@dataclass
+class RoundingPlan:
+    """How tensors are rounded, by name of the target; others are searched. `choices` say why."""
+
+    roundings: dict[str, Rounding] = field(default_factory=dict)
+    choices: list[RoleChoice] = field(default_factory=list)
+
+
+def plan_rounding(
+    source: Source,
+    planned: Sequence[PlannedTensor],
+    moments: MomentsLookup,
+    importance: Callable[[str, tuple[int, ...]], np.ndarray | None] | None,
+    *,
+    shrink: float | None = None,
+    refine: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> RoundingPlan:
+    """Return how each tensor of a plan is rounded.
+
+    shrink: this instead of a choice; refine: whether codes and scales may be refined. progress:
+    called with (combinations done, all). Reads some rows of the source.
+    """
+    groups: dict[tuple[str, str], list[PlannedTensor]] = defaultdict(list)
+    for plan in planned:
+        if not plan.kept and plan.target.type.is_quantized:
+            role = TensorName.parse(plan.target.name).role
+            groups[role, plan.target.type.plain.name].append(plan)
+    made = RoundingPlan()
+    for done, ((role, type), plans) in enumerate(groups.items()):
+        if progress is not None:
+            progress(done, len(groups))
+        found = [(plan, moments(plan.source.name, plan.source.shape)) for plan in plans]
+        usable = [(plan, m) for plan, m in found if m is not None and not plan.symmetric]
+        left = tuple(plan.target.name for plan, m in found if m is None or plan.symmetric)
+        if not guides(plans[0].target.type):
+            names = tuple(plan.target.name for plan in plans)
+            why = "as second moments do not guide this type"
+            made.choices.append(RoleChoice(role, type, names, None, why=why))
+            continue
+        if left:
+            why = "as there are no second moments of these inputs"
+            made.choices.append(RoleChoice(role, type, left, None, why=why))
+        if not usable:
+            continue
+        choice = _choose(role, source, usable, importance, shrink, refine)
+        made.choices.append(choice)
+        if choice.shrink is not None:
+            for plan, m in usable:
+                name = plan.target.name
+                made.roundings[name] = Rounding(name, m, choice.shrink, choice.passes)
+    if progress is not None:
+        progress(len(groups), len(groups))
+    return made
+
+
+def _choose(
+    role: str,
+    source: Source,
+    usable: Sequence[tuple[PlannedTensor, TensorMoments]],
+    importance: Callable[[str, tuple[int, ...]], np.ndarray | None] | None,
+    shrink: float | None,
+    refine: bool,
+) -> RoleChoice:
+    type = usable[0][0].target.type.plain
+    names = tuple(plan.target.name for plan, _ in usable)
+    shrinks = SHRINKS if shrink is None else (shrink,)
+    tried: list[np.ndarray] = []  # log of the relative error by (shrink, passes)
+    few = False
+    for trial in _trials(source, usable, importance):
+        few |= trial.tokens < _TOKENS_PER_COLUMN * trial.x.shape[1]
+        tried.append(trial.errors(type, shrinks, PASSES if refine else 0))
+    most = 0 if few or not refine else PASSES
+    if not tried:
+        passes = min(DEFAULT_PASSES, most) if refine else 0
+        used = DEFAULT_SHRINK if shrink is None else shrink
+        return RoleChoice(role, type.name, names, used, passes)
+    means = np.mean(tried, axis=0)[:, : most + 1]
+    best = np.unravel_index(int(np.argmin(means)), means.shape)
+    error = float(np.exp(means[best]))
+    if error >= 1:
+        why = f"as rounding with second moments is no better on held-out text (x {error:.3f})"
+        return RoleChoice(role, type.name, names, None, error=error, matrices=len(tried), why=why)
+    return RoleChoice(role, type.name, names, shrinks[best[0]], int(best[1]), error, len(tried))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Rows of a matrix, its moments, and its importances."""
+
+    name: str
+    x: np.ndarray
+    fit: np.ndarray
+    hold: np.ndarray
+    tokens: int
+    importance: np.ndarray | None
+
+    def errors(self, type: GGMLType, shrinks: Sequence[float], passes: int) -> np.ndarray:
+        """Return float64[shrinks, passes + 1]: logs of the held-out error relative to that of the
+        search with the importances.
+        """
+        n = self.x.shape[1]
+        out = np.empty((len(self.x), type.row_bytes(n)), dtype=np.uint8)
+        row_encoder(type, n, self.importance)(self.x, out)
+        base = self._error(type, out)
+        if base <= 0:
+            return np.zeros((len(shrinks), passes + 1))
+        found = []
+        for shrink in shrinks:
+            rounder = Rounder(type, n, factored(self.fit, shrink, self.name), passes)
+            errors = [self._error(type, made) for made in rounder.stages(self.x)]
+            found.append(np.log(np.maximum(errors, 1e-30 * base) / base))
+        return np.array(found)
+
+    def _error(self, type: GGMLType, made: np.ndarray) -> float:
+        rest = self.x.astype(np.float64)
+        rest -= decode(type, made, self.x.shape[1], as_weights=True)
+        return float(((rest @ self.hold) * rest).sum())
+
+
+def _trials(
+    source: Source,
+    usable: Sequence[tuple[PlannedTensor, TensorMoments]],
+    importance: Callable[[str, tuple[int, ...]], np.ndarray | None] | None,
+) -> Iterator[_Trial]:
+    """Yield rows of evenly spaced matrices that have held-out moments."""
+    all_matrices = [
+        (plan.source, m, index) for plan, m in usable for index in range(plan.source.n_matrices)
+    ]
+    n = len(all_matrices)
+    picked = sorted({(2 * i + 1) * n // (2 * _MATRICES) for i in range(_MATRICES)})
+    for info, m, index in (all_matrices[at] for at in picked):
+        hold = m.hold(index)
+        tokens = m.tokens(index)
+        if hold is None or not hold.any() or not tokens:
+            continue
+        x = _rows(source, info, index)
+        if not np.isfinite(x).all():
+            continue  # the run says so, or sets them to 0
+        weights = None if importance is None else importance(info.name, info.shape)
+        yield _Trial(
+            info.name, x, m.fit(index), hold, tokens, None if weights is None else weights[index]
+        )
+
+
+def _rows(source: Source, info: TensorInfo, index: int) -> np.ndarray:
+    """Return at most _ROWS rows of matrix `index`, in a few groups that are evenly spaced."""
+    per_matrix = info.n_rows // info.n_matrices
+    group = info.type.group_rows
+    take = max(group, _ROWS // 4 // group * group)
+    first = index * per_matrix
+    starts = {
+        min(i * per_matrix // 4 // group * group, max(0, per_matrix - take)) for i in range(4)
+    }
+    pieces = []
+    for start in sorted(starts):
+        stop = first + min(start + take, per_matrix)
+        data = np.array(source.read_rows(info, first + start, stop))
+        pieces.append(decode(info.type, data, info.n_cols))
+    return np.concatenate(pieces)

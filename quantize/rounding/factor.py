@@ -1,0 +1,74 @@
+"""Prepare second moments for rounding: shrink, damp and factor them.
+
+With H = R R^T, R upper triangular, tr(dW H dW^T) of one row is the sum over columns k of R_kk^2
+(dw_k + sum_{j<k} dw_j R_jk / R_kk)^2. So each column is rounded to the value nearest to its weight
+plus the errors of the columns before, times `feedback`, and R_kk^2 weighs what is left. This is the
+feedback of GPTQ and LDLQ without an inverse.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import ImatrixError
+
+log = logging.getLogger(__name__)
+
+DAMPING = 0.01  # of the mean of the diagonal
+_TRIES = 4
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What rounding uses: `moments` float32[n, n], shrunk and damped; `feedback` float32[n, n],
+    strictly upper; `weights` float64[n], the weight of each column's remaining error.
+    """
+
+    moments: np.ndarray
+    feedback: np.ndarray
+    weights: np.ndarray
+
+
+def shrunk(h: np.ndarray, shrink: float, damping: float = DAMPING) -> np.ndarray:
+    """Return float64[n, n]: (1 - shrink) H + shrink diag(H), damped. A column that is always zero
+    gets the mean of the diagonal and no correlation.
+    """
+    diagonal = np.diagonal(h)
+    dead = diagonal <= 0
+    mean = float(diagonal[~dead].mean()) if not dead.all() else 1.0
+    made = h * (1 - shrink)
+    made[dead] = 0
+    made[:, dead] = 0
+    np.fill_diagonal(made, np.where(dead, mean, diagonal) + damping * mean)
+    return made
+
+
+def factored(h: np.ndarray, shrink: float, name: str = "") -> Factor:
+    """Return the factor of second moments float64[n, n], by LAPACK in float64.
+
+    Where that fails the damping grows tenfold, which is said. Raise ImatrixError naming the tensor
+    if the moments are not finite or nothing helps.
+    """
+    if not np.isfinite(h).all():
+        raise ImatrixError("its second moments are not finite", tensor=name)
+    damping = DAMPING
+    for _ in range(_TRIES):
+        made = shrunk(h, shrink, damping)
+        try:
+            # The upper factor of H is the lower factor of H with both axes reversed.
+            r = np.linalg.cholesky(made[::-1, ::-1])[::-1, ::-1]
+        except np.linalg.LinAlgError:
+            damping *= 10
+            log.warning("%s: second moments are not definite; damping is now %g", name, damping)
+            continue
+        pivots = np.diagonal(r)
+        feedback = np.triu(r / pivots[None, :], 1)
+        return Factor(
+            np.ascontiguousarray(made, dtype=np.float32),
+            np.ascontiguousarray(feedback, dtype=np.float32),
+            pivots**2,
+        )
+    raise ImatrixError("its second moments cannot be factored", tensor=name)

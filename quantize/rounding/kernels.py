@@ -1,0 +1,175 @@
+"""Compiled loops over rows: error feedback, coordinate descent, refitting of scales.
+
+Every row is computed on its own, and sums are added in index order, so the results do not depend on
+how rows are divided among threads. Arrays: float32[rows, n] `w` (weights), `delta` (w minus what is
+stored), `q` (what is stored), `g` (delta H); float32[n, n] `a` (feedback) and `h` (moments);
+`levels` float32[rows, groups, codes], the value of every code in every group of `n / groups`
+columns; `codes` uint8[rows, n].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...formats.kernel import CompiledLoop
+from ..search.grouped import as_half
+
+_TILE = 32  # rows of a matrix that are used for all rows of weights before the next ones
+
+
+def _compensate(delta, a, t, first):
+    width = t.shape[1]
+    for start in range(0, first, _TILE):
+        for r in range(len(t)):
+            for j in range(start, min(start + _TILE, first)):
+                d = delta[r, j]
+                for k in range(width):
+                    t[r, k] += d * a[j, first + k]
+
+
+def _round(w, t, a, levels, codes, delta, first):
+    width = t.shape[1]
+    group = width // levels.shape[1]
+    for r in range(len(t)):
+        for i in range(width):
+            value = t[r, i]
+            column = first + i
+            best = 0
+            least = abs(value - levels[r, i // group, 0])
+            for c in range(1, levels.shape[2]):
+                error = abs(value - levels[r, i // group, c])
+                if error < least:
+                    least = error
+                    best = c
+            codes[r, column] = best
+            d = w[r, column] - levels[r, i // group, best]
+            delta[r, column] = d
+            for k in range(i + 1, width):
+                t[r, k] += d * a[column, first + k]
+
+
+def _round_settled(w, t, a, d, units, weights, codes, chosen, delta, first):
+    """`_round`, with the scale of each group chosen again for the values as they are when its turn
+    comes.
+
+    d: float32[rows]; units float32[groups, choices, codes], the values of the codes for d = 1;
+    weights float32[n]; chosen int64[rows, groups], which starts with the choices so far.
+    """
+    width = t.shape[1]
+    groups, choices, n_codes = units.shape
+    size = width // groups
+    for r in range(len(t)):
+        for g in range(groups):
+            best = chosen[r, g]
+            least = np.float32(np.inf)
+            for turn in range(choices + 1):
+                choice = chosen[r, g] if turn == 0 else turn - 1
+                total = np.float32(0)
+                for i in range(g * size, (g + 1) * size):
+                    nearest = np.float32(np.inf)
+                    for c in range(n_codes):
+                        rest = t[r, i] - d[r] * units[g, choice, c]
+                        nearest = min(nearest, rest * rest)
+                    total += weights[first + i] * nearest
+                    if total >= least:
+                        break
+                if total < least:
+                    least = total
+                    best = choice
+            chosen[r, g] = best
+            for i in range(g * size, (g + 1) * size):
+                column = first + i
+                code = 0
+                value = d[r] * units[g, best, 0]
+                for c in range(1, n_codes):
+                    level = d[r] * units[g, best, c]
+                    if abs(t[r, i] - level) < abs(t[r, i] - value):
+                        value = level
+                        code = c
+                codes[r, column] = code
+                rest = w[r, column] - value
+                delta[r, column] = rest
+                for k in range(i + 1, width):
+                    t[r, k] += rest * a[column, first + k]
+
+
+def _product(delta, h, g):
+    n = h.shape[0]
+    g[:] = np.float32(0)
+    for start in range(0, n, _TILE):
+        for r in range(len(g)):
+            for j in range(start, min(start + _TILE, n)):
+                d = delta[r, j]
+                for k in range(n):
+                    g[r, k] += d * h[j, k]
+
+
+def _descend(q, g, h, levels, codes):
+    n = h.shape[0]
+    group = n // levels.shape[1]
+    for r in range(len(q)):
+        for i in range(n):
+            target = q[r, i] + g[r, i] / h[i, i]
+            best = np.int64(codes[r, i])
+            least = abs(target - levels[r, i // group, best])
+            for c in range(levels.shape[2]):
+                error = abs(target - levels[r, i // group, c])
+                if error < least:
+                    least = error
+                    best = c
+            step = levels[r, i // group, best] - q[r, i]
+            if best != codes[r, i] and step != 0:
+                codes[r, i] = best
+                q[r, i] = levels[r, i // group, best]
+                for k in range(n):
+                    g[r, k] -= step * h[i, k]
+
+
+def _refit(units, scales, q, g, h, half):
+    """Move each scale to the value that is best with all codes as they are, as it is stored.
+
+    units: float32[scales per block, rows, n], what a scale of 1 adds to each element; scales
+    float32[rows, blocks, scales per block].
+    """
+    n = h.shape[0]
+    blocks = scales.shape[1]
+    size = n // blocks
+    v = np.empty(n, dtype=np.float32)
+    for r in range(len(q)):
+        for b in range(blocks):
+            for p in range(scales.shape[2]):
+                v[:] = np.float32(0)
+                for i in range(b * size, (b + 1) * size):
+                    u = units[p, r, i]
+                    for k in range(n):
+                        v[k] += u * h[i, k]
+                slope = 0.0
+                curvature = 0.0
+                for i in range(b * size, (b + 1) * size):
+                    slope += np.float64(units[p, r, i]) * np.float64(g[r, i])
+                    curvature += np.float64(units[p, r, i]) * np.float64(v[i])
+                old = scales[r, b, p]
+                if curvature <= 0:
+                    continue
+                new = np.float32(old + slope / curvature)
+                if half:
+                    new = as_half(new)
+                if new * old <= 0:  # no scale changes its sign
+                    continue
+                step = np.float64(new) - np.float64(old)
+                if step * (step * curvature - 2 * slope) >= 0:
+                    continue
+                scales[r, b, p] = new
+                moved = np.float32(step)
+                for i in range(b * size, (b + 1) * size):
+                    q[r, i] += moved * units[p, r, i]
+                for k in range(n):
+                    g[r, k] -= moved * v[k]
+
+
+compensate = CompiledLoop(_compensate)
+round_block = CompiledLoop(_round)
+round_settled = CompiledLoop(_round_settled)
+product = CompiledLoop(_product)
+descend = CompiledLoop(_descend)
+refit = CompiledLoop(_refit)

@@ -1,0 +1,218 @@
+"""Where a type stores the code of each element, and what its codes are worth.
+
+The decoder says it: a bit that changes exactly one element is a bit of that element's code. Scales
+are found by `SCALES`, the only thing about formats that is said here.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...formats.codecs.codec import decode
+from ...formats.types import GGMLType, ggml_type
+
+GROUP = 16  # elements that share the values of their codes, in every type
+_TRIES = 12
+_MOST_BITS = 9  # of a group's scale and shift, of which all values are tried
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A scale of a block, or of a row where the type has a header: its byte, and whether it is a
+    half or a float32.
+    """
+
+    offset: int
+    half: bool = True
+
+    @property
+    def n_bytes(self) -> int:
+        return 2 if self.half else 4
+
+    def read(self, data: np.ndarray) -> np.ndarray:
+        """Return float32[...] of bytes uint8[..., bytes of the block or header]."""
+        part = np.ascontiguousarray(data[..., self.offset : self.offset + self.n_bytes])
+        return part.view("<f2" if self.half else "<f4")[..., 0].astype(np.float32)
+
+    def write(self, data: np.ndarray, values: np.ndarray | float) -> None:
+        """Store values [...] in bytes uint8[..., bytes of the block or header]."""
+        shape = data.shape[:-1]
+        made = np.broadcast_to(values, shape).astype("<f2" if self.half else "<f4")
+        data[..., self.offset : self.offset + self.n_bytes] = made[..., None].view(np.uint8)
+
+
+# The scales that each element is proportional to, or a sum of two such terms.
+SCALES = {
+    "Q4_0": (Scale(0),),
+    "Q4_1": (Scale(0), Scale(2)),
+    "Q5_0": (Scale(0),),
+    "Q5_1": (Scale(0), Scale(2)),
+    "Q6_0": (Scale(0),),
+    "IQ4_NL": (Scale(0),),
+    "Q2_K": (Scale(80), Scale(82)),
+    "Q3_K": (Scale(108),),
+    "Q4_K": (Scale(0), Scale(2)),
+    "Q5_K": (Scale(0), Scale(2)),
+    "Q6_K": (Scale(208),),
+    "IQ2_K": (Scale(0),),
+    "IQ3_K": (Scale(0),),
+    "IQ4_K": (Scale(0),),
+    "IQ5_K": (Scale(0),),
+    "IQ6_K": (Scale(0),),
+    "IQ4_XS": (Scale(0),),
+    "IQ2_KS": (Scale(0),),
+    "IQ3_KS": (Scale(0),),
+    "IQ4_KS": (Scale(0, half=False),),
+    "IQ5_KS": (Scale(0, half=False),),
+}
+
+
+@dataclass(frozen=True)
+class CodeLayout:
+    """The bits of the codes of a type's block: `bits` int64[elements, bits of a code], as positions
+    in the block's bytes, the least significant first. `group_bits` int64[groups, bits], those of
+    each group's scale and shift; None where that is too many to try.
+    """
+
+    type: GGMLType
+    scales: tuple[Scale, ...]
+    bits: np.ndarray
+    group_bits: np.ndarray | None = None
+
+    @property
+    def n_codes(self) -> int:
+        return 1 << self.bits.shape[1]
+
+    def bodies(self, rows: np.ndarray) -> np.ndarray:
+        """Return the blocks uint8[rows, blocks, bytes] of rows of bytes, without a header."""
+        head = self.type.header_bytes
+        return rows[:, head:].reshape(len(rows), -1, self.type.block_bytes)
+
+    def owners(self, rows: np.ndarray) -> np.ndarray:
+        """Return the bytes uint8[rows, owners, bytes] that scales are in: headers, or blocks."""
+        head = self.type.header_bytes
+        return rows[:, None, :head] if head else self.bodies(rows)
+
+    def with_codes(self, rows: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Return rows of bytes with other codes uint8[rows, n]."""
+        return self._with(rows, self.bits, codes)
+
+    def with_choices(self, rows: np.ndarray, choices: np.ndarray) -> np.ndarray:
+        """Return rows of bytes with other scales and shifts int64[rows, groups]."""
+        return rows if self.group_bits is None else self._with(rows, self.group_bits, choices)
+
+    def _with(self, rows: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
+        bits = np.unpackbits(self.bodies(rows), axis=2, bitorder="little")
+        by_block = values.reshape(len(rows), -1, len(positions))
+        for b in range(positions.shape[1]):
+            bits[:, :, positions[:, b]] = (by_block >> b) & 1
+        packed = np.packbits(bits, axis=2, bitorder="little").reshape(len(rows), -1)
+        return np.concatenate([rows[:, : self.type.header_bytes], packed], axis=1)
+
+    def choices(self, rows: np.ndarray) -> np.ndarray:
+        """Return int64[rows, groups], the scale and shift of each group as a number."""
+        positions = self.group_bits
+        assert positions is not None
+        bits = np.unpackbits(self.bodies(rows), axis=2, bitorder="little")
+        found = np.zeros((len(rows), bits.shape[1], len(positions)), dtype=np.int64)
+        for b in range(positions.shape[1]):
+            found |= bits[:, :, positions[:, b]].astype(np.int64) << b
+        return found.reshape(len(rows), -1)
+
+    @functools.cached_property
+    def choice_units(self) -> np.ndarray:
+        """Return float32[groups of a block, choices, codes]: the values of codes by the scale and
+        shift of the group, for a scale of 1 of the block or row.
+        """
+        positions, size = self.group_bits, self.type.block_size
+        assert positions is not None
+        n, groups = 1 << positions.shape[1], len(positions)
+        rows = np.zeros((n, self.type.row_bytes(size)), dtype=np.uint8)
+        self.scales[0].write(self.owners(rows), 1.0)
+        rows = self.with_choices(rows, np.repeat(np.arange(n)[:, None], groups, axis=1))
+        levels = self.levels(rows, size)  # [n, size / GROUP, codes]
+        return np.ascontiguousarray(levels[:, :: size // GROUP // groups].transpose(1, 0, 2))
+
+    def levels(self, rows: np.ndarray, n_cols: int) -> np.ndarray:
+        """Return float32[rows, n_cols / GROUP, n_codes], the value of every code in every group."""
+        n_codes, groups = self.n_codes, n_cols // GROUP
+        found = np.empty((len(rows), groups, n_codes), dtype=np.float32)
+        local = np.arange(n_cols) % GROUP
+        for start in range(0, n_codes, GROUP):
+            shown = ((local + start) % n_codes).astype(np.uint8)
+            codes = np.broadcast_to(shown, (len(rows), n_cols))
+            values = decode(self.type, self.with_codes(rows, codes), n_cols, as_weights=True)
+            n = min(GROUP, n_codes)
+            found[:, :, start : start + n] = values.reshape(len(rows), groups, GROUP)[:, :, :n]
+        return found
+
+    def units(self, rows: np.ndarray, n_cols: int) -> np.ndarray:
+        """Return float32[scales, rows, n_cols], what a scale of 1 adds to each element."""
+        found = []
+        for shown in self.scales:
+            made = rows.copy()
+            for scale in self.scales:
+                scale.write(self.owners(made), 1.0 if scale is shown else 0.0)
+            found.append(decode(self.type, made, n_cols, as_weights=True))
+        return np.stack(found)
+
+
+@functools.cache
+def code_layout(name: str) -> CodeLayout | None:
+    """Return the layout of a plain type, or None for a type whose elements have no codes of their
+    own, or whose scales are not known here.
+    """
+    if name not in SCALES:
+        return None
+    type, scales = ggml_type(name), SCALES[name]
+    generator, size, head = np.random.default_rng(0), type.block_size, type.header_bytes
+    n_bits = 8 * type.block_bytes
+    most, owner = np.zeros(n_bits, dtype=np.int64), np.full(n_bits, -1)
+    touched = np.zeros((n_bits, size), dtype=bool)
+    for _ in range(_TRIES):
+        base = generator.integers(0, 256, (1, type.row_bytes(size)), dtype=np.uint8)
+        probe = CodeLayout(type, scales, np.empty((size, 0), dtype=np.int64))
+        for scale in scales:
+            scale.write(probe.owners(base), 1.0)
+        flipped = np.repeat(base, n_bits, axis=0)
+        at = np.arange(n_bits)
+        flipped[at, head + at // 8] ^= (1 << (at % 8)).astype(np.uint8)
+        before = decode(type, base, size, as_weights=True).view(np.uint32)
+        changed = decode(type, flipped, size, as_weights=True).view(np.uint32) != before
+        count = changed.sum(axis=1)
+        most = np.maximum(most, count)
+        touched |= changed
+        owner = np.where(count == 1, changed.argmax(axis=1), owner)
+    alone = most == 1
+    of_element = [np.flatnonzero(alone & (owner == i)) for i in range(size)]
+    n = {len(bits) for bits in of_element}
+    if len(n) != 1 or 0 in n:
+        return None
+    return CodeLayout(type, scales, np.stack(of_element), _group_bits(touched, alone, scales))
+
+
+def _group_bits(
+    touched: np.ndarray, alone: np.ndarray, scales: tuple[Scale, ...]
+) -> np.ndarray | None:
+    """Return int64[groups, bits], or None for types with other scales than one for all groups.
+
+    touched: bool[bits, elements], which elements a bit can change; alone: bool[bits], whether it is
+    of a code.
+    """
+    size = touched.shape[1]
+    counts = touched.sum(axis=1)
+    of_group = (counts > 1) & (counts < size) & ~alone
+    if len(scales) > 1 or not of_group.any():
+        return None
+    group = int(counts[of_group].max())
+    members = [
+        np.flatnonzero(of_group & touched[:, first : first + group].any(axis=1))
+        for first in range(0, size, group)
+    ]
+    n = {len(bits) for bits in members}
+    if len(n) != 1 or sum(map(len, members)) != of_group.sum() or max(n) > _MOST_BITS:
+        return None
+    return np.stack(members)

@@ -1,0 +1,78 @@
+"""What rounding needs of second moments, whoever collected them; how a tensor is rounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ...formats.types import GGMLType
+from .factor import factored
+from .layout import code_layout
+from .rounder import Rounder
+
+
+class TensorMoments(Protocol):
+    """Second moments of the inputs of a tensor, for each of its matrices."""
+
+    def fit(self, index: int) -> np.ndarray:
+        """Return float64[n_cols, n_cols], what matrix `index` is rounded with."""
+        ...
+
+    def hold(self, index: int) -> np.ndarray | None:
+        """Return float64[n_cols, n_cols] of held-out text, or None if there is none."""
+        ...
+
+    def tokens(self, index: int) -> int:
+        """Return how many vectors `fit` is the mean of."""
+        ...
+
+
+# moments(name, shape) -> moments of a tensor, or None for a tensor that has none
+MomentsLookup = Callable[[str, tuple[int, ...]], TensorMoments | None]
+
+
+def guides(type: GGMLType) -> bool:
+    """Return whether second moments guide the rounding to a type. An interleaved type is rounded as
+    its plain type.
+    """
+    return type.is_quantized and code_layout(type.plain.name) is not None
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a tensor is rounded: with these moments, shrunk by `shrink`, and refined `passes` times.
+
+    name: the tensor's, for messages.
+    """
+
+    name: str
+    moments: TensorMoments
+    shrink: float
+    passes: int
+
+    def encoder(
+        self, type: GGMLType, n_cols: int, index: int
+    ) -> Callable[[np.ndarray, np.ndarray], None]:
+        """Return run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for rows of matrix
+        `index` and the plain `type`. The moments are factored when it is first called.
+        """
+        return _LazyRounder(self, type, n_cols, index)
+
+
+class _LazyRounder:
+    def __init__(self, rounding: Rounding, type: GGMLType, n_cols: int, index: int):
+        self._rounding, self._type, self._n_cols, self._index = rounding, type, n_cols, index
+        self._made: Rounder | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        with self._lock:
+            if self._made is None:
+                r = self._rounding
+                factor = factored(r.moments.fit(self._index), r.shrink, r.name)
+                self._made = Rounder(self._type, self._n_cols, factor, r.passes)
+        self._made(x, out)

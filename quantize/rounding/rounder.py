@@ -1,0 +1,126 @@
+"""Round rows of weights with a factor of second moments, for types with a code per element.
+
+The search of the type finds the scales of one block after another, on columns to which the errors
+of the columns before were fed back; then each column's code is chosen, and its error goes to the
+columns after it. Refinement moves single codes, and then scales, as long as tr(dW H dW^T) falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ...errors import UnsupportedTypeError
+from ...formats.codecs.codec import decode
+from ...formats.types import GGMLType
+from ..encode import row_encoder
+from . import kernels
+from .factor import Factor
+from .layout import CodeLayout, code_layout
+
+_TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
+
+
+class Rounder:
+    """Round rows to a plain type: called with x float32[rows, n] and out uint8[rows, row_bytes].
+    Threads may share it.
+
+    passes: how often codes and scales are refined.
+    """
+
+    def __init__(self, type: GGMLType, n_cols: int, factor: Factor, passes: int = 1):
+        layout = code_layout(type.name)
+        if layout is None:
+            raise UnsupportedTypeError(f"{type.name} cannot be rounded with second moments")
+        self.type, self.n_cols, self.factor, self.passes = type, n_cols, factor, passes
+        self.layout: CodeLayout = layout
+        self.weights = factor.weights.astype(np.float32)
+        # A type with a scale per row is searched as a whole, the others block by block.
+        width = n_cols if type.header_bytes else type.block_size
+        self.searches: list[Callable[[np.ndarray, np.ndarray], None]] = [
+            row_encoder(type, width, factor.weights[first : first + width])
+            for first in range(0, n_cols, width)
+        ]
+        self.settles = layout.group_bits is not None
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        step = max(1, _TILE_ELEMENTS // self.n_cols)
+        for start in range(0, len(x), step):
+            rows = slice(start, min(start + step, len(x)))
+            *_, out[rows] = self.stages(x[rows])
+
+    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the bytes of rows after error feedback, and after each refinement."""
+        w = np.ascontiguousarray(x, dtype=np.float32)
+        made, codes = self._fed_back(w)
+        yield made
+        for _ in range(self.passes):
+            made = self._refined(w, made, codes)
+            yield made
+
+    def _fed_back(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bytes and codes of rows, each column with the errors of those before it."""
+        rows, n = w.shape
+        type, layout, size = self.type, self.layout, self.type.block_size
+        codes = np.zeros((rows, n), dtype=np.uint8)
+        delta = np.zeros((rows, n), dtype=np.float32)
+        head = np.empty((rows, type.header_bytes), dtype=np.uint8)
+        bodies = np.empty((rows, n // size, type.block_bytes), dtype=np.uint8)
+        if type.header_bytes:
+            made = np.empty((rows, type.row_bytes(n)), dtype=np.uint8)
+            self.searches[0](w, made)
+            head[:], bodies[:] = made[:, : type.header_bytes], layout.bodies(made)
+        for number, first in enumerate(range(0, n, size)):
+            t = w[:, first : first + size].copy()
+            kernels.compensate(delta, self.factor.feedback, t, first)
+            if type.header_bytes:
+                piece = np.concatenate([head, bodies[:, number]], axis=1)
+            else:
+                piece = np.empty((rows, type.block_bytes), dtype=np.uint8)
+                self.searches[number](t, piece)
+            piece = self._coded(w, t, piece, codes, delta, first)
+            bodies[:, number] = piece[:, type.header_bytes :]
+        made = np.concatenate([head, bodies.reshape(rows, -1)], axis=1)
+        return layout.with_codes(made, codes), codes
+
+    def _coded(
+        self,
+        w: np.ndarray,
+        t: np.ndarray,
+        piece: np.ndarray,
+        codes: np.ndarray,
+        delta: np.ndarray,
+        first: int,
+    ) -> np.ndarray:
+        """Choose the codes of a block from column `first`, and where it helps its groups' scales.
+        Return its bytes, with the scales.
+        """
+        layout, feedback = self.layout, self.factor.feedback
+        if not self.settles:
+            levels = layout.levels(piece, self.type.block_size)
+            kernels.round_block(w, t, feedback, levels, codes, delta, first)
+            return piece
+        d = layout.scales[0].read(layout.owners(piece))[:, 0]
+        chosen = layout.choices(piece)
+        units = layout.choice_units
+        kernels.round_settled(w, t, feedback, d, units, self.weights, codes, chosen, delta, first)
+        return layout.with_choices(piece, chosen)
+
+    def _refined(self, w: np.ndarray, made: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Return better bytes: single codes are moved, then scales, then codes again."""
+        layout, n, h = self.layout, self.n_cols, self.factor.moments
+        q = decode(self.type, made, n, as_weights=True)
+        g = np.empty_like(q)
+        kernels.product(w - q, h, g)
+        kernels.descend(q, g, h, layout.levels(made, n), codes)
+        made = layout.with_codes(made, codes)
+        scales = np.stack([s.read(layout.owners(made)) for s in layout.scales], axis=2)
+        half = layout.scales[0].half
+        kernels.refit(layout.units(made, n), scales, q, g, h, half)
+        for i, scale in enumerate(layout.scales):
+            scale.write(layout.owners(made), scales[:, :, i])
+        q = decode(self.type, made, n, as_weights=True)
+        kernels.product(w - q, h, g)
+        kernels.descend(q, g, h, layout.levels(made, n), codes)
+        return layout.with_codes(made, codes)

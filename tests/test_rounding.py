@@ -1,0 +1,291 @@
+"""Rounding with second moments: layouts of codes, factors, what is gained, and whole runs."""
+
+from __future__ import annotations
+
+import json
+
+import iqforge
+import numpy as np
+import pytest
+from iqforge.cli import main
+from iqforge.errors import ImatrixError, ResumeError, UsageError
+from iqforge.formats.codecs.codec import decode
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.formats.types import TYPES, ggml_type
+from iqforge.imatrix.moments.lookup import imatrix_of, moments_of
+from iqforge.quantize.encode import row_encoder
+from iqforge.quantize.rounding.factor import DAMPING, factored, shrunk
+from iqforge.quantize.rounding.layout import GROUP, SCALES, code_layout
+from iqforge.quantize.rounding.moments import guides
+from iqforge.quantize.rounding.rounder import Rounder
+from iqforge.quantize.run import cpu_worker
+from iqforge.quantize.run.report import RunProgress
+
+from .imatrices import N_CTX, tiny_llama_file
+from .tiny_checkpoint import PROSE
+
+N = 512
+
+
+def correlated(n: int = N, seed: int = 0) -> np.ndarray:
+    """Return second moments of vectors with a few strong directions."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(4 * n, n)) * generator.lognormal(0, 0.5, n)
+    x += generator.normal(size=(4 * n, 8)) @ generator.normal(size=(8, n)) * 2
+    return x.T @ x / len(x)
+
+
+def error(type, x: np.ndarray, made: np.ndarray, h: np.ndarray) -> float:
+    rest = x - decode(type, made, x.shape[1], as_weights=True).astype(np.float64)
+    return float(((rest @ h) * rest).sum())
+
+
+def weights(rows: int = 24, n: int = N, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.02, (rows, n)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_layout_agrees_with_the_decoder(name):
+    """Codes are written where the decoder reads them, and have the values that the tables say."""
+    type, layout = ggml_type(name), code_layout(name)
+    assert layout is not None
+    generator = np.random.default_rng(0)
+    rows = generator.integers(0, 256, (5, type.row_bytes(N)), dtype=np.uint8)
+    for scale in layout.scales:
+        scale.write(layout.owners(rows), generator.uniform(0.01, 1, layout.owners(rows).shape[:2]))
+    levels = layout.levels(rows, N)
+    codes = generator.integers(0, layout.n_codes, (5, N)).astype(np.uint8)
+    made = layout.with_codes(rows, codes)
+    values = decode(type, made, N, as_weights=True)
+    np.testing.assert_array_equal(
+        values, levels[np.arange(5)[:, None], np.arange(N) // GROUP, codes]
+    )
+    stored = [scale.read(layout.owners(made)) for scale in layout.scales]
+    sums = sum(
+        np.repeat(d, N // d.shape[1], axis=1) * unit
+        for d, unit in zip(stored, layout.units(made, N))
+    )
+    np.testing.assert_allclose(values, sums, rtol=2e-6, atol=1e-6)
+    if layout.group_bits is not None:
+        choices = layout.choices(made)
+        np.testing.assert_array_equal(layout.with_choices(made, choices), made)
+        assert len({len(np.unique(layout.group_bits)), layout.group_bits.size}) == 1
+        per_block = len(layout.group_bits)
+        units = layout.choice_units[np.arange(choices.shape[1]) % per_block, choices]
+        d = np.repeat(stored[0], choices.shape[1] // stored[0].shape[1], axis=1)
+        wanted = (d[:, :, None] * units)[
+            np.arange(5)[:, None], np.arange(N) // (N // choices.shape[1]), codes
+        ]
+        np.testing.assert_allclose(values, wanted, rtol=2e-6, atol=1e-6)
+
+
+def test_types_that_are_guided():
+    assert {t.name for t in TYPES.values() if t.base is None and guides(t)} == SCALES.keys()
+    assert guides(ggml_type("IQ4_K_R4")) and not guides(ggml_type("IQ2_XXS"))
+
+
+def test_factor_is_one_of_the_shrunk_moments():
+    h = correlated(64)
+    factor = factored(h, 0.25)
+    expected = h * 0.75 + np.diag(np.diagonal(h)) * 0.25 + np.eye(64) * DAMPING * np.trace(h) / 64
+    np.testing.assert_allclose(factor.moments, expected, rtol=1e-5)
+    d = np.random.default_rng(1).normal(size=64)
+    rest = d + d @ factor.feedback
+    assert float((factor.weights * rest**2).sum()) == pytest.approx(d @ expected @ d, rel=1e-5)
+
+
+def test_dead_columns_get_no_feedback():
+    h = correlated(64)
+    h[5] = h[:, 5] = 0
+    made = shrunk(h, 0.1)
+    assert made[5, 5] > 0
+    assert not np.delete(made[5], 5).any()
+    factor = factored(h, 0.1)
+    assert not factor.feedback[5].any() and not factor.feedback[:, 5].any()
+
+
+def test_moments_that_cannot_be_factored_are_an_error(caplog):
+    h = correlated(64)
+    h[3, 4] = np.nan
+    with pytest.raises(ImatrixError, match=r"blk\.0\.x.*not finite|not finite"):
+        factored(h, 0.1, "blk.0.x")
+    with pytest.raises(ImatrixError, match="cannot be factored"):
+        factored(np.array([[1.0, 50], [50, 1]]), 0.0, "blk.0.x")
+    caplog.clear()
+    found = factored(np.array([[1.0, 1.05], [1.05, 1]]), 0.0, "blk.0.x")
+    np.testing.assert_allclose(found.moments, [[1.1, 1.05], [1.05, 1.1]], rtol=1e-6)
+    assert "damping is now" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K", "IQ2_K", "IQ4_K", "IQ4_KS"]
+)
+def test_error_falls_with_feedback_and_with_refinement(name):
+    type, h, x = ggml_type(name), correlated(), weights()
+    out = np.empty((len(x), type.row_bytes(N)), dtype=np.uint8)
+    row_encoder(type, N, np.diagonal(h))(x, out)
+    searched = error(type, x, out, h)
+    rounder = Rounder(type, N, factored(h, 0.1), passes=2)
+    errors = [error(type, x, made, h) for made in rounder.stages(x)]
+    assert errors[0] < 0.75 * searched
+    assert errors[1] < 0.97 * errors[0]
+    assert errors[2] < errors[1]
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "IQ3_K", "IQ4_KS"])
+def test_rows_do_not_depend_on_each_other(name):
+    type, h, x = ggml_type(name), correlated(), weights(7)
+    rounder = Rounder(type, N, factored(h, 0.3), passes=1)
+    together, alone = (np.empty((7, type.row_bytes(N)), dtype=np.uint8) for _ in range(2))
+    rounder(x, together)
+    for row in range(7):
+        rounder(x[row : row + 1], alone[row : row + 1])
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_rows_of_zeros_stay_zero():
+    type, x = ggml_type("Q4_K"), np.zeros((3, N), dtype=np.float32)
+    out = np.empty((3, type.row_bytes(N)), dtype=np.uint8)
+    Rounder(type, N, factored(correlated(), 0.3), passes=1)(x, out)
+    assert not decode(type, out, N).any()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rounding")
+    path = tiny_llama_file(folder)
+    made = iqforge.collect_hessian(
+        path, PROSE * 40, folder / "h.safetensors", n_ctx=N_CTX, process_output=True
+    )
+    return path, made
+
+
+class Seen(RunProgress):
+    def __init__(self):
+        self.choices = []
+
+    def rounding_chosen(self, choices) -> None:
+        self.choices = list(choices)
+
+
+def test_lookup_and_importances(llama):
+    _, made = llama
+    found = moments_of(made, "blk.0.ffn_down.weight", (256, 512))
+    assert found is not None and found.fit(0).shape == (512, 512)
+    assert moments_of(made, "blk.0.unknown.weight", (256, 512)) is None
+    with pytest.raises(ImatrixError, match="shape"):
+        moments_of(made, "blk.0.ffn_down.weight", (256, 256))
+    imatrix = imatrix_of(made)
+    owner = made.owners["blk.0.ffn_down.weight"]
+    counts = [made.counts(owner, fold)[0] for fold in ("fit", "hold")]
+    mixed = sum(made.diagonal(owner, f)[0] * c for f, c in zip(("fit", "hold"), counts))
+    np.testing.assert_allclose(
+        imatrix.importance("blk.0.ffn_down.weight", (256, 512))[0], mixed / sum(counts), rtol=1e-6
+    )
+    assert iqforge.load_imatrix(made.path).digest() == imatrix.digest()
+
+
+def test_quantize_is_better_by_the_moments_and_says_how(llama, tmp_path, capsys):
+    path, made = llama
+    words = ["--pure", "--token-embedding-type", "Q8_0", str(path)]
+    assert main(["quantize", "--hessian", made.path, *words, str(tmp_path / "h.gguf"), "Q4_0"]) == 0
+    said = capsys.readouterr().out
+    assert "ffn_down                 Q4_0        1 tensor: shrink 0." in said
+    assert (
+        "token_embd               Q8_0        1 tensor: search with the importance matrix" in said
+    )
+    assert main(["quantize", "--imatrix", made.path, *words, str(tmp_path / "i.gguf"), "Q4_0"]) == 0
+    with open_gguf(path) as full, open_gguf(tmp_path / "h.gguf") as h:
+        with open_gguf(tmp_path / "i.gguf") as i:
+            for tensor in h.tensors:
+                if tensor.type.name != "Q4_0":
+                    continue
+                x = decode_all(full, tensor.name)
+                moments = moments_of(made, tensor.name, tensor.shape)
+                errors = [
+                    np.einsum("ij,jk,ik->", d, moments.hold(0), d, optimize=True)
+                    for d in (x - decode_all(one, tensor.name) for one in (h, i))
+                ]
+                assert errors[0] < 0.95 * errors[1], tensor.name
+        assert (
+            json.loads(h.metadata["quantize.hessian.texts"].data)[0][1] == made.texts[0]["tokens"]
+        )
+        assert len(h.metadata["quantize.hessian.sha256"].data) == 64
+        rounding = json.loads(h.metadata["quantize.hessian.rounding"].data)
+        assert ["token_embd", "Q8_0", None, 0] in rounding
+
+
+def decode_all(file, name: str) -> np.ndarray:
+    t = file.tensor(name)
+    return decode(t.type, np.array(file.read_rows(t, 0, t.n_rows)), t.n_cols).astype(np.float64)
+
+
+def test_threads_and_interleaving_change_nothing(llama, tmp_path):
+    path, made = llama
+    for out, type, threads in (("a", "Q4_0", 1), ("b", "Q4_0", 3), ("c", "Q4_0_R8", 2)):
+        iqforge.quantize_model(
+            path,
+            tmp_path / out,
+            type,
+            hessian=made,
+            hessian_shrink=0.3,
+            pure=True,
+            threads=threads,
+            device="cpu",
+        )
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    iqforge.repack_model(tmp_path / "c", tmp_path / "d", undo=True)
+    with open_gguf(tmp_path / "a") as one, open_gguf(tmp_path / "d") as other:
+        for t in one.tensors:
+            mine, plain = (
+                np.array(f.read_rows(f.tensor(t.name), 0, t.n_rows)) for f in (one, other)
+            )
+            np.testing.assert_array_equal(mine, plain)
+
+
+def test_options_decide(llama, tmp_path):
+    path, made = llama
+    seen = Seen()
+    iqforge.quantize_model(
+        path,
+        tmp_path / "a.gguf",
+        "Q4_0",
+        hessian=made.path,
+        hessian_shrink=0.4,
+        refine=False,
+        progress=seen,
+        pure=True,
+    )
+    rounded = [one for one in seen.choices if one.shrink is not None]
+    assert rounded and {(one.shrink, one.passes) for one in rounded} == {(0.4, 0)}
+    for keywords, message in (
+        ({"hessian_shrink": 0.3}, "need second moments"),
+        ({"hessian_shrink": 1.5, "hessian": made}, "expected 0 to 1"),
+        ({"device": "cuda", "hessian": made}, "runs on the CPU"),
+        ({"dry_run": True, "estimate": True, "hessian": made}, "no-estimate"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            iqforge.quantize_model(path, tmp_path / "b.gguf", "Q4_0", **keywords)
+
+
+def test_an_interrupted_run_resumes_to_the_same_bytes(llama, tmp_path, monkeypatch):
+    path, made = llama
+    keywords = {"hessian": made, "refine": False, "pure": True, "threads": 1, "device": "cpu"}
+    iqforge.quantize_model(path, tmp_path / "whole.gguf", "Q4_0", **keywords)
+    work, calls = cpu_worker.work, []
+
+    def stop(source, piece, *rest):
+        calls.append(piece)
+        if len(calls) == 6:
+            raise RuntimeError("stop")
+        return work(source, piece, *rest)
+
+    out = tmp_path / "q.gguf"
+    with monkeypatch.context() as patched:
+        patched.setattr("iqforge.quantize.run.stream.work", stop)
+        with pytest.raises(RuntimeError, match="stop"):
+            iqforge.quantize_model(path, out, "Q4_0", **keywords)
+    with pytest.raises(ResumeError, match="second moments"):
+        iqforge.quantize_model(path, out, "Q4_0", **keywords, hessian_shrink=0.9)
+    iqforge.quantize_model(path, out, "Q4_0", **keywords)
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
