@@ -11,10 +11,14 @@ import torch
 
 from ..errors import DeviceError
 from ..formats.tensor_names import TensorName
+from .cuda import planned
+from .cuda.registry import Slow, check_description
+from .layers.attention import Attention
+from .layers.block import Branch
+from .layers.mla import MLA
 from .network.network import Network
 from .state.cache import CacheSettings
 from .weights.resident import PART_BYTES
-from .weights.stacked_linear import ExpertLinear, HeadLinear
 from .weights.weights import Weights
 
 _LIBRARIES = 64 << 20  # workspaces of matrix products and small buffers
@@ -63,7 +67,7 @@ def estimate(
             entry(device)[1] += network.state_bytes(capacity, settings, rows, device)
     for device in list(sizes):
         entry(device)[2] = _compute_bytes(
-            network, weights, device, rows, window or max(capacity, rows), precision
+            network, weights, device, rows, window or max(capacity, rows), settings, precision
         )
     entry(network.output_device)[2] += (window or 1) * network.n_vocab * 4
     found = [
@@ -74,17 +78,31 @@ def estimate(
 
 
 def _compute_bytes(
-    network: Network, weights: Weights, device: torch.device, rows: int, keys: int, precision: str
+    network: Network,
+    weights: Weights,
+    device: torch.device,
+    rows: int,
+    keys: int,
+    settings: CacheSettings,
+    precision: str,
 ) -> int:
     """Activations of the widest product and its neighbours, scores of the attention on the
     reference path, the most weights that are decoded at a time, and what libraries keep. An upper
-    estimate.
+    estimate on the reference path; on the fast path what its executors ask for.
     """
     here = [p for p in weights.parameters if p.device == device]
     if not here:
         return 0
-    size = 4 if precision == "f32" else 2
     blocks = [block for block in network.blocks if block.device == device]
+    if precision != "f32" and device.type != "cpu":
+        slow = [block for block in blocks if not _is_fast(block.branches[0])]
+        scores = (block.mixer.score_bytes(rows, keys, "f32") for block in slow)
+        return (
+            planned.buffer_bytes(blocks, network.width, rows, keys, settings, device)
+            + planned.kept_bytes(blocks, settings)
+            + planned.LIBRARIES
+            + max(scores, default=0)
+        )
     used = max((m.experts_used for block in blocks for m in block.row_layers), default=1)
     width = network.width
     inner = [p for p in here if p.role not in ("token_embd", "output")]
@@ -95,27 +113,22 @@ def _compute_bytes(
         ),
         default=0,
     )
-    activations = rows * (widest * size + 16 * width)
+    activations = rows * (4 * widest + 16 * width)
     activations += max(
         (block.mixer.score_bytes(rows, keys, precision) for block in blocks), default=0
     )
-    if precision == "f32":
-        decoded = max(min(4 * p.rows * p.cols, PART_BYTES) for p in here)
-        return activations + decoded + _LIBRARIES * (device.type != "cpu")
-    # Query, key and value, or gate and up, are decoded together; all experts at once if no kernel
-    # reads them packed.
-    decoded = max(
-        (
-            size
-            * p.rows
-            * p.cols
-            * (len(p.matrices) if isinstance(p, (ExpertLinear, HeadLinear)) else 2)
-            for p in inner
-        ),
-        default=0,
-    )
-    sliced = max(min(size * p.rows * p.cols, PART_BYTES) for p in here)
-    return activations + max(decoded, sliced) + _LIBRARIES
+    decoded = max(min(4 * p.rows * p.cols, PART_BYTES) for p in here)
+    return activations + decoded + _LIBRARIES * (device.type != "cpu")
+
+
+def _is_fast(mixer: Branch) -> bool:
+    """Return whether kernels evaluate the mixer of a block, as far as its description says."""
+    m = mixer.module
+    try:
+        check_description(mixer)
+    except Slow:
+        return False
+    return not isinstance(m, (Attention, MLA)) or m.switches.flash_attention
 
 
 def free_bytes(device: torch.device) -> int | None:

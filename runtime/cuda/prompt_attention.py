@@ -19,7 +19,7 @@ from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, Slow, executor
 
 CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
-_SCORE_BYTES = 128 << 20  # of scores in memory
+SCORE_BYTES = 128 << 20  # of scores in memory
 _FLASH_HEAD = 256  # elements of a head for which there is flash attention, at most
 _FLOATS = (torch.float16, torch.bfloat16)
 
@@ -349,10 +349,10 @@ def attend_in_memory(
 ) -> torch.Tensor:
     """half[n, heads, value_length] for the last n of N positions of a sequence, with scores in
     memory: q half[n, heads, key_length], k and v half[N, kv_heads, ...]. As many queries at a time
-    as `_SCORE_BYTES` allow; keys that none of them sees are left out.
+    as `SCORE_BYTES` allow; keys that none of them sees are left out.
     """
     (n, heads, _), (total, kv_heads, _) = q.shape, k.shape
-    step = max(1, _SCORE_BYTES // (4 * heads * total))
+    step = max(1, SCORE_BYTES // (4 * heads * total))
     step, out = step // 16 * 16 or step, q.new_empty(n, heads, v.shape[2])
     for first in range(0, n, step):
         queries = q[first : first + step].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)

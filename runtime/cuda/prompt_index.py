@@ -93,6 +93,8 @@ class PromptIndexer:
         for first in range(0, len(q), step):
             part = slice(first, min(first + step, len(q)))
             n = part.stop - part.start
+            # Of its largest size from the beginning: see `PromptLatent._reserve`.
+            self.context.buffer("index dots", (SCORE_BYTES // 4,), torch.float32)
             dots = self.context.buffer("index dots", (n * s.heads, len(keys)), torch.float32)
             torch.mm(q[part].flatten(0, 1), keys.t(), out=dots)
             dots = dots.relu_().view(n, s.heads, len(keys))

@@ -184,6 +184,7 @@ class PromptLatent(Staged):
         step = max(1, min(s.heads, BUFFER_BYTES // max(1, per_head)))
         by_head = out.view(n_sequences, -1, s.heads, s.value_length)
         queries = q.unflatten(0, (n_sequences, -1))
+        self._reserve(n_sequences * batch.contexts[0], rows.dtype)
         for first in range(0, s.heads, step):
             heads = slice(first, min(first + step, s.heads))
             shape = (len(rows), heads.stop - first, s.key_length)
@@ -213,6 +214,14 @@ class PromptLatent(Staged):
                 scale=s.scale,
             )[0]
             by_head[:, :, heads].copy_(mixed[..., : s.value_length])
+
+    def _reserve(self, positions: int, dtype: torch.dtype) -> None:
+        """Let the buffers of keys and values have the size for so many positions now: the memory
+        of buffers that grow from pass to pass stays with the allocator.
+        """
+        most = min(BUFFER_BYTES // 2, 2 * positions * self.m.spec.heads * self.m.spec.key_length)
+        for name in ("keys", "values"):
+            self.context.buffer(name, (most // dtype.itemsize,), dtype)
 
     def _shape(self, type: str) -> LatentShape:
         s = self.m.spec

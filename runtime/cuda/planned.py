@@ -1,0 +1,203 @@
+"""What the fast path takes of a device's memory besides weights and caches, before anything is
+loaded: the memory of `Context.buffer` by name, and the copies of weights that executors keep.
+
+Sizes are those that the executors ask for. A buffer has the largest size that any layer asks for,
+as layers share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ..layers.attention import Attention
+from ..layers.block import Block, Branch
+from ..layers.delta_net import DeltaNet
+from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.gemma import DenseAndExperts
+from ..layers.mla import MLA
+from ..layers.moe import MoE
+from ..state.cache import CacheSettings
+from .prompt_attention import SCORE_BYTES
+from .prompt_index import SCORE_BYTES as INDEX_BYTES
+from .prompt_mla import BUFFER_BYTES, CHOSEN_ROWS
+
+_HALF, _FLOAT = 2, 4
+_CHUNK = 64  # tokens of a delta net at a time
+_GROUPED_ON = (9, 0)  # the capability of devices whose products of experts read packed weights
+# Workspaces of cuBLAS for two streams, code of kernels, scratch of attention in steps, buffers of
+# few rows, and what the allocator loses to the sizes of its blocks.
+LIBRARIES = 256 << 20
+
+Sizes = dict[str, int]
+
+
+def buffer_bytes(
+    blocks: Sequence[Block],
+    width: int,
+    rows: int,
+    keys: int,
+    settings: CacheSettings,
+    device: torch.device,
+) -> int:
+    """Return the bytes of all buffers of passes of `rows` tokens, the last of which sees `keys`."""
+    most: Sizes = {"stream": rows * width * _FLOAT, "normed": rows * width * _HALF}
+    for branch in (branch for block in blocks for branch in block.branches):
+        for name, n_bytes in _of_branch(branch, width, rows, keys, settings, device).items():
+            most[name] = max(most.get(name, 0), n_bytes)
+    return sum(most.values())
+
+
+def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
+    """Return the bytes of what executors keep besides packed weights and caches: W_k and W_v of
+    latent attention in half, routers in float32, rates of delta nets, and the second place of
+    recurrent states, which steps use in turns.
+    """
+    found = 0
+    for m in (branch.module for block in blocks for branch in block.branches):
+        m = m.moe if isinstance(m, DenseAndExperts) else m
+        if isinstance(m, MLA):
+            s = m.spec
+            found += s.heads * s.kv_rank * (s.nope_length + s.value_length) * _HALF
+        elif isinstance(m, MoE):
+            found += m.spec.n_experts * m.router.linear.cols * _FLOAT
+        elif isinstance(m, DeltaNet):
+            rates = 2 * m.spec.value_heads * m.output.rows
+            found += rates * (_FLOAT + _HALF) + m.state_bytes(0, settings)
+    return found
+
+
+def _of_branch(
+    branch: Branch,
+    width: int,
+    rows: int,
+    keys: int,
+    settings: CacheSettings,
+    device: torch.device,
+) -> Sizes:
+    m = branch.module
+    if isinstance(m, Attention):
+        return _attention(m, width, rows, keys, settings)
+    if isinstance(m, MLA):
+        return _latent(m, width, rows, keys, settings)
+    if isinstance(m, DeltaNet):
+        return _delta(m, width, rows)
+    if isinstance(m, (GatedFFN, PlainFFN)):
+        return _dense(m, width, rows)
+    if isinstance(m, MoE):
+        return _experts(m, width, rows, device)
+    if isinstance(m, DenseAndExperts):
+        both = _experts(m.moe, width, rows, device)
+        for name, n_bytes in _dense(m.dense, width, rows).items():
+            both[name] = max(both.get(name, 0), n_bytes)
+        return both
+    return {}
+
+
+def _attention(m: Attention, width: int, rows: int, keys: int, settings: CacheSettings) -> Sizes:
+    s = m.spec
+    q, kv = s.heads * s.key_length, s.kv_heads * (s.key_length + s.value_length)
+    of_q, of_result = rows * q * _HALF, rows * s.heads * s.value_length * _HALF
+    found = {
+        "qkv": rows * (s.query_rows + kv) * _HALF,
+        "queries": of_q,
+        "mixed": of_result,
+        "delta": rows * width * _HALF,
+        "weights": max(s.query_rows + kv, q) * width * _HALF,
+        "attention": of_result + rows * s.heads * _FLOAT,  # what flash attention returns
+    }
+    if s.gate:
+        found["queries without gates"] = rows * (q + kv) * _HALF
+        found["attention"] += 2 * of_result
+    if s.softcap or s.key_length > 256:
+        found["attention"] += 2 * min(SCORE_BYTES, rows * s.heads * keys * _FLOAT)
+    if settings.k.is_quantized or settings.v.is_quantized:  # read in float32, then in float16
+        found["attention"] += keys * kv * (_FLOAT + _HALF) + rows * kv * _FLOAT
+    return found
+
+
+def _latent(m: MLA, width: int, rows: int, keys: int, settings: CacheSettings) -> Sizes:
+    s = m.spec
+    q, of_first = s.heads * s.key_length, m.q if m.q_a is None else m.q_a
+    of_q, most = rows * q * _HALF, BUFFER_BYTES // 2
+    found = {
+        "latent q and kv": rows * (of_first.rows + s.cache_width) * _HALF,
+        "queries": of_q,
+        "mixed": rows * s.heads * s.value_length * _HALF,
+        "delta": rows * width * _HALF,
+        "weights": max((of_first.rows + s.cache_width) * width, q * m.q.cols) * _HALF,
+        "head keys": s.heads * s.kv_rank * s.nope_length * _HALF,
+        "head values": s.heads * s.kv_rank * s.value_length * _HALF,
+        "keys": min(most, keys * q * _HALF),
+        "values": min(most, keys * q * _HALF),
+        "attention": of_q + rows * s.heads * _FLOAT,
+    }
+    if m.q_a is not None:
+        found |= {"queries of latent": of_q, "query latent": rows * m.q.cols * _HALF}
+    if settings.k.is_quantized:
+        found["attention"] += keys * s.cache_width * (2 * _FLOAT + _HALF)
+    if m.top_k and keys > m.top_k:
+        part = min(rows, CHOSEN_ROWS)
+        tiles = part * -(-s.heads // 16)
+        found["chosen positions"] = rows * m.top_k * _FLOAT
+        found["partial"] = tiles * 16 * (s.kv_rank + 2) * _FLOAT
+        found["two parts of queries"] = part * s.heads * 2 * s.cache_width * _HALF
+        found["absorbed"] = part * s.heads * s.cache_width * (3 * _FLOAT + _HALF)
+    if m.indexer is not None:
+        i = m.indexer.spec
+        of_index = i.heads * i.key_length
+        found["index q"] = rows * of_index * (_HALF + 3 * _FLOAT)
+        found["index dots"] = INDEX_BYTES if keys > m.top_k else 0
+        found["weights"] = max(found["weights"], of_index * m.q.cols * _HALF)
+    return found
+
+
+def _delta(m: DeltaNet, width: int, rows: int) -> Sizes:
+    s = m.spec
+    heads, padded = s.value_heads, -(-rows // _CHUNK) * _CHUNK
+    inputs, values = s.channels + heads * s.value_length, heads * s.value_length
+    by_key, by_value = padded * heads * s.key_length, padded * heads * s.value_length
+    return {
+        "delta inputs": rows * inputs * _HALF,
+        "delta parts": (3 * by_key + 2 * by_value + 3 * padded * heads * _CHUNK) * _FLOAT,
+        "delta states": padded // _CHUNK * heads * s.key_length * s.value_length * _FLOAT,
+        "mixed": rows * values * _HALF,
+        "delta": rows * width * _HALF,
+        "weights": max(inputs, values) * width * _HALF,
+    }
+
+
+def _dense(m: GatedFFN | PlainFFN, width: int, rows: int) -> Sizes:
+    hidden = m.down.cols
+    inputs = 2 if isinstance(m, GatedFFN) else 1
+    return {
+        "gate_up": rows * inputs * hidden * _HALF,
+        "gated": rows * hidden * _HALF if inputs == 2 else 0,
+        "delta": rows * width * _HALF,
+        "weights": inputs * hidden * width * _HALF,
+    }
+
+
+def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
+    s, hidden = m.spec, m.experts.down.cols
+    slots = rows * s.n_used
+    found = {
+        "normed f32": rows * width * _FLOAT,
+        "router": rows * s.n_experts * 2 * _FLOAT,
+        "gated": slots * hidden * _HALF,
+        "delta": slots * width * _HALF,
+    }
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != _GROUPED_ON:
+        found["weights"] = s.n_experts * 2 * hidden * width * _HALF
+        found["grouped"] = slots * (width + 3 * hidden) * _HALF
+    if m.shared is not None:
+        of_shared = m.shared.down.cols
+        found |= {
+            "shared normed": rows * width * _HALF,
+            "shared gate_up": rows * 2 * of_shared * _HALF,
+            "shared gated": rows * of_shared * _HALF,
+            "shared delta": rows * width * _HALF,
+        }
+        found["weights"] = max(found.get("weights", 0), 2 * of_shared * width * _HALF)
+    return found
