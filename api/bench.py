@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..formats.options import checks_keywords
@@ -53,6 +54,24 @@ def random_model(
     source = random_source(spec)
     keywords = keywords if device is None else keywords | {"device": device}
     return open_model(spec, options, source=source, **keywords)
+
+
+@checks_keywords
+def write_random_model(
+    spec: str, out: PathLike, *, progress: Callable[[int], None] | None = None
+) -> Path:
+    """Write a model of random weights, as in `llama-8b:IQ4_K`, as a GGUF file with a small
+    vocabulary, which other engines open too, and return its path.
+
+    progress: called with the number of bytes written since the last call. The file gets its name
+    when it is whole. OutputError if the disk has too little space.
+    """
+    from ..runtime import let_threads_sleep
+
+    let_threads_sleep()  # before torch is imported
+    from ..runtime.bench.write import write_random_model
+
+    return write_random_model(spec, out, progress=progress)
 
 
 def benchmark_model(

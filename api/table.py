@@ -48,6 +48,7 @@ PUBLIC = {
     "load_tokenizer": "api.runtime",
     "random_model": "api.bench",
     "random_source": "api.bench",
+    "write_random_model": "api.bench",
     "generate": "api.runtime",
     "plan_generation": "api.runtime",
     "benchmark_model": "api.bench",

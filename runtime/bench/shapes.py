@@ -203,6 +203,7 @@ SHAPES: dict[str, Shape] = {
         rotated=32,
         head_norms=True,
         ffn_norm="post_attention_norm",
+        keys={"rope.dimension_sections": array(ValueType.INT32, [6, 5, 5, 0])},
     ),
     "gpt-oss-20b": _gpt_oss("20B", 24, 32),
     "gpt-oss-120b": _gpt_oss("120B", 36, 128),
@@ -295,7 +296,6 @@ SHAPES: dict[str, Shape] = {
             "rope.scaling.factor": f32(128.0),
             "rope.scaling.original_context_length": u32(8192),
             "rope.scaling.yarn_log_multiplier": f32(0.1),
-            "attention.temperature_scale": f32(0.1),
         },
     ),
     "glm-5": Shape(

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ...formats.commands.progress import Meter
 from ..bench.options import BenchOptions
 from ..options import MOST_TOKENS, SPLIT_FIELDS, LoadOptions, check_layers, split_options
 from . import bench_flags
@@ -53,6 +54,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="random weights (repeatable): llama-8b:IQ4_K, llama-70b:Q4_K,"
         " qwen3-30b-a3b:IQ2_K,attn_v=Q6_K, ...",
     )
+    parser.add_argument(
+        "--write",
+        metavar="FILE",
+        help="write the model of --synthetic as a GGUF file instead of measuring it: random"
+        " weights and a small vocabulary, which other engines open too",
+    )
     BenchOptions.add_flags(parser)
     parser.add_argument(
         "-o",
@@ -91,6 +98,8 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, api) -> int:
     from .bench_output import FORMATS, printer
 
+    if args.write is not None:
+        return _write(args, api)
     for flag, form in (("-o", args.output), ("-oe", args.output_err)):
         if form not in FORMATS:
             raise UsageError(f"{flag} is '{form}', expected one of {', '.join(FORMATS)}")
@@ -133,6 +142,19 @@ def run(args: argparse.Namespace, api) -> int:
     finally:  # what was measured before an error stays readable
         for output in outputs:
             output.end()
+    return 0
+
+
+def _write(args: argparse.Namespace, api) -> int:
+    from ..bench.write import written_bytes
+
+    if args.model or len(args.synthetic) != 1:
+        raise UsageError("--write takes one model of random weights: --synthetic SHAPE:TYPE")
+    [spec] = args.synthetic
+    with Meter(f"writing {args.write}") as progress:
+        progress.begin(written_bytes(spec))
+        path = api.write_random_model(spec, args.write, progress=progress)
+    print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB of random weights, {spec}")
     return 0
 
 
