@@ -113,6 +113,12 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
     if (EARLY) return {load_now(at), load_now(at + 1)};
     return {__ldg(at), __ldg(at + 1)};   // by several rows: once for all of them
   };
+  auto widened = [](const int4& f) -> Eight {
+    const auto two = [](int a, int b) {
+      return make_float4(__int_as_float(a << 16), __int_as_float(a & ~0xFFFF), __int_as_float(b << 16), __int_as_float(b & ~0xFFFF));
+    };
+    return {two(f.x, f.y), two(f.z, f.w)};
+  };
   auto load = [&](uint32_t i) -> Eight {   // of all rows' vectors, padded to whole steps
     const uint32_t n = ROWS == 1 ? 0 : i / PADDED, v = i - n * PADDED;
     if (i >= ALL || v >= VECTORS) return {zeros, zeros};
@@ -120,13 +126,11 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
       const float4* at = (const float4*)(x + (int64_t)n * COLS) + 2 * v;
       return {__ldcg(at), __ldcg(at + 1)};
     }
-    const int4 f = __ldcg((const int4*)x + (int64_t)n * VECTORS + v);
-    const auto two = [](int a, int b) {
-      return make_float4(__int_as_float(a << 16), __int_as_float(a & ~0xFFFF), __int_as_float(b << 16), __int_as_float(b & ~0xFFFF));
-    };
-    return {two(f.x, f.y), two(f.z, f.w)};
+    return widened(__ldcg((const int4*)x + (int64_t)n * VECTORS + v));
   };
   Eight kept[KEEP ? PER : 1], norm[EARLY ? PER : 1];
+  // Long rows of bf16: as they are, all on their way at once.
+  constexpr bool RAW = BF16_X && ROWS == 1 && !NORM && !KEEP && PER <= 8;
   if (EARLY)
     #pragma unroll
     for (int i = 0; i < PER; i++) norm[EARLY ? i : 0] = weights(thread + i * THREADS);
@@ -159,6 +163,18 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
     }
     Activations<F>::store(to + n * Activations<F>::BYTES, v, f);
   };
+  if (RAW) {
+    int4 raw[RAW ? PER : 1];
+    #pragma unroll
+    for (int i = 0; i < (RAW ? PER : 1); i++) {
+      const uint32_t v = thread + i * THREADS;
+      raw[i] = v < VECTORS ? __ldcg((const int4*)x + v) : make_int4(0, 0, 0, 0);
+    }
+    #pragma unroll
+    for (int i = 0; i < (RAW ? PER : 1); i++)
+      if (thread + i * THREADS < ALL) store(thread + i * THREADS, 0, widened(raw[i]));   // whole warps
+    return;
+  }
   if (KEEP) {
     #pragma unroll
     for (int i = 0; i < PER; i++)
@@ -210,8 +226,7 @@ template <class F, int ROWS> DEV void quantize_joined(
     sum = warp_sum(sum);
     if (thread % 32 == 0) of_row[thread / 32] = sum;
   };
-  auto advance = [&](Eight& e, const Eight& delta, uint32_t v, float factor) {   // from h to h'
-    const Eight by = load(pending.weight, v);
+  auto advance = [&](Eight& e, const Eight& delta, const Eight& by, float factor) {   // from h to h'
     #pragma unroll
     for (int i = 0; i < 8; i++) e.f[i] = (e.f[i] + delta.f[i] * factor * by.f[i]) * pending.scale;
   };
@@ -253,7 +268,7 @@ template <class F, int ROWS> DEV void quantize_joined(
     for (int i = 0; i < (KEEP ? PER : 1); i++) {
       const uint32_t v = thread + i * THREADS;
       if (v < VECTORS) {
-        advance(e[i], delta[i], v, factor);
+        advance(e[i], delta[i], load(pending.weight, v), factor);
         write(e[i], 0, v);
       }
       square += squares_of(e[i]);
@@ -279,7 +294,7 @@ template <class F, int ROWS> DEV void quantize_joined(
       Eight e{};
       if (v < VECTORS) {
         e = load(h + (int64_t)n * COLS, v);
-        advance(e, load(pending.delta + (int64_t)n * COLS, v), v, factor);
+        advance(e, load(pending.delta + (int64_t)n * COLS, v), load(pending.weight, v), factor);
         write(e, n, v);
       }
       square += squares_of(e);
