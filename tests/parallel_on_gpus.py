@@ -29,7 +29,7 @@ def evaluated(model: Model, seed: int = 4) -> dict[str, torch.Tensor]:
     state = model.new_state(512)
     found["pieces"] = model.extend(tokens, state)[None]
     rows = []
-    for piece in tokens[:N_STEPS].split([1] * 8 + [4, 8, 2, 2]):
+    for piece in tokens[:N_STEPS].split([1] * 8 + [4] * 4):
         rows.append(model.extend(piece, state, all_logits=True))
     found["steps"] = torch.cat(rows)
     found["drawn"] = torch.tensor(list(model.follow(7, state, N_STEPS, GREEDY)))
