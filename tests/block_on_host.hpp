@@ -1,15 +1,11 @@
-// A thread block of CUDA on the CPU, for g++: each thread is a fiber that runs to its next barrier,
-// and lanes exchange data at barriers.
+// A thread block of CUDA on the CPU, for g++, with what matrix-vector products need.
 //
 // Copies to shared memory that continue next to a thread (cp.async) arrive as late as possible, and
 // their destination is overwritten when they start. So a missing wait, or a slot that is filled
-// while it is still read, gives wrong results. Every other block runs its warps and lanes from the
-// last to the first, so that a missing barrier is found in either direction.
+// while it is still read, gives wrong results.
 #pragma once
-#include <sys/mman.h>
-#include <ucontext.h>
-#include <functional>
 #include <vector>
+#include "fibers_on_host.hpp"
 #define threadIdx units_thread
 #define blockDim units_block
 #define __syncthreads units_barrier
@@ -45,76 +41,25 @@ constexpr int SHARED_MEMORY = 227 << 10;
 alignas(256) uint8_t shared_memory[SHARED_MEMORY + 4096];   // after the end is what must stay as it is
 
 struct Copy { uint32_t to; const uint8_t* from; };
-struct Fiber {
-  ucontext_t context;
-  std::vector<std::vector<Copy>> groups{1};
-  void* stack;
-  int waits = 0;   // 0: runs, 1: for its warp, 2: for the block, 3: has ended
-  uint32_t given;
-};
-static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
-static int current;
-static std::function<void()> body;
+typedef std::vector<Copy> Group;
+static std::vector<Group> copies[MOST_FIBERS];   // of each thread; the last group is open
 
-static void run_fiber() { body(); fibers[current].waits = 3; swapcontext(&fibers[current].context, &scheduler); }
-static void wait_in(int what) { fibers[current].waits = what; swapcontext(&fibers[current].context, &scheduler); }
-inline void __syncwarp() { wait_in(1); }
-inline void __syncthreads() { wait_in(2); }
+inline void __syncwarp() { wait_for_warp(true); }
+inline void __syncthreads() { wait_for_block(); }
+static void set_index(int thread) { threadIdx.x = thread; }
 
-// `thread_body` by `threads` threads of one block. False if some wait at a barrier that others have left out.
-static bool run_block(int threads, std::function<void()> thread_body) {
-  constexpr size_t STACK = 256 << 10;
-  body = std::move(thread_body);
-  fibers.clear();
-  fibers.resize(threads);
-  for (int t = 0; t < threads; ++t) {
-    Fiber& f = fibers[t];
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack = mmap(nullptr, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    f.context.uc_stack.ss_size = STACK;
-    makecontext(&f.context, run_fiber, 0);
-  }
-  bool good = true;
-  const bool backwards = (blockIdx.x + blockIdx.y) % 2;
-  for (int at_block = 0, ended = 0; ended < threads && good;) {
-    at_block = ended = 0;
-    for (int w = 0; w < threads / 32; ++w) {
-      const int warp = backwards ? threads / 32 - 1 - w : w;
-      bool go = true;
-      while (go) {   // until all lanes wait for the block, or have ended
-        int counts[4] = {0, 0, 0, 0};
-        for (int lane = 0; lane < 32; ++lane) {
-          current = 32 * warp + (backwards ? 31 - lane : lane);
-          threadIdx.x = current;
-          if (fibers[current].waits == 0) swapcontext(&scheduler, &fibers[current].context);
-          ++counts[fibers[current].waits];
-        }
-        go = counts[1] == 32;
-        if (go) for (int lane = 0; lane < 32; ++lane) fibers[32 * warp + lane].waits = 0;
-        else if (counts[2] != 32 && counts[3] != 32) good = false;
-      }
-      at_block += fibers[32 * warp].waits == 2 ? 32 : 0;
-      ended += fibers[32 * warp].waits == 3 ? 32 : 0;
-    }
-    if (good && at_block == threads) for (Fiber& f : fibers) f.waits = 0;
-    else if (ended != threads) good = false;
-  }
-  for (Fiber& f : fibers) munmap(f.stack, STACK);
-  return good;
+// body() by `threads` threads of one block. False if some wait at a barrier that others have left out.
+template <class F> static bool run_block(int threads, F body) {
+  for (int t = 0; t < threads; ++t) copies[t].assign(1, {});
+  return run_threads(threads, (blockIdx.x + blockIdx.y) % 2, body, set_index);
 }
 
-template <class T> inline T exchange(T mine, int from) {
-  static_assert(sizeof(T) == 4, "words are exchanged");
-  memcpy(&fibers[current].given, &mine, 4);
-  wait_in(1);
-  T theirs;
-  memcpy(&theirs, &fibers[current / 32 * 32 + (from & 31)].given, 4);
-  wait_in(1);
-  return theirs;
+template <class T> inline T __shfl_sync(uint32_t, T v, int from) {
+  return exchange(v, [=](const T (&w)[32], int) { return w[from & 31]; });
 }
-template <class T> inline T __shfl_sync(uint32_t, T v, int from) { return exchange(v, from); }
-template <class T> inline T __shfl_xor_sync(uint32_t, T v, int by) { return exchange(v, (current & 31) ^ by); }
+template <class T> inline T __shfl_xor_sync(uint32_t, T v, int by) {
+  return exchange(v, [=](const T (&w)[32], int lane) { return w[lane ^ by]; });
+}
 
 // What matvec/instructions.cuh has.
 inline void wait_for_predecessor() {}
@@ -157,11 +102,11 @@ inline void copy16(uint32_t to, const uint8_t* from, bool wanted, bool) {
   if (!wanted) return;
   if (!is_known(from, 16) || to % 16 || to + 16 > SHARED_MEMORY || uintptr_t(from) % 16) __builtin_trap();
   memset(shared_memory + to, 0xC5, 16);
-  fibers[current].groups.back().push_back({to, from});
+  copies[current].back().push_back({to, from});
 }
-inline void commit_copies() { fibers[current].groups.emplace_back(); }
+inline void commit_copies() { copies[current].emplace_back(); }
 template <int PENDING> inline void wait_for_copies() {
-  auto& groups = fibers[current].groups;
+  auto& groups = copies[current];
   while (groups.size() > PENDING + 1) {   // the last one is open
     for (const Copy& c : groups.front()) memcpy(shared_memory + c.to, c.from, 16);
     groups.erase(groups.begin());

@@ -1,14 +1,12 @@
-// CUDA blocks on the CPU, one after the other: each thread of a block is a std::thread, with real
-// barriers. For kernels of the decode step, which leave out their own hardware instructions if
-// ON_HOST is defined. Shared memory is filled with NaN at first.
+// CUDA blocks on the CPU, one after the other. For kernels of the decode step, which leave out their
+// own hardware instructions if ON_HOST is defined. Shared memory is filled with NaN at first.
 #pragma once
 #include <math.h>
 #include <string.h>
 
-#include <barrier>
-#include <memory>
-#include <thread>
 #include <vector>
+
+#include "fibers_on_host.hpp"
 
 #define ON_HOST
 #define __device__
@@ -30,56 +28,12 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-static thread_local Index threadIdx;
-static Index blockIdx, gridDim;
+static Index threadIdx, blockIdx, gridDim;
 alignas(16) static char shared[232 * 1024];
 
-typedef std::unique_ptr<std::barrier<>> Barrier;
-static Barrier block_barrier;
-static std::vector<Barrier> warp_barriers;
-inline void __syncthreads() { block_barrier->arrive_and_wait(); }
-inline void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
+inline void __syncthreads() { wait_for_block(); }
+inline void __syncwarp() { wait_for_warp(true); }
 inline void __threadfence() {}
-
-// With -fsanitize=thread: exchanging registers among lanes does not order their accesses to memory.
-#ifdef __SANITIZE_THREAD__
-extern "C" void AnnotateIgnoreSyncBegin(const char*, int);
-extern "C" void AnnotateIgnoreSyncEnd(const char*, int);
-extern "C" void AnnotateIgnoreReadsBegin(const char*, int);
-extern "C" void AnnotateIgnoreReadsEnd(const char*, int);
-extern "C" void AnnotateIgnoreWritesBegin(const char*, int);
-extern "C" void AnnotateIgnoreWritesEnd(const char*, int);
-struct Unseen {
-    Unseen() {
-        AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
-        AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
-        AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
-    }
-    ~Unseen() {
-        AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
-        AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
-        AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
-    }
-};
-#else
-struct Unseen { ~Unseen() {} };
-#endif
-
-// The values of all lanes of a warp, as every lane sees them.
-template <class T, class F>
-auto exchange(const T& mine, F use) {
-    static T given[32][32];
-    T seen[32];
-    {
-        Unseen unseen;
-        auto& warp = given[threadIdx.x / 32];
-        warp[threadIdx.x % 32] = mine;
-        __syncwarp();
-        for (int lane = 0; lane < 32; lane++) seen[lane] = warp[lane];
-        __syncwarp();
-    }
-    return use(seen, threadIdx.x % 32);
-}
 
 template <class T> T __shfl_xor_sync(unsigned, T x, int d) { return exchange(x, [=](const T (&w)[32], int lane) { return w[lane ^ d]; }); }
 template <class T> T __shfl_sync(unsigned, T x, int from) { return exchange(x, [=](const T (&w)[32], int) { return w[from & 31]; }); }
@@ -174,6 +128,8 @@ void product(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     });
 }
 
+UNSEEN static void set_index(int thread) { threadIdx = {(unsigned)thread, 0, 0}; }
+
 // kernel() as every thread of every block.
 template <class F>
 void launch_on_host(unsigned x, unsigned y, int threads, F kernel) {
@@ -181,17 +137,10 @@ void launch_on_host(unsigned x, unsigned y, int threads, F kernel) {
     gridDim = {x, y, 1};
     for (unsigned block = 0; block < x * y; block++) {
         blockIdx = {block % x, block / x, 0};
-        block_barrier = std::make_unique<std::barrier<>>(threads);
-        warp_barriers.clear();
-        for (int w = 0; w < threads / 32; w++) warp_barriers.push_back(std::make_unique<std::barrier<>>(32));
-        std::vector<std::thread> running;
-        for (int i = 0; i < threads; i++)
-            running.emplace_back([=] {
-                threadIdx = {(unsigned)i, 0, 0};
-                kernel();
-                block_barrier->arrive_and_drop();
-                warp_barriers[i / 32]->arrive_and_drop();
-            });
-        for (auto& thread : running) thread.join();
+        const bool backwards = (blockIdx.x + blockIdx.y) % 2;
+        if (!run_threads(threads, backwards, kernel, set_index)) {
+            fprintf(stderr, "block %u: threads wait at different barriers\n", block);
+            abort();
+        }
     }
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
+
+from .host_library import host_library
 
 HEADER = Path(__file__).parent / "kernels_on_host.hpp"
 
@@ -89,24 +90,7 @@ def library(folder: Path, spec: KernelSpec, run: str) -> ctypes.CDLL:
     defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
     # mma needs the cache's types, which the sources name first
     source = expand(spec.sources).replace("struct Mixer {", MMA + "struct Mixer {", 1)
-    (folder / "kernel.cpp").write_text(f'#include "{HEADER}"\n{defines}{source}{run}')
-    subprocess.run(
-        [
-            "g++",
-            "-std=c++20",
-            "-O1",
-            "-ffp-contract=off",
-            "-shared",
-            "-fPIC",
-            "-pthread",
-            "-w",
-            "-o",
-            folder / "kernel.so",
-            folder / "kernel.cpp",
-        ],
-        check=True,
-    )
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    return host_library(folder / "kernel", f'#include "{HEADER}"\n{defines}{source}{run}')
 
 
 def pointer(x: torch.Tensor | None) -> ctypes.c_void_p:

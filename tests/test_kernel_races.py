@@ -1,11 +1,12 @@
 """Data races within a block, in kernels of the decode step and of a prompt's experts.
 
-The kernels run on the CPU with one std::thread per thread, under g++'s thread sanitizer. Barriers
-order accesses to memory and nothing else: values that lanes exchange in registers are not ordered.
+The kernels run on the CPU, one fiber per thread, under g++'s thread sanitizer (fibers_on_host.hpp).
+Barriers order accesses to memory and nothing else: values that lanes exchange in registers do not.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -62,7 +63,8 @@ int main() {
     std::vector<float> out(ROWS * HEADS * DV);
     for (int position : {0, 61, 300})
         run(4, q.data(), k.data(), v.data(), norm.data(), norm.data(), 1e-6f, angles.data(),
-            cache_k.data(), cache_v.data(), &position, 0.1f, out.data());
+            cache_k.data(), cache_v.data(), &position, 0.1f, q.data(), k.data(), v.data(), q.data(),
+            out.data());
 }
 """
 )
@@ -73,7 +75,8 @@ int main() {
     auto h = numbers(ROWS * WIDTH), norm = numbers(WIDTH), matrix = numbers(EXPERTS * WIDTH);
     std::vector<int> ids(ROWS * N_USED);
     std::vector<float> weights(ROWS * N_USED);
-    run(h.data(), norm.data(), 1e-6f, matrix.data(), ids.data(), weights.data());
+    run(h.data(), norm.data(), 1e-6f, matrix.data(), h.data(), h.data(), ids.data(),
+        weights.data());
 }
 """
 )
@@ -103,7 +106,8 @@ int main() {
     const int tokens = 5, experts = 40, used = 4, n = 20;
     auto logits = numbers(tokens * experts), weights = numbers(tokens * used);
     std::vector<int> ids(n), ends(experts), sources(n), rows(n);
-    route(logits.data(), tokens, experts, used, used, 0.0f, ids.data(), weights.data());
+    route(logits.data(), tokens, experts, used, used, 0.0f, 1, 1, 1.0f, 4, 2, 2, logits.data(),
+          ids.data(), weights.data());
     for (int& id : ids) id = id % 2 - (id % 7 == 0);
     group(ids.data(), n, 2, ends.data(), sources.data(), rows.data());
 }
@@ -151,6 +155,21 @@ int main() {
 )
 
 
+BUILD = ["g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-w", "-o"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sanitizer(tmp_path_factory):
+    """Skip the tests where g++ has no thread sanitizer, or it does not run."""
+    folder = tmp_path_factory.mktemp("sanitizer")
+    (folder / "empty.cpp").write_text("int main() {}")
+    if subprocess.run([*BUILD, folder / "empty", folder / "empty.cpp"]).returncode:
+        pytest.skip("g++ has no thread sanitizer here")
+    done = subprocess.run([folder / "empty"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"the thread sanitizer does not run here: {done.stderr.splitlines()[:1]}")
+
+
 def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: source) -> str:
     """Return the sanitizer's report of a run; it is empty without races."""
     defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
@@ -158,28 +177,13 @@ def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: s
     if run is RUN_ATTENTION:
         source = source.replace("struct Mixer {", MMA + "struct Mixer {", 1)
     (folder / "kernel.cpp").write_text(f'#include "{HEADER}"\n{defines}{source}{run}{main}')
-    build = [
-        "g++",
-        "-std=c++20",
-        "-O1",
-        "-g",
-        "-fsanitize=thread",
-        "-pthread",
-        "-w",
-        "-o",
-        folder / "kernel",
-        folder / "kernel.cpp",
-    ]
-    if subprocess.run(build, capture_output=True).returncode:
-        pytest.skip("g++ has no thread sanitizer here")
+    subprocess.run([*BUILD, folder / "kernel", folder / "kernel.cpp"], check=True)
     done = subprocess.run(
         [folder / "kernel"],
         capture_output=True,
         text=True,
         env={"TSAN_OPTIONS": "exitcode=66 report_bugs=1"},
     )
-    if "FATAL: ThreadSanitizer" in done.stderr:
-        pytest.skip(f"the thread sanitizer does not run here: {done.stderr.splitlines()[0]}")
     assert done.returncode in (0, 66), done.stderr[-2000:]
     return done.stderr if done.returncode else ""
 
@@ -223,15 +227,29 @@ def test_delta_nets_of_a_prompt(stages, tmp_path):
     assert not races(tmp_path, spec, RUN_PROMPT_DELTA, MAIN_PROMPT_DELTA)
 
 
-def test_a_barrier_that_is_missing_is_found(tmp_path):
-    barrier = (
-        "    __syncthreads();\n#pragma unroll 1\n    for (int row = 0; row < ROWS; row++) choose("
-    )
+BARRIERS = {
+    "of a block": (
+        "    __syncthreads();\n#pragma unroll 1\n    for (int row = 0; row < ROWS; row++) choose(",
+        lambda: (router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER),
+    ),
+    "of a warp": (
+        "            __syncwarp();  // all lanes have read the maximum so far\n",
+        lambda: (
+            AttentionShape(1, 2, 1, 64, 64, "F16", "F16", 64, True, True).spec(LIMIT),
+            RUN_ATTENTION,
+            MAIN_ATTENTION,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("which", BARRIERS)
+def test_a_barrier_that_is_missing_is_found(which, tmp_path):
+    barrier, case = BARRIERS[which]
 
     def without(source: str) -> str:
         assert source.count(barrier) == 1
-        return source.replace(barrier, barrier.replace("    __syncthreads();\n", ""))
+        rest = re.sub(r" *__sync(threads|warp)\(\);.*\n", "", barrier)
+        return source.replace(barrier, rest)
 
-    assert "data race" in races(
-        tmp_path, router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER, without
-    )
+    assert "data race" in races(tmp_path, *case(), without)
