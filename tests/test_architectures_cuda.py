@@ -82,7 +82,8 @@ def test_the_fast_path_is_near_float32(made, precision, monkeypatch):
     kernels are said to evaluate everything.
 
     Every token is compared for which all routers and indexers chose as in float32, and did so for
-    all tokens that it sees.
+    all tokens that it sees. Steps round activations to 8 bits: on the reference path with such
+    rounding, tokens of the deepest model (gemma3) are off by 0.021 on average and 0.032 at most.
     """
     slow: list[str] = []
     options = {"device": DEVICE, "precision": precision}
@@ -105,5 +106,6 @@ def test_the_fast_path_is_near_float32(made, precision, monkeypatch):
                 same = comparable(by_token(calls, pieces), made.choices[number], N_TOKENS)
                 compared[way] += int(same.sum())
                 off = (logits - expected).square().mean(1).sqrt() / expected.std()
-                assert (off[same] < 0.03).all(), (made.case.name, number, way, same, off)
+                mean = off[same].square().mean().sqrt() if same.any() else torch.zeros(())
+                assert mean < 0.03 and (off[same] < 0.06).all(), (number, way, same, off)
     assert min(compared) >= ENOUGH, compared
