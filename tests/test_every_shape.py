@@ -12,8 +12,10 @@ from iqforge.runtime.bench.shape import Shape
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import prompt_path, step_path  # noqa: F401  they register executors
+from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
 from iqforge.runtime.cuda.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.model import Model
+from iqforge.runtime.state.cache import CacheSettings
 
 from .choices import by_token, comparable, recorded
 
@@ -119,3 +121,24 @@ def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
     assert same.all() or (shape.indexer is not None and same.sum() >= 128)
     off = (found - expected).square().mean(1).sqrt() / expected.std()
     assert off[same].square().mean().sqrt() < 0.03 and (off[same] < 0.06).all(), off
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_memory_is_known_before_anything_is_loaded(name):
+    """More tokens at a time, and more positions, take more; kept copies count once per layer."""
+    device, settings = torch.device("meta"), CacheSettings()
+    with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
+        network = model.network
+        sizes = [
+            buffer_bytes(network.blocks, network.width, rows, keys, settings, device)
+            for rows, keys in ((256, 1024), (512, 1024), (512, 200_000))
+        ]
+        kept = kept_bytes(network.blocks, settings)
+        assert kept == sum(kept_bytes([block], settings) for block in network.blocks)
+    assert 0 < sizes[0] < sizes[1] <= sizes[2]
+    shape = SHAPES[name]
+    if shape.latent is not None:
+        s = shape.latent
+        matrices = shape.n_layers * shape.n_heads * s.kv_rank * (s.nope + s.value)
+        assert kept >= 2 * matrices
+    assert (kept == 0) == (not shape.n_experts and shape.latent is None and shape.delta is None)
