@@ -1,13 +1,15 @@
-"""Measure the table of docs/benchmarks/cuda.md: prompts of 2048 tokens (-ub 2048) and 128 tokens of
-generation on random weights of real shapes.
+"""Measure the tables of docs/benchmarks/cuda.md: prompts of 2048 tokens (-ub 2048) and 128 tokens
+of generation on random weights of real shapes.
 
     python benchmarks/cuda_runtime.py
+    python benchmarks/cuda_runtime.py --architectures
     python benchmarks/cuda_runtime.py --shape llama-8b --type IQ4_K -r 5
     python benchmarks/cuda_runtime.py --apart
     python benchmarks/cuda_runtime.py --json cuda.jsonl
     python benchmarks/cuda_runtime.py --json cuda.jsonl --table
 
-The first line measures all rows: about a minute on one H200 with compiled kernels. --apart runs
+The first line measures all rows: about a minute on one H200 with compiled kernels. --architectures
+measures other architectures instead, some of them also after 32,768 tokens. --apart runs
 each row in its own process, so that a failure does not affect the others. --json appends every
 figure to a file as soon as it is measured and does not measure it again; --table prints the newest
 figures of that file and measures nothing.
@@ -34,6 +36,7 @@ from pathlib import Path
 import torch
 
 TESTS = ("pp", "tg")
+DEEP = 32768  # tokens before those of the test "deep"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,12 @@ class Row:
     shape: str
     type: str
     reference: tuple[str, str]
-    limit: int
+    limit: int = 0
+    deep: bool = False  # measured after `DEEP` tokens, too
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        return (*TESTS, "deep") if self.deep else TESTS
 
     @property
     def name(self) -> str:
@@ -64,6 +72,23 @@ ROWS = [
     Row("qwen3-30b-a3b", "Q4_K", ("6,760 / 229", "12,164 / 296"), 2410),
     Row("llama-70b", "IQ4_K", ("994 / 29.4", "1,231 / 48.0 (Q4_K)"), 109),
 ]
+ARCHITECTURES = [
+    Row("deepseek-v2-lite", "IQ4_K", ("9,863 / 209", "16,356 / 320"), deep=True),
+    Row("qwen3.5-35b-a3b", "IQ4_K", ("6,482 / 169", "9,216 / 248"), deep=True),
+    Row("qwen3-8b", "IQ4_K", ("8,153 / 191", "9,918 / 253")),
+    Row("gemma3-27b", "IQ4_K", ("2,499 / 59.9", "3,129 / 86.5"), deep=True),
+    Row("gpt-oss-20b", "MXFP4", ("9,292 / 331", "11,574 / 304")),
+    Row("glm-4.5-air", "IQ4_K", ("2,348 / 102", "4,525 / 147")),
+    Row("qwen3-next-80b-a3b", "IQ4_K", ("-", "-")),
+    Row("mistral-small-4", "IQ4_K", ("-", "-")),
+    Row("phi4", "IQ4_K", ("-", "-")),
+    Row("starcoder2-15b", "IQ4_K", ("-", "-")),
+]
+DEEP_HEADER = (
+    "| shape, type | ik_llama.cpp | llama.cpp (Q4_K) | ours | share of FLOP rate / bandwidth |"
+    f" tg after {DEEP:,} tokens |",
+    "| --- | --- | --- | --- | --- | --- |",
+)
 HEADER = (
     "| shape, type | ik_llama.cpp | llama.cpp | limit tg | ours | share of FLOP rate / bandwidth |",
     "| --- | --- | --- | --- | --- | --- |",
@@ -131,8 +156,12 @@ def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: F
     from iqforge.runtime.commands.bench_flags import OPTIONS
     from iqforge.runtime.cuda.device_facts import device_facts
 
-    tests = {"pp": Test(n_prompt=args.n_prompt), "tg": Test(n_gen=args.n_gen)}
-    missing = [name for name in TESTS if (row.name, name) not in figures.known]
+    tests = {
+        "pp": Test(n_prompt=args.n_prompt),
+        "tg": Test(n_gen=args.n_gen),
+        "deep": Test(n_gen=args.n_gen, depth=DEEP),
+    }
+    missing = [name for name in row.tests if (row.name, name) not in figures.known]
     if not missing:
         return
     setting = {option.field: option.default for option in OPTIONS} | {
@@ -146,7 +175,7 @@ def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: F
         True,
         device,
         setting,
-        context=max(args.n_prompt, args.n_gen),
+        context=max(tests[name].n_ctx for name in missing),
         verbose=True,
     ) as model:
         say(f"{row.name} loaded in {time.time() - begin:.1f} s")
@@ -182,10 +211,27 @@ def table_line(row: Row, figures: Figures) -> str:
         )
         shares.append(f"{100 * found['share']:.0f} %" if found and found["share"] else "-")
     pair = " / ".join
+    if not row.limit:
+        return (
+            f"| {row.shape} {row.type} | {row.reference[0]} | {row.reference[1]} | {pair(ours)} |"
+            f" {pair(shares)} | {_deep(row, figures)} |"
+        )
     return (
         f"| {row.shape} {row.type} | {row.reference[0]} | {row.reference[1]} | {row.limit:,} |"
         f" {pair(ours)} | {pair(shares)} |"
     )
+
+
+def _deep(row: Row, figures: Figures) -> str:
+    """Return the speed after `DEEP` tokens, and its share of that from an empty context."""
+    from iqforge.runtime.bench.bench import mean
+
+    empty, deep = (figures.known.get((row.name, test)) for test in ("tg", "deep"))
+    if deep is None:
+        return "-"
+    speed = mean(deep["samples_ts"])
+    share = "" if empty is None else f" ({100 * speed / mean(empty['samples_ts']):.0f} %)"
+    return f"{speed:,.1f}{share}"
 
 
 def say(line: str) -> None:
@@ -199,6 +245,9 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--architectures", action="store_true", help="the table of other architectures"
     )
     parser.add_argument("--shape", action="append", help="rows of this shape")
     parser.add_argument("--type", action="append", help="rows of this type")
@@ -218,7 +267,7 @@ def main() -> int:
     args = parser.parse_args()
     rows = [
         row
-        for row in ROWS
+        for row in (ARCHITECTURES if args.architectures else ROWS)
         if (not args.shape or row.shape in args.shape) and (not args.type or row.type in args.type)
     ]
     about, device = (
@@ -236,7 +285,7 @@ def main() -> int:
             "code": code(),
         }
     if not args.no_header:
-        print("\n".join(HEADER), flush=True)
+        print("\n".join(DEEP_HEADER if args.architectures else HEADER), flush=True)
     failed = 0
     for row in rows:
         if args.apart and not args.table:

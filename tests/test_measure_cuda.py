@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from iqforge.runtime.bench import bench
+from iqforge.runtime.bench.shapes import SHAPES
+
+TYPES = ("Q8_0", "Q4_0")
 
 
 @pytest.fixture
@@ -21,7 +24,7 @@ def script(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "measure_cuda", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
-    module.ROWS = [module.Row("llama-tiny", type, ("1 / 2", "-"), 9) for type in ("Q8_0", "Q4_0")]
+    module.ROWS = [module.Row("llama-tiny", type, ("1 / 2", "-"), 9) for type in TYPES]
     return module
 
 
@@ -87,3 +90,22 @@ def test_a_row_that_fails_does_not_touch_the_others(script, monkeypatch, capsys)
     captured = capsys.readouterr()
     assert "no such kernel" in captured.err and "| - / - |" in captured.out.splitlines()[2]
     assert captured.out.splitlines()[3].count("±") == 2
+
+
+def test_the_table_of_architectures(script, monkeypatch, tmp_path, capsys):
+    """Rows with and without a deep context."""
+    monkeypatch.setattr(script, "DEEP", 16)
+    rows = [script.Row("llama-tiny", type, ("1 / 2", "-"), deep=type == "Q8_0") for type in TYPES]
+    monkeypatch.setattr(script, "ARCHITECTURES", rows)
+    path = tmp_path / "cuda.jsonl"
+    assert run(script, monkeypatch, "--architectures", "--json", str(path)) == 0
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["test"] for line in found] == ["pp", "tg", "deep", "pp", "tg"]
+    header, _, deep, plain = capsys.readouterr().out.splitlines()
+    assert header.count("|") == deep.count("|") == plain.count("|") == 7
+    assert deep.endswith(" %) |") and plain.endswith("| - |")
+
+
+def test_rows_of_the_tables_are_known_shapes(script):
+    for row in script.ARCHITECTURES:
+        assert row.shape in SHAPES
