@@ -9,10 +9,9 @@ from dataclasses import replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from ..errors import IqforgeError, NonFiniteError, ShapeError, UsageError, printable
+from ..errors import ShapeError, UsageError, printable
 from ..formats import arguments
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
@@ -23,10 +22,13 @@ from .layers.batch import Batch
 from .network.network import Network
 from .network.sampling import Sampling, sample
 from .parallel.share import Meeting, Share
+from .precision import PRECISIONS, usable_precision
+from .reference_path import ReferencePath
 from .state.cache import CacheSettings, padded
 from .state.pool import Pool
 from .state.sequence import State
 from .tokenizer import SpecialTokens, Tokenizer
+from .tokens import TokenIds, as_tensor, checked_tokens
 from .weights.devices import usable_device
 from .weights.encoded import DEFAULT_CACHE_BYTES, DecodeCache
 from .weights.hyperparameters import Hyperparameters
@@ -38,7 +40,6 @@ from .weights.weights import Weights
 if TYPE_CHECKING:
     from .cuda.engine import Engine
 
-PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 DEFAULT_UBATCH = 512  # tokens of a sequence that go through the model at a time
 
 
@@ -115,7 +116,7 @@ class Model:
             share=share,
         )
         self.source, self.device = source, usable_device(device)
-        self.precision = _usable_precision(precision, self.device)
+        self.precision = usable_precision(precision, self.device)
         self.cache, self.ubatch, self.context, self.verbose = cache, ubatch, context, verbose
         self.hyperparameters = Hyperparameters(source.metadata, os.fspath(source.path))
         placement.check(self.device)
@@ -137,6 +138,7 @@ class Model:
         else:
             place = Placement(self.device, n_layers, placement)
         self.weights, self.network = build(place)
+        self._reference = ReferencePath(self.network, self.weights.taps, source.path)
         self.n_vocab = self.network.n_vocab
 
     def __repr__(self) -> str:
@@ -193,14 +195,14 @@ class Model:
         """BOS and EOS of the vocabulary, also if there is no tokenizer for it."""
         return SpecialTokens.read(self.source.metadata, file=os.fspath(self.source.path))
 
-    def forward(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids: TokenIds) -> torch.Tensor:
         """Logits float32[n, vocab] of one sequence of n token ids, each row predicting the token
         after it.
 
         The same call gives the same bits. ShapeError if `token_ids` is not a non-empty row of
         ids below the vocabulary size.
         """
-        return self.logits(self.hidden(_as_tensor(token_ids)[None])[0])
+        return self.logits(self.hidden(as_tensor(token_ids)[None])[0])
 
     @cached_property
     def engine(self) -> Engine | None:
@@ -239,47 +241,10 @@ class Model:
         if (fast := self._fast) is not None:
             return fast.hidden(tokens, start)
         n_sequences, n_tokens = tokens.shape
-        h = self._run(
+        h = self._reference.hidden(
             tokens.reshape(-1), Batch.of(n_sequences, n_tokens, start, self.device, self.cache)
         )
         return h.view(n_sequences, n_tokens, -1)
-
-    def _run(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """A pass of the reference path. NonFiniteError that names the first tensor whose product
-        gave infinity or NaN.
-        """
-        with self._watched():
-            return self.network.hidden(tokens, batch)
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """While the context is open, watch the results of products. NonFiniteError at its end that
-        names the first tensor whose product gave infinity or NaN.
-        """
-        taps = self.weights.taps
-        taps.watching = True
-        try:
-            yield
-            self._check_finite()
-        except IqforgeError:  # an observer may refuse what an earlier product gave
-            self._check_finite()
-            raise
-        finally:
-            taps.watching = False
-            taps.first_not_finite()
-
-    def _check_finite(self) -> None:
-        if (tensor := self.weights.taps.first_not_finite()) is not None:
-            raise NonFiniteError(
-                "activations are infinite or not a number from this product on",
-                file=self.source.path,
-                tensor=tensor,
-            )
-
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits on the reference path, checked as `_run` checks its products."""
-        with self._watched():
-            return self.network.logits(hidden)
 
     @_named_errors
     def new_state(self, capacity: int, settings: CacheSettings | None = None) -> State:
@@ -320,7 +285,7 @@ class Model:
     @torch.no_grad()
     def extend(
         self,
-        token_ids: Sequence[int] | np.ndarray | torch.Tensor,
+        token_ids: TokenIds,
         state: State,
         all_logits: bool = False,
     ) -> torch.Tensor:
@@ -330,7 +295,7 @@ class Model:
         At most `ubatch` tokens go through the model at a time. ShapeError for tokens as in
         `forward`, or more than the state holds.
         """
-        tokens = self._same(self._checked(_as_tensor(token_ids)[None])[0])
+        tokens = self._same(self._checked(as_tensor(token_ids)[None])[0])
         self._check_state(state)
         if state.n_past + len(tokens) > state.capacity:
             raise ShapeError(
@@ -341,23 +306,21 @@ class Model:
             return fast.extend(tokens, state, all_logits)
         logits = []
         for piece in tokens.split(self.ubatch):
-            h = self._run(piece, Batch.after([state], [len(piece)], self.device))
+            h = self._reference.hidden(piece, Batch.after([state], [len(piece)], self.device))
             if all_logits:
-                logits.append(self._logits(h))
-        return torch.cat(logits) if all_logits else self._logits(h[-1:])[0]
+                logits.append(self._reference.logits(h))
+        return torch.cat(logits) if all_logits else self._reference.logits(h[-1:])[0]
 
     @_named_errors
     @torch.no_grad()
-    def extend_together(
-        self, pieces: Sequence[tuple[Sequence[int] | np.ndarray | torch.Tensor, State]]
-    ) -> torch.Tensor:
+    def extend_together(self, pieces: Sequence[tuple[TokenIds, State]]) -> torch.Tensor:
         """Append tokens to several sequences in one pass: logits float32[len(pieces), vocab] after
         the last token of each.
 
         Sequences can have any lengths; together they have at most `ubatch` new tokens. On the fast
         path they are evaluated one after the other. ShapeError as for `extend`.
         """
-        tokens = [self._checked(_as_tensor(ids)[None])[0] for ids, _ in pieces]
+        tokens = [self._checked(as_tensor(ids)[None])[0] for ids, _ in pieces]
         states = [self._check_state(state) for _, state in pieces]
         if not states:
             raise ShapeError("there are no sequences to extend")
@@ -370,9 +333,11 @@ class Model:
                 [self.extend(ids, state) for ids, state in zip(tokens, states, strict=True)]
             )
         lengths = [len(ids) for ids in tokens]
-        h = self._run(self._same(torch.cat(tokens)), Batch.after(states, lengths, self.device))
+        h = self._reference.hidden(
+            self._same(torch.cat(tokens)), Batch.after(states, lengths, self.device)
+        )
         ends = torch.tensor(lengths, device=h.device).cumsum(0) - 1
-        return self._logits(h[ends])
+        return self._reference.logits(h[ends])
 
     def follow(self, token: int, state: State, n: int, sampling: Sampling) -> Iterator[int]:
         """Append `token`, then every token that is drawn, and yield the `n` drawn tokens; the last
@@ -423,7 +388,7 @@ class Model:
         hidden = hidden.to(self.network.output_device)
         if (fast := self._fast) is not None:
             return fast.logits(hidden)
-        return self._logits(hidden)
+        return self._reference.logits(hidden)
 
     @contextmanager
     def observe(
@@ -491,60 +456,4 @@ class Model:
         return state
 
     def _checked(self, tokens: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tokens, torch.Tensor):
-            raise ShapeError(
-                f"token ids are a {type(tokens).__name__}, expected a torch.Tensor"
-                " int[sequences, n]"
-            )
-        if (
-            tokens.ndim != 2
-            or tokens.numel() == 0
-            or tokens.is_floating_point()
-            or tokens.dtype == torch.bool
-        ):
-            raise ShapeError(
-                f"token ids are {tokens.dtype}{list(tokens.shape)}, expected at least one integer"
-                " id per sequence"
-            )
-        tokens = tokens.to(torch.int64)
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.n_vocab:
-            raise ShapeError(
-                f"token id {low if low < 0 else high} is outside the vocabulary of {self.n_vocab}",
-                file=self.source.path,
-            )
-        return tokens
-
-
-def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
-    try:
-        tokens = (
-            token_ids
-            if isinstance(token_ids, torch.Tensor)
-            else torch.as_tensor(np.asarray(token_ids))
-        )
-    except (TypeError, ValueError, OverflowError):  # texts, rows of different lengths, objects
-        raise ShapeError(
-            f"token ids are {printable(repr(token_ids), 60)}, expected integers"
-        ) from None
-    if tokens.ndim != 1:
-        raise ShapeError(f"token ids have shape {list(tokens.shape)}, expected one dimension")
-    return tokens
-
-
-def _usable_precision(precision: str | None, device: torch.device) -> str:
-    if device.type == "cuda":
-        # No TF32 at any precision: observers see float32 products.
-        torch.set_float32_matmul_precision("highest")
-    if precision is None:
-        return "f32" if device.type == "cpu" else "bf16"
-    if precision not in PRECISIONS:
-        raise UsageError(
-            f"precision '{printable(precision, 40)}' is not known; known are"
-            f" {', '.join(PRECISIONS)}"
-        )
-    if device.type == "cpu" and precision != "f32":
-        raise UsageError(
-            f"precision {precision} is for GPUs: on the CPU everything is computed in float32"
-        )
-    return precision
+        return checked_tokens(tokens, self.n_vocab, self.source.path)

@@ -1,0 +1,55 @@
+"""The reference path: a network in float32, with products that are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from ..errors import IqforgeError, NonFiniteError
+from .layers.batch import Batch
+from .network.network import Network
+from .weights.taps import Taps
+
+
+class ReferencePath:
+    """Passes of a network whose products `taps` see.
+
+    They raise NonFiniteError that names the first tensor whose product gave infinity or NaN.
+    """
+
+    def __init__(self, network: Network, taps: Taps, file: str | Path):
+        self.network, self._taps, self._file = network, taps, file
+
+    def hidden(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return what `Network.hidden` returns."""
+        with self._watched():
+            return self.network.hidden(tokens, batch)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what `Network.logits` returns."""
+        with self._watched():
+            return self.network.logits(hidden)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        self._taps.watching = True
+        try:
+            yield
+            self._check_finite()
+        except IqforgeError:  # an observer may refuse what an earlier product gave
+            self._check_finite()
+            raise
+        finally:
+            self._taps.watching = False
+            self._taps.first_not_finite()
+
+    def _check_finite(self) -> None:
+        if (tensor := self._taps.first_not_finite()) is not None:
+            raise NonFiniteError(
+                "activations are infinite or not a number from this product on",
+                file=self._file,
+                tensor=tensor,
+            )
