@@ -295,10 +295,10 @@ def planned_settings(args: argparse.Namespace, device: torch.device) -> list[dic
 
 
 def load_options(setting: dict[str, Any], device: torch.device) -> LoadOptions:
-    """Return how a model is loaded for one setting."""
+    """Return how a model is loaded for one setting; without `split` on one device."""
     layers = setting["n_gpu_layers"]
     return replace(
-        setting["split"],
+        setting.get("split", LoadOptions()),
         device=str(device),
         precision=setting["precision"],
         gpu_layers=None if layers in (-1, 99) else layers,
