@@ -1,0 +1,142 @@
+"""Kernels that Gemma models brought, without a GPU: compiled by g++, called as on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from iqforge.cuda_kernels import prompt, step_between
+from iqforge.cuda_kernels.compile.spec import KernelSpec
+
+from . import prompt_on_cpu, step_on_cpu
+from .kernels_on_host import library
+
+# kernel: its parameters
+KERNELS = {
+    "heads_neox_64": (
+        "const uint4* qkv, int tokens, int heads, int kv, int given, int size, int n_rot, const"
+        " float* cos, const float* sin, int per, const float* q_norm, const float* k_norm, float"
+        " eps, float value_eps, void* q, void* k, void* v, long long first"
+    ),
+    "softmax_scores": (
+        "float* scores, unsigned short* out, int keys, int queries, int first, int window, float"
+        " scale, float cap"
+    ),
+    "add_post_norm_1": (
+        "float* h, const uint4* delta, const float* weights, const int* rows, int slots, const"
+        " float* weight, float eps, uint4* x, int permuted, float* exact, int width, const float*"
+        " post_weight, float post_eps, float by"
+    ),
+    "sum_normed": (
+        "const float* first, const float* first_weight, float first_eps, float* second, const"
+        " float* second_weight, float second_eps, float* out, int width"
+    ),
+    "layer_inputs": (
+        "const float* projected, float scale, const float* weight, float eps, const float* table,"
+        " float table_scale, float* out, int length"
+    ),
+}
+TYPES = {np.int32: ctypes.c_int, np.int64: ctypes.c_longlong, np.float32: ctypes.c_float}
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Replace launches by calls of the kernels on the CPU, with the same arguments."""
+
+    def function(spec, name, device):
+        folder = tmp_path / f"{spec.name}_{name}"
+        folder.mkdir(exist_ok=True)
+        names = ", ".join(part.split()[-1].lstrip("*") for part in KERNELS[name].split(", "))
+        run = f"""
+extern "C" void run(int grid_x, int grid_y, int threads, {KERNELS[name]}) {{
+    launch_on_host(grid_x, grid_y, threads, [&] {{ {name}({names}); }});
+}}
+"""
+        # The header for the CPU has a warp_sum already; no kernel that runs here reads blockDim.
+        own = () if spec is step_between.BETWEEN else (("warp_sum", "prompt_warp_sum"),)
+        own += (("blockDim", "gridDim"),)
+        whole = KernelSpec(spec.name, spec.sources, (*spec.defines, *own), spec.functions)
+        return library(folder, whole, run).run
+
+    def launch(kernel, grid, block, *arguments, pdl=False):
+        grid = grid if isinstance(grid, tuple) else (grid, 1)
+        kernel(
+            *grid,
+            block,
+            *(
+                ctypes.c_void_p(None if x is None else x.data_ptr())
+                if x is None or isinstance(x, torch.Tensor)
+                else TYPES[type(x)](x)
+                for x in arguments
+            ),
+        )
+
+    for module in (prompt, step_between):
+        monkeypatch.setattr(module, "function", function)
+        monkeypatch.setattr(module, "launch", launch)
+
+
+def draw(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_heads_of_512_whose_values_are_keys(compiled):
+    tokens, heads, kv, size = 3, 3, 1, 512
+    qkv, angle = draw(tokens, (heads + kv) * size).bfloat16(), draw(tokens, size // 2)
+    norms, results = [draw(size, seed=2), draw(size, seed=3)], []
+    for module in (prompt, prompt_on_cpu):
+        q, k, v = (
+            torch.full((tokens, n, size), float("nan"), dtype=torch.float32)
+            for n in (heads, kv, kv)
+        )
+        options = {"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-6, "value_eps": 1e-5}
+        module.rotate_heads(qkv, q, k, v, 0, angle.cos(), angle.sin(), neox=True, **options)
+        results.append((q, k, v))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 2.0), (7, 0.0), (40, 2.0)])
+def test_softmax_of_scores(compiled, window, softcap):
+    """Query i of 2 sees keys up to 300 + i of 303."""
+    scores, results = 3 * draw(2, 4, 303), []
+    for module in (prompt, prompt_on_cpu):
+        out = torch.full(scores.shape, float("nan")).half()
+        options = {"scale": 0.5, "window": window, "softcap": softcap}
+        module.softmax_scores(scores.clone(), out, 2, 300, **options)
+        results.append(out)
+    torch.testing.assert_close(*results, rtol=2e-3, atol=1e-6)
+
+
+def test_norms_of_what_is_added(compiled):
+    h, weight, post = draw(2, 520), draw(520, seed=2), draw(520, seed=3)
+    delta, results = draw(2, 520, seed=4).bfloat16(), []
+    for module in (prompt, prompt_on_cpu):
+        stream, out = h.clone(), torch.empty(2, 520, dtype=torch.bfloat16)
+        options = {"delta": delta, "post_weight": post, "post_eps": 1e-6, "scale": 0.75}
+        module.add_norm(stream, weight, 1e-5, out, **options)
+        results.append((stream, out))
+    for (found, expected), close in zip(zip(*results, strict=True), (1e-5, 1.6e-2), strict=True):
+        torch.testing.assert_close(found, expected, rtol=close, atol=1e-5)
+
+
+def test_sums_of_norms(compiled):
+    first, second, weights = draw(2, 320), draw(2, 320, seed=2), draw(2, 320, seed=3)
+    results = []
+    for module in (step_between, step_on_cpu):
+        out, other = torch.empty(2, 320), second.clone()
+        module.sum_normed(first, weights[0], 1e-6, other, weights[1], 1e-5, out)
+        assert not other.any()
+        results.append(out)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_of_layers(compiled):
+    projected, table, results = draw(2, 3 * 40), draw(2, 3 * 40, seed=2), []
+    for module in (step_between, step_on_cpu):
+        out = torch.empty(3, 2, 40)
+        module.layer_inputs(projected, 0.1, draw(40, seed=3), 1e-6, table, 6.0, out)
+        results.append(out)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
