@@ -26,7 +26,7 @@ import iqforge
 
 TYPES = ["IQ2_K", "IQ2_KS", "Q2_K", "IQ3_K", "IQ3_KS", "Q3_K", "IQ4_K", "IQ4_KS", "IQ4_NL"]
 TYPES += ["IQ4_XS", "Q4_K", "Q4_0", "Q4_1", "IQ5_K", "IQ5_KS", "Q5_K", "Q5_0", "Q5_1", "Q6_0"]
-TYPES += ["Q6_K", "IQ6_K"]
+TYPES += ["Q6_K", "IQ6_K", "MXFP4", "NVFP4", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
 SOURCES = ("argparse", "asyncio.base_events", "dataclasses", "decimal", "difflib", "inspect")
 SOURCES += ("pathlib", "subprocess", "tarfile", "typing", "unittest.mock", "zipfile")
 

@@ -8,7 +8,7 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.cli import main
-from iqforge.errors import ImatrixError, ResumeError, UsageError
+from iqforge.errors import ImatrixError, ResumeError, UnsupportedTypeError, UsageError
 from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import TYPES, ggml_type
@@ -16,8 +16,9 @@ from iqforge.imatrix.moments.lookup import imatrix_of, moments_of
 from iqforge.quantize.encode import row_encoder
 from iqforge.quantize.rounding.factor import DAMPING, factored, shrunk
 from iqforge.quantize.rounding.layout import GROUP, SCALES, code_layout
-from iqforge.quantize.rounding.moments import guides
-from iqforge.quantize.rounding.rounder import Rounder
+from iqforge.quantize.rounding.methods import guides, rounder_of
+from iqforge.quantize.rounding.vector_kernels import SIZE
+from iqforge.quantize.rounding.vector_layout import VECTORS, vector_layout
 from iqforge.quantize.run import cpu_worker
 from iqforge.quantize.run.report import RunProgress
 
@@ -60,6 +61,8 @@ def test_layout_agrees_with_the_decoder(name):
     np.testing.assert_array_equal(
         values, levels[np.arange(5)[:, None], np.arange(N) // GROUP, codes]
     )
+    if not layout.scales:
+        return
     stored = [scale.read(layout.owners(made)) for scale in layout.scales]
     sums = sum(
         np.repeat(d, N // d.shape[1], axis=1) * unit
@@ -79,9 +82,33 @@ def test_layout_agrees_with_the_decoder(name):
         np.testing.assert_allclose(values, wanted, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", VECTORS)
+def test_vector_layout_agrees_with_the_decoder(name):
+    type, layout = ggml_type(name), vector_layout(name)
+    assert layout is not None
+    generator, (width, entries) = np.random.default_rng(0), layout.table.shape
+    rows = generator.integers(0, 256, (5, type.row_bytes(N)), dtype=np.uint8)
+    layout.scale.write(
+        layout.owners(rows), generator.uniform(0.01, 1, layout.owners(rows).shape[:2])
+    )
+    indices = generator.integers(0, entries, (5, N // width))
+    signs = generator.integers(0, 1 << layout.sign_bits.shape[1], (5, N // SIZE))
+    made = layout.with_vectors(rows, indices, signs)
+    bits = (signs[:, :, None] >> np.arange(SIZE)) & 1
+    if layout.even:
+        bits[:, :, -1] = bits[:, :, :-1].sum(axis=2) & 1
+    scales = np.repeat(layout.scales(made, N), SIZE, axis=1)
+    values = layout.table.T[indices].reshape(5, N) * scales * (1 - 2 * bits.reshape(5, N))
+    np.testing.assert_allclose(decode(type, made, N, as_weights=True), values, rtol=2e-6)
+
+
 def test_types_that_are_guided():
-    assert {t.name for t in TYPES.values() if t.base is None and guides(t)} == SCALES.keys()
-    assert guides(ggml_type("IQ4_K_R4")) and not guides(ggml_type("IQ2_XXS"))
+    known = SCALES.keys() | VECTORS.keys()
+    assert {t.name for t in TYPES.values() if t.base is None and guides(t)} == known
+    assert guides(ggml_type("IQ4_K_R4")) and guides(ggml_type("IQ2_XXS_R4"))
+    assert not guides(ggml_type("IQ2_KT")) and not guides(ggml_type("Q8_0"))
+    with pytest.raises(UnsupportedTypeError, match="Q8_0"):
+        rounder_of(ggml_type("Q8_0"), N, factored(correlated(), 0.3), 1)
 
 
 def test_factor_is_one_of_the_shrunk_moments():
@@ -118,24 +145,37 @@ def test_moments_that_cannot_be_factored_are_an_error(caplog):
 
 
 @pytest.mark.parametrize(
-    "name", ["Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q4_K", "IQ2_K", "IQ4_K", "IQ4_KS"]
+    "name",
+    [
+        "Q4_0",
+        "Q4_1",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "IQ2_K",
+        "IQ4_K",
+        "IQ4_KS",
+        "MXFP4",
+        "IQ2_XXS",
+        "IQ3_S",
+    ],
 )
 def test_error_falls_with_feedback_and_with_refinement(name):
     type, h, x = ggml_type(name), correlated(), weights()
     out = np.empty((len(x), type.row_bytes(N)), dtype=np.uint8)
     row_encoder(type, N, np.diagonal(h))(x, out)
     searched = error(type, x, out, h)
-    rounder = Rounder(type, N, factored(h, 0.1), passes=2)
+    rounder = rounder_of(type, N, factored(h, 0.1), 2)
     errors = [error(type, x, made, h) for made in rounder.stages(x)]
     assert errors[0] < 0.75 * searched
     assert errors[1] < 0.97 * errors[0]
     assert errors[2] < errors[1]
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "IQ3_K", "IQ4_KS"])
+@pytest.mark.parametrize("name", ["Q4_0", "IQ3_K", "IQ4_KS", "IQ2_XXS", "IQ3_S"])
 def test_rows_do_not_depend_on_each_other(name):
     type, h, x = ggml_type(name), correlated(), weights(7)
-    rounder = Rounder(type, N, factored(h, 0.3), passes=1)
+    rounder = rounder_of(type, N, factored(h, 0.3), 1)
     together, alone = (np.empty((7, type.row_bytes(N)), dtype=np.uint8) for _ in range(2))
     rounder(x, together)
     for row in range(7):
@@ -146,7 +186,7 @@ def test_rows_do_not_depend_on_each_other(name):
 def test_rows_of_zeros_stay_zero():
     type, x = ggml_type("Q4_K"), np.zeros((3, N), dtype=np.float32)
     out = np.empty((3, type.row_bytes(N)), dtype=np.uint8)
-    Rounder(type, N, factored(correlated(), 0.3), passes=1)(x, out)
+    rounder_of(type, N, factored(correlated(), 0.3), 1)(x, out)
     assert not decode(type, out, N).any()
 
 

@@ -21,8 +21,8 @@ from ...formats.types import GGMLType
 from ..encode import row_encoder
 from ..plan.plan import PlannedTensor
 from .factor import factored
-from .moments import MomentsLookup, Rounding, TensorMoments, guides
-from .rounder import Rounder
+from .methods import guides, rounder_of
+from .moments import MomentsLookup, Rounding, TensorMoments
 
 SHRINKS = (0.1, 0.25, 0.5, 0.75)
 PASSES = 2
@@ -173,7 +173,7 @@ class _Trial:
             return np.zeros((len(shrinks), passes + 1))
         found = []
         for shrink in shrinks:
-            rounder = Rounder(type, n, factored(self.fit, shrink, self.name), passes)
+            rounder = rounder_of(type, n, factored(self.fit, shrink, self.name), passes)
             errors = [self._error(type, made) for made in rounder.stages(self.x)]
             found.append(np.log(np.maximum(errors, 1e-30 * base) / base))
         return np.array(found)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType, ggml_type
+from .bits import block_bodies, get_bits, put_bits
 
 GROUP = 16  # elements that share the values of their codes, in every type
 _TRIES = 12
@@ -67,6 +68,8 @@ SCALES = {
     "IQ3_KS": (Scale(0),),
     "IQ4_KS": (Scale(0, half=False),),
     "IQ5_KS": (Scale(0, half=False),),
+    "MXFP4": (),  # powers of two, which are not refitted
+    "NVFP4": (),  # one in 8 bits for each group, of which all are tried
 }
 
 
@@ -86,41 +89,25 @@ class CodeLayout:
     def n_codes(self) -> int:
         return 1 << self.bits.shape[1]
 
-    def bodies(self, rows: np.ndarray) -> np.ndarray:
-        """Return the blocks uint8[rows, blocks, bytes] of rows of bytes, without a header."""
-        head = self.type.header_bytes
-        return rows[:, head:].reshape(len(rows), -1, self.type.block_bytes)
-
     def owners(self, rows: np.ndarray) -> np.ndarray:
         """Return the bytes uint8[rows, owners, bytes] that scales are in: headers, or blocks."""
         head = self.type.header_bytes
-        return rows[:, None, :head] if head else self.bodies(rows)
+        return rows[:, None, :head] if head else block_bodies(self.type, rows)
 
     def with_codes(self, rows: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Return rows of bytes with other codes uint8[rows, n]."""
-        return self._with(rows, self.bits, codes)
+        return put_bits(self.type, rows, self.bits, codes)
 
     def with_choices(self, rows: np.ndarray, choices: np.ndarray) -> np.ndarray:
         """Return rows of bytes with other scales and shifts int64[rows, groups]."""
-        return rows if self.group_bits is None else self._with(rows, self.group_bits, choices)
-
-    def _with(self, rows: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-        bits = np.unpackbits(self.bodies(rows), axis=2, bitorder="little")
-        by_block = values.reshape(len(rows), -1, len(positions))
-        for b in range(positions.shape[1]):
-            bits[:, :, positions[:, b]] = (by_block >> b) & 1
-        packed = np.packbits(bits, axis=2, bitorder="little").reshape(len(rows), -1)
-        return np.concatenate([rows[:, : self.type.header_bytes], packed], axis=1)
+        return (
+            rows if self.group_bits is None else put_bits(self.type, rows, self.group_bits, choices)
+        )
 
     def choices(self, rows: np.ndarray) -> np.ndarray:
         """Return int64[rows, groups], the scale and shift of each group as a number."""
-        positions = self.group_bits
-        assert positions is not None
-        bits = np.unpackbits(self.bodies(rows), axis=2, bitorder="little")
-        found = np.zeros((len(rows), bits.shape[1], len(positions)), dtype=np.int64)
-        for b in range(positions.shape[1]):
-            found |= bits[:, :, positions[:, b]].astype(np.int64) << b
-        return found.reshape(len(rows), -1)
+        assert self.group_bits is not None
+        return get_bits(self.type, rows, self.group_bits)
 
     @functools.cached_property
     def choice_units(self) -> np.ndarray:
@@ -131,7 +118,8 @@ class CodeLayout:
         assert positions is not None
         n, groups = 1 << positions.shape[1], len(positions)
         rows = np.zeros((n, self.type.row_bytes(size)), dtype=np.uint8)
-        self.scales[0].write(self.owners(rows), 1.0)
+        for scale in self.scales:
+            scale.write(self.owners(rows), 1.0)
         rows = self.with_choices(rows, np.repeat(np.arange(n)[:, None], groups, axis=1))
         levels = self.levels(rows, size)  # [n, size / GROUP, codes]
         return np.ascontiguousarray(levels[:, :: size // GROUP // groups].transpose(1, 0, 2))

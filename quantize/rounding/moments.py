@@ -11,8 +11,7 @@ import numpy as np
 
 from ...formats.types import GGMLType
 from .factor import factored
-from .layout import code_layout
-from .rounder import Rounder
+from .methods import RowRounder, rounder_of
 
 
 class TensorMoments(Protocol):
@@ -33,13 +32,6 @@ class TensorMoments(Protocol):
 
 # moments(name, shape) -> moments of a tensor, or None for a tensor that has none
 MomentsLookup = Callable[[str, tuple[int, ...]], TensorMoments | None]
-
-
-def guides(type: GGMLType) -> bool:
-    """Return whether second moments guide the rounding to a type. An interleaved type is rounded as
-    its plain type.
-    """
-    return type.is_quantized and code_layout(type.plain.name) is not None
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ class Rounding:
 class _LazyRounder:
     def __init__(self, rounding: Rounding, type: GGMLType, n_cols: int, index: int):
         self._rounding, self._type, self._n_cols, self._index = rounding, type, n_cols, index
-        self._made: Rounder | None = None
+        self._made: RowRounder | None = None
         self._lock = threading.Lock()
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
@@ -74,5 +66,5 @@ class _LazyRounder:
             if self._made is None:
                 r = self._rounding
                 factor = factored(r.moments.fit(self._index), r.shrink, r.name)
-                self._made = Rounder(self._type, self._n_cols, factor, r.passes)
+                self._made = rounder_of(self._type, self._n_cols, factor, r.passes)
         self._made(x, out)

@@ -16,6 +16,7 @@ from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
 from ..encode import row_encoder
 from . import kernels
+from .bits import block_bodies
 from .factor import Factor
 from .layout import CodeLayout, code_layout
 
@@ -70,7 +71,7 @@ class Rounder:
         if type.header_bytes:
             made = np.empty((rows, type.row_bytes(n)), dtype=np.uint8)
             self.searches[0](w, made)
-            head[:], bodies[:] = made[:, : type.header_bytes], layout.bodies(made)
+            head[:], bodies[:] = made[:, : type.header_bytes], block_bodies(type, made)
         for number, first in enumerate(range(0, n, size)):
             t = w[:, first : first + size].copy()
             kernels.compensate(delta, self.factor.feedback, t, first)
@@ -101,7 +102,9 @@ class Rounder:
             levels = layout.levels(piece, self.type.block_size)
             kernels.round_block(w, t, feedback, levels, codes, delta, first)
             return piece
-        d = layout.scales[0].read(layout.owners(piece))[:, 0]
+        d = np.ones(len(piece), dtype=np.float32)
+        for scale in layout.scales:
+            d = scale.read(layout.owners(piece))[:, 0]
         chosen = layout.choices(piece)
         units = layout.choice_units
         kernels.round_settled(w, t, feedback, d, units, self.weights, codes, chosen, delta, first)
@@ -115,6 +118,8 @@ class Rounder:
         kernels.product(w - q, h, g)
         kernels.descend(q, g, h, layout.levels(made, n), codes)
         made = layout.with_codes(made, codes)
+        if not layout.scales:
+            return made
         scales = np.stack([s.read(layout.owners(made)) for s in layout.scales], axis=2)
         half = layout.scales[0].half
         kernels.refit(layout.units(made, n), scales, q, g, h, half)

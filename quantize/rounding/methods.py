@@ -1,0 +1,48 @@
+"""Which rounder a type has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from ...errors import UnsupportedTypeError
+from ...formats.types import GGMLType
+from .factor import Factor
+from .layout import code_layout
+from .rounder import Rounder
+from .vector_layout import vector_layout
+from .vector_rounder import VectorRounder
+
+
+class RowRounder(Protocol):
+    """Round rows of a matrix; threads may share it."""
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        """Round float32[rows, n] to uint8[rows, row_bytes]."""
+        ...
+
+    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the bytes of rows after error feedback, and after each refinement."""
+        ...
+
+
+def guides(type: GGMLType) -> bool:
+    """Return whether second moments guide the rounding to a type. An interleaved type is rounded as
+    its plain type.
+    """
+    return type.is_quantized and (
+        code_layout(type.plain.name) is not None or vector_layout(type.plain.name) is not None
+    )
+
+
+def rounder_of(type: GGMLType, n_cols: int, factor: Factor, passes: int) -> RowRounder:
+    """Return what rounds rows to a plain type, refined `passes` times. Raise UnsupportedTypeError
+    for a type that second moments do not guide.
+    """
+    if code_layout(type.name) is not None:
+        return Rounder(type, n_cols, factor, passes)
+    if vector_layout(type.name) is not None:
+        return VectorRounder(type, n_cols, factor, passes)
+    raise UnsupportedTypeError(f"{type.name} cannot be rounded with second moments")

@@ -1,0 +1,138 @@
+"""Round rows of weights with a factor of second moments, for types that store vectors of eight.
+
+As in `rounder.py`: the search finds the scales of a block on compensated columns, then each vector
+is chosen by the metric of its columns, and its error goes to the columns after it. Refinement moves
+vectors, then scales of blocks, then vectors again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...errors import UnsupportedTypeError
+from ...formats.codecs.codec import decode
+from ...formats.types import GGMLType
+from ..encode import row_encoder
+from . import kernels, vector_kernels
+from .factor import Factor
+from .vector_kernels import SIZE
+from .vector_layout import VectorLayout, vector_layout
+
+_TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
+
+
+class VectorRounder:
+    """Round rows to a plain type of vectors; used as `rounder.Rounder` is."""
+
+    def __init__(self, type: GGMLType, n_cols: int, factor: Factor, passes: int = 1):
+        layout = vector_layout(type.name)
+        if layout is None:
+            raise UnsupportedTypeError(f"{type.name} cannot be rounded with second moments")
+        self.type, self.n_cols, self.factor, self.passes = type, n_cols, factor, passes
+        self.layout: VectorLayout = layout
+        size = type.block_size
+        self.searches = [
+            row_encoder(type, size, factor.weights[first : first + size])
+            for first in range(0, n_cols, size)
+        ]
+        self._inverse, self._metric = _of_vectors(factor)
+        blocks = _diagonal_blocks(factor.moments.astype(np.float64))
+        self._inverse_moments = np.linalg.inv(blocks).astype(np.float32)
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        step = max(1, _TILE_ELEMENTS // self.n_cols)
+        for start in range(0, len(x), step):
+            rows = slice(start, min(start + step, len(x)))
+            *_, out[rows] = self.stages(x[rows])
+
+    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the bytes of rows after error feedback, and after each refinement."""
+        w = np.ascontiguousarray(x, dtype=np.float32)
+        layout, n, size = self.layout, self.n_cols, self.type.block_size
+        indices = np.zeros((len(w), n // len(layout.table)), dtype=np.int64)
+        signs = np.zeros((len(w), n // SIZE), dtype=np.int64)
+        delta = np.zeros(w.shape, dtype=np.float32)
+        pieces = []
+        for number, first in enumerate(range(0, n, size)):
+            t = w[:, first : first + size].copy()
+            kernels.compensate(delta, self.factor.feedback, t, first)
+            piece = np.empty((len(w), self.type.block_bytes), dtype=np.uint8)
+            self.searches[number](t, piece)
+            vector_kernels.round_vectors(
+                w,
+                t,
+                self.factor.feedback,
+                self._inverse,
+                self._metric,
+                layout.scales(piece, size),
+                layout.table,
+                layout.even,
+                indices,
+                signs,
+                delta,
+                first,
+            )
+            pieces.append(piece)
+        made = layout.with_vectors(np.concatenate(pieces, axis=1), indices, signs)
+        yield made
+        for _ in range(self.passes):
+            made = self._moved(w, made, indices, signs)
+            made = self._rescaled(w, made)
+            made = self._moved(w, made, indices, signs)
+            yield made
+
+    def _moved(
+        self, w: np.ndarray, made: np.ndarray, indices: np.ndarray, signs: np.ndarray
+    ) -> np.ndarray:
+        layout, h = self.layout, self.factor.moments
+        q = decode(self.type, made, self.n_cols, as_weights=True)
+        g = np.empty_like(q)
+        kernels.product(w - q, h, g)
+        vector_kernels.descend_vectors(
+            q,
+            g,
+            h,
+            self._inverse_moments,
+            layout.scales(made, self.n_cols),
+            layout.table,
+            layout.even,
+            indices,
+            signs,
+        )
+        return layout.with_vectors(made, indices, signs)
+
+    def _rescaled(self, w: np.ndarray, made: np.ndarray) -> np.ndarray:
+        layout, n, h = self.layout, self.n_cols, self.factor.moments
+        q = decode(self.type, made, n, as_weights=True)
+        g = np.empty_like(q)
+        kernels.product(w - q, h, g)
+        scales = layout.scale.read(layout.owners(made))[:, :, None]
+        unit = made.copy()
+        layout.scale.write(layout.owners(unit), 1.0)
+        units = decode(self.type, unit, n, as_weights=True)[None]
+        kernels.refit(units, scales, q, g, h, True)
+        made = made.copy()
+        layout.scale.write(layout.owners(made), scales[:, :, 0])
+        return made
+
+
+def _diagonal_blocks(matrix: np.ndarray) -> np.ndarray:
+    """Return float64[n / 8, 8, 8] of [n, n]."""
+    n = len(matrix) // SIZE
+    return matrix.reshape(n, SIZE, n, SIZE)[np.arange(n), :, np.arange(n)]
+
+
+def _of_vectors(factor: Factor) -> tuple[np.ndarray, np.ndarray]:
+    """Return (inverse, metric), float32[n / 8, 8, 8]. With the feedback within a vector B = I +
+    feedback, the target is w + (compensation of the columns before) B^-1, and the metric of what
+    is left is B diag(weights) B^T.
+    """
+    b = _diagonal_blocks(factor.feedback.astype(np.float64)) + np.eye(SIZE)
+    weights = factor.weights.reshape(-1, 1, SIZE)
+    metric = (b * weights) @ b.transpose(0, 2, 1)
+    return (
+        np.ascontiguousarray(np.linalg.inv(b), dtype=np.float32),
+        np.ascontiguousarray(metric, dtype=np.float32),
+    )
