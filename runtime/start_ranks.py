@@ -59,9 +59,8 @@ def split_of(options: LoadOptions) -> Split:
     """Return the split that the options ask for here, without using a device."""
     import torch
 
-    on_gpu = options.device.startswith("cuda") or (
-        options.device == "auto" and torch.cuda.is_available()
-    )
+    device = str(options.device)  # a torch.device is accepted too
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     return options.split(torch.device("cuda" if on_gpu else "cpu"))
 
 

@@ -32,7 +32,7 @@ def as_tensor(token_ids: TokenIds) -> torch.Tensor:
 
 
 def checked_tokens(tokens: torch.Tensor, n_vocab: int, file: str | Path) -> torch.Tensor:
-    """Return int64[sequences, n] of token ids below `n_vocab`. Raise ShapeError for anything else."""
+    """Return int64[sequences, n], ids below `n_vocab`. Raise ShapeError for anything else."""
     if not isinstance(tokens, torch.Tensor):
         raise ShapeError(
             f"token ids are a {type(tokens).__name__}, expected a torch.Tensor int[sequences, n]"

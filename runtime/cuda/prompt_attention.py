@@ -141,9 +141,8 @@ class PromptAttention(Staged):
                 raise TypeError("keys and values without settings are float16")
             cache = m.new_cache(total, settings, qkv.joined.device)
             return self._converted(qkv, cache, 0, total, batch)
-        owner = (
-            f" of layer {batch.layer}" if m.spec.kv_shared else ""
-        )  # until later layers have run
+        # Shared ones are kept until later layers have run.
+        owner = f" of layer {batch.layer}" if m.spec.kv_shared else ""
         k, v = (
             self.context.buffer(
                 f"{name}{owner}", (total, m.spec.kv_heads, m.spec.key_length), dtype
