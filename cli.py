@@ -79,13 +79,20 @@ def _run(words: list[str]) -> int:
     parser, module = _parser(name)
     args = parser.read(rest)
     quiet: AbstractContextManager = nullcontext()
-    if COMMANDS[name].ranks and args.split_mode is not None:
+    command = COMMANDS[name]
+    if (command.ranks or command.chunks) and args.split_mode is not None:
+        shares_chunks = args.split_mode == "data"
+        if shares_chunks and not command.chunks:
+            from .errors import UsageError
+
+            raise UsageError(f"-sm data shares the chunks of a text, and {name} has none")
         from .runtime.options import split_options
         from .runtime.start_ranks import run_as_ranks, silent_unless_first
 
-        if (status := run_as_ranks(words, split_options(args))) is not None:
-            return status
-        quiet = silent_unless_first()
+        if command.ranks or shares_chunks:
+            if (status := run_as_ranks(words, split_options(args))) is not None:
+                return status
+            quiet = silent_unless_first()
     with _log_to_stderr(), quiet:
         from . import api
 

@@ -140,7 +140,9 @@ def collect_imatrix(
                 keep_every=options.save_frequency,
                 combined=combined,
             )
-            start = saver.start(options.resume)
+            start = saver.start(options.resume) if loaded.is_first else None
+            if loaded.peers is not None:
+                start = loaded.peers.from_first(start)
         elif options.resume or options.save_frequency:
             raise UsageError("resume and save_frequency need an output file")
         collected = collect(
@@ -148,14 +150,15 @@ def collect_imatrix(
             texts,
             options,
             progress=progress,
-            on_pass=saver,
+            on_pass=saver if loaded.is_first else None,
             similarity=similarity,
             on_perplexity=on_perplexity,
             start=start,
         )
+        is_first = loaded.is_first
     if on_coverage is not None:
         on_coverage(measure_coverage(merged(collected), options.min_tokens))
-    return saver.finish(collected) if saver is not None else combined(collected)
+    return saver.finish(collected) if saver is not None and is_first else combined(collected)
 
 
 def _texts(

@@ -118,7 +118,7 @@ def open_model(
     from ..runtime.arguments import check_options
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
-    from ..runtime.start_ranks import device_here, joined_share
+    from ..runtime.start_ranks import device_here, joined_peers, joined_share
 
     own = {name: keywords.pop(name) for name in _MODEL_KEYWORDS if name in keywords}
     load: LoadOptions = from_keywords("a model", keywords, (LoadOptions, options))[0]
@@ -129,7 +129,8 @@ def open_model(
     opened = source or open_source(arguments.path("path", path))
     try:
         share = joined_share(load, device, opened, settings["switches"])
-        return Model(opened, device, **settings, share=share)
+        peers = joined_peers(load, device)
+        return Model(opened, device, **settings, share=share, peers=peers)
     except BaseException:
         opened.close()
         raise

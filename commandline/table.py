@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 class Command(NamedTuple):
     """The module of a command, its group in the overview, its purpose, and a line to copy. ranks:
-    with `-sm graph` it runs as one process per device.
+    with `-sm graph` it runs as one process per device. chunks: with `-sm data` as well, each
+    process with other chunks of a text.
     """
 
     # `module` is relative to the package.
@@ -16,6 +17,7 @@ class Command(NamedTuple):
     help: str
     example: str
     ranks: bool = False
+    chunks: bool = False
 
 
 COMMANDS = {
@@ -36,6 +38,7 @@ COMMANDS = {
         "make",
         "collect an importance matrix, or add up several",
         "iqforge imatrix -m model-bf16.gguf -f calibration.txt -o model.imatrix.gguf",
+        chunks=True,
     ),
     "imatrix-convert": Command(
         ".imatrix.commands.imatrix_convert",
@@ -79,6 +82,7 @@ COMMANDS = {
         "measure perplexity, or KL divergence from another model",
         "iqforge perplexity -m model-iq4_k.gguf -f wiki.test.raw",
         ranks=True,
+        chunks=True,
     ),
     "validate": Command(
         ".quantize.commands.validate",

@@ -16,8 +16,9 @@ from ..errors import ImatrixError, printable
 from ..formats.options import from_keywords
 from ..formats.tensor_names import OUTPUT, TensorName
 from ..runtime.evaluate.chunks import Clock, ProgressCallback
-from ..runtime.evaluate.perplexity import Perplexity, check_finite
+from ..runtime.evaluate.perplexity import Perplexity, check_finite, refuse_peers
 from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likelihood
+from ..runtime.evaluate.turns import in_turns
 from ..runtime.model import Model
 from ..runtime.weights.stacked_linear import ExpertLinear, HeadLinear
 from .all_experts import AllExperts
@@ -31,13 +32,16 @@ log = logging.getLogger(__name__)
 
 # Called after every pass with the chunks done and what takes a snapshot.
 PassCallback = Callable[[int, Callable[[], Snapshot]], None]
+# Of a pass: negative log-likelihoods of its chunks, and (name, sums, counts) of its products.
+_Evaluated = tuple[list[np.ndarray], list[tuple[str, torch.Tensor, torch.Tensor]]]
 
 
 class Collector:
     """Observe a model's products and sum up their squared inputs. Tensors named `blk.*` are
     collected, and `output_name` if `process_output` is set.
 
-    Rows count `weight` times. Sums start from those of `before`, if given.
+    Rows count `weight` times. Sums start from those of `before`, if given. seen: products wait here
+    to be added by whoever owns the list, instead of being added at once.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Collector:
         }
         self._last: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self.weight = 1.0
+        self.seen: list[tuple[str, torch.Tensor, torch.Tensor]] | None = None
 
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
         if TensorName.parse(name).layer is None and name != self._output:
@@ -75,6 +80,13 @@ class Collector:
             raise ImatrixError(
                 "the input of this tensor is not finite", file=self._path, tensor=name
             )
+        if self.seen is None:
+            self.add(name, sums, counts)
+        else:
+            self.seen.append((name, sums.cpu(), counts.cpu()))
+
+    def add(self, name: str, sums: torch.Tensor, counts: torch.Tensor) -> None:
+        """Add what one product of a pass gives."""
         for totals, new in ((self._sums, sums), (self._counts, counts)):
             weighted = new.double() * self.weight
             # Sums of a resumed run come from a file, not from the device.
@@ -150,6 +162,8 @@ def collect(
     chosen = cast(CollectOptions, chosen)
     n_ctx, process_output = chosen.n_ctx, chosen.process_output
     output_name, compute_perplexity = chosen.output_name, chosen.compute_perplexity
+    if similarity is not None:
+        refuse_peers(model, "changes of layers are measured")
     if isinstance(texts[0], Text):
         parts = cast("Sequence[Text]", texts)
     else:
@@ -190,10 +204,14 @@ def collect(
         )
         if similarity is not None:
             observed.enter_context(model.observe(similarity))
-        for first, end in cut.passes(chosen.batch_tokens, done):
-            done = end
+
+        def evaluate(span: tuple[int, int]) -> _Evaluated:
+            first, end = span
             collector.weight = parts[text_at(cut, first)].weight
-            passed = model.hidden(cut.inputs(first, done))
+            if model.peers is not None:
+                collector.seen = []
+            scored = []
+            passed = model.hidden(cut.inputs(first, end))
             if similarity is not None:
                 similarity.end_of_pass(passed)
             for chunk, states in enumerate(passed, first):
@@ -206,13 +224,23 @@ def collect(
                         else model.logits(states[cut.first : -1])
                     )
                 if compute_perplexity:
-                    nll = negative_log_likelihood(logits, cut.targets(chunk))
-                    check_finite(nll, model, chunk)
-                    scores.add(nll)
+                    scored.append(negative_log_likelihood(logits, cut.targets(chunk)))
+                    check_finite(scored[-1], model, chunk)
+            collector.forget_inputs()
+            return scored, collector.seen or []
+
+        passes = cut.passes(chosen.batch_tokens, done)
+        for (first, end), (scored, seen) in in_turns(passes, evaluate, model.peers):
+            done = end
+            collector.weight = parts[text_at(cut, first)].weight
+            for product in seen:
+                collector.add(*product)
+            for chunk in range(first, end):
+                if compute_perplexity:
+                    scores.add(scored[chunk - first])
                 clock.report(chunk, exp_or_inf(scores.mean) if compute_perplexity else None)
             if on_pass is not None and done < len(cut):
                 on_pass(done, snapshot)
-    collector.forget_inputs()
     if process_output and output_name not in collector.names:
         log.warning(
             "no product with a matrix %s was seen: the output is not collected",

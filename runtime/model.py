@@ -21,7 +21,7 @@ from .arguments import check_options
 from .layers.batch import Batch
 from .network.network import Network
 from .network.sampling import Sampling, sample
-from .parallel.share import Meeting, Share
+from .parallel.share import Meeting, Peers, Share
 from .precision import PRECISIONS, usable_precision
 from .reference_path import ReferencePath
 from .state.cache import CacheSettings, padded
@@ -84,7 +84,8 @@ class Model:
     and also for calls without a state (`forward`, `hidden`; None: float32). ubatch: the most tokens
     of a sequence that go through the model at a time. context: tokens of a sequence for which
     memory is estimated. verbose: is called with a line about everything that runs on a slower path.
-    share: the rank of a split plan that this model is; None for a whole model.
+    share: the rank of a split plan that this model is; None for a whole model. peers: ranks with
+    the whole model, which evaluate other chunks of a text.
 
     Hidden states and logits are on `network.output_device`, at every precision: on the GPU, unless
     `placement` leaves the output on the CPU (`gpu_layers` no more than there are layers).
@@ -104,6 +105,7 @@ class Model:
         context: int = 0,
         verbose: Callable[[str], None] | None = None,
         share: Share | None = None,
+        peers: Peers | None = None,
     ):
         check_options(
             cache_bytes=cache_bytes,
@@ -118,6 +120,7 @@ class Model:
         self.source, self.device = source, usable_device(device)
         self.precision = usable_precision(precision, self.device)
         self.cache, self.ubatch, self.context, self.verbose = cache, ubatch, context, verbose
+        self.peers = peers
         self.hyperparameters = Hyperparameters(source.metadata, os.fspath(source.path))
         placement.check(self.device)
 
@@ -437,6 +440,8 @@ class Model:
     @property
     def is_first(self) -> bool:
         """Return whether this process writes files: it is alone, or the first rank."""
+        if self.peers is not None:
+            return self.peers.rank == 0
         return self.weights.share is None or self.weights.share.rank == 0
 
     @property

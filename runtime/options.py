@@ -89,8 +89,9 @@ class LoadOptions(Options):
         "--split-mode",
         choices=MODES,
         metavar="MODE",
-        help="graph: a part of every layer on each GPU, one process per GPU; none: one GPU"
-        " (default); row, attn and tensor mean graph, layer means none",
+        help="graph: a part of every layer on each GPU, one process per GPU; data: the whole model"
+        " on each, with other chunks of a text; none: one GPU (default); row, attn and tensor mean"
+        " graph, layer means none",
     )
     tensor_split: str | None = option(
         None,

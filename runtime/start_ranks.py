@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .parallel.launch import run_ranks
-from .parallel.modes import Split, is_graph
+from .parallel.modes import Split, has_ranks
 from .parallel.ranks import Ranks
 from .weights.devices import usable_device
 
@@ -34,7 +34,7 @@ def run_as_ranks(words: Sequence[str], options: LoadOptions) -> int | None:
     return its exit status. None if this process evaluates the model: alone, or because it is a
     rank.
     """
-    if not is_graph(options.split_mode) or Ranks.here() is not None:
+    if not has_ranks(options.split_mode) or Ranks.here() is not None:
         return None
     split = split_of(options)
     if split.n_ranks < 2:
@@ -72,7 +72,7 @@ def device_here(options: LoadOptions) -> torch.device:
     if options.device not in ("auto", "cuda"):
         return usable_device(options.device)
     if usable := options.device == "cuda" or _has_gpu():
-        if split.mode == "graph" and ranks is not None:
+        if has_ranks(split.mode) and ranks is not None:
             _check_size(split, ranks)
             return usable_device(f"cuda:{split.devices[ranks.local_rank]}")
         if options.main_gpu:
@@ -99,12 +99,12 @@ def joined(options: LoadOptions, device: torch.device) -> Group | None:
     `device`; None without `-sm graph`. UsageError if there are no other processes.
     """
     split, ranks = options.split(device), Ranks.here()
-    if split.mode != "graph":
+    if not has_ranks(split.mode):
         return None
     if ranks is None:
         raise UsageError(
-            "split_mode graph needs one process per device: start this program with torchrun"
-            f" --nproc-per-node {split.n_ranks}"
+            f"split_mode {split.mode} needs one process per device: start this program with"
+            f" torchrun --nproc-per-node {split.n_ranks}"
         )
     _check_size(split, ranks)
     from .parallel.group import Group
@@ -126,7 +126,7 @@ def joined_share(
     If there is no split plan for the model, the first rank evaluates all of it, and others end.
     """
     group = joined(options, device)
-    if group is None:
+    if group is None or options.split_mode == "data":
         return None
     from .parallel.planner import NoPlanError
     from .parallel.share import Share
@@ -142,6 +142,11 @@ def joined_share(
     if group.rank == 0 and device.type == "cuda":
         _note_speed(source, plan, device, switches)
     return Share(plan, group.rank, group)
+
+
+def joined_peers(options: LoadOptions, device: torch.device) -> Group | None:
+    """Return the ranks that evaluate other chunks of a text; None without `-sm data`."""
+    return joined(options, device) if options.split_mode == "data" else None
 
 
 def _note_speed(source: Source, plan: SplitPlan, device: torch.device, switches: Switches) -> None:

@@ -19,11 +19,11 @@ Result = TypeVar("Result")
 class ThreadMeeting:
     """The meeting of rank `rank`; `parts` and `barrier` belong to all ranks."""
 
-    def __init__(self, rank: int, parts: list[torch.Tensor], barrier: threading.Barrier):
+    def __init__(self, rank: int, parts: list[Any], barrier: threading.Barrier):
         self.rank, self.parts, self.barrier = rank, parts, barrier
         self.calls = 0
 
-    def _all(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def _all(self, x: Any) -> list[Any]:
         self.calls += 1
         self.parts[self.rank] = x
         self.barrier.wait(timeout=60)
@@ -42,10 +42,14 @@ class ThreadMeeting:
         return tokens
 
     def from_first(self, value: Any) -> Any:
-        return value
+        return self._all(value)[0]
+
+    @property
+    def size(self) -> int:
+        return self.barrier.parties
 
     def exchange(self, value: Any) -> list[Any]:
-        return [value]
+        return list(self._all(value))
 
     def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
         parts = self._all(x)

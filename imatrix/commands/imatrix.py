@@ -96,7 +96,8 @@ def _collect(args: argparse.Namespace, api) -> int:
     if args.precision not in (None, "f32"):
         note(f"--precision {args.precision}", "inputs of products are observed in float32")
     args.precision = "f32"
-    on_one_device(args)
+    if args.split_mode != "data":
+        on_one_device(args)
     texts = args.file or ()
     for path in texts:
         read_text(path)  # an error before the model is loaded
@@ -127,6 +128,8 @@ def _collect(args: argparse.Namespace, api) -> int:
                 on_perplexity=perplexities.append,
                 on_coverage=coverages.append,
             )
+        if not model.is_first:
+            return 0
     for perplexity in perplexities:
         print(final_estimate(perplexity))
     for coverage in coverages:

@@ -81,10 +81,10 @@ def note(flags: str, why: str) -> None:
 
 
 def on_one_device(args: argparse.Namespace) -> None:
-    """Undo -sm graph in a command that looks at whole products or kernels, and say so."""
-    from ..parallel.modes import is_graph
+    """Undo -sm graph and data in a command that looks at whole products or kernels, and say so."""
+    from ..parallel.modes import has_ranks
 
-    if is_graph(args.split_mode):
+    if has_ranks(args.split_mode):
         note(f"-sm {args.split_mode}", "this command looks at products of the whole model")
         args.split_mode = args.tensor_split = args.max_gpu = None
 

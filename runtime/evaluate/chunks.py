@@ -182,7 +182,14 @@ class Chunks:
         self, model: Model, batch_tokens: int = DEFAULT_BATCH
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """(chunk, float32[n_scored, vocab]): the logits of the scored positions."""
-        for chunk, states in self.hidden(model, batch_tokens):
+        for span in self.passes(batch_tokens):
+            yield from self.scored_logits_of(model, *span)
+
+    def scored_logits_of(
+        self, model: Model, start: int, stop: int
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """(chunk, float32[n_scored, vocab]) of the chunks of one pass."""
+        for chunk, states in enumerate(model.hidden(self.inputs(start, stop)), start):
             yield chunk, model.logits(states[self.first : -1])
 
 

@@ -19,7 +19,7 @@ import torch
 from ..model import Model
 from .base_file import BaseFile
 from .chunks import DEFAULT_BATCH, Chunks, Clock, ProgressCallback, bos_token
-from .perplexity import check_finite
+from .perplexity import check_finite, refuse_peers
 from .scores import Moments, exp_or_inf, log_sum_exp, row_slices
 
 log = logging.getLogger(__name__)
@@ -175,6 +175,7 @@ def measure_divergence(
     is only logged; what both have is compared. Errors of `BaseFile`, EvaluationError for
     predictions that are not finite.
     """
+    refuse_peers(model, "predictions are compared")
     base = base if isinstance(base, BaseFile) else BaseFile(base)
     if base.n_vocab != model.n_vocab:
         log.warning(

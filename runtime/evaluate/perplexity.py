@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...errors import EvaluationError
+from ...errors import EvaluationError, UsageError
 from ...formats.output import refuse_same_file
 from ..model import Model
 from .base_file import BaseWriter
 from .chunks import DEFAULT_BATCH, DEFAULT_CONTEXT, Chunks, Clock, ProgressCallback
 from .scores import Moments, exp_or_inf, negative_log_likelihood
+from .turns import in_turns
 
 
 @dataclass(frozen=True)
@@ -64,25 +65,34 @@ def measure_perplexity(
 
     `batch_tokens` evaluates several chunks per pass. `save_logits` also writes the base file for
     divergences. EvaluationError for a text that is too short or for logits that are not finite,
-    OutputError for a base file that is a file of the model.
+    OutputError for a base file that is a file of the model, UsageError for a base file of ranks
+    that share windows.
     """
     if save_logits is not None:
+        refuse_peers(model, "predictions are saved")
         refuse_same_file(save_logits, model.source.files)
     cut = Chunks.of_text(model, text, n_ctx, chunks)
     scores, running, clock = Moments(), [], Clock(cut, progress)
     with (
         nullcontext() if save_logits is None else BaseWriter(save_logits, cut, model.n_vocab)
     ) as base:
-        for chunk, logits in cut.scored_logits(model, batch_tokens):
-            nll = negative_log_likelihood(logits, cut.targets(chunk))
-            check_finite(nll, model, chunk)
-            scores.add(nll)
-            if base is not None:
-                base.write(logits)
-            running.append(
-                RunningScore(chunk * n_ctx, exp_or_inf(scores.mean), scores.mean, scores.error)
-            )
-            clock.report(chunk, running[-1].perplexity)
+
+        def evaluate(span: tuple[int, int]) -> list[np.ndarray]:
+            found = []
+            for chunk, logits in cut.scored_logits_of(model, *span):
+                found.append(negative_log_likelihood(logits, cut.targets(chunk)))
+                check_finite(found[-1], model, chunk)
+                if base is not None:
+                    base.write(logits)
+            return found
+
+        for (first, _), found in in_turns(cut.passes(batch_tokens), evaluate, model.peers):
+            for chunk, nll in enumerate(found, first):
+                scores.add(nll)
+                running.append(
+                    RunningScore(chunk * n_ctx, exp_or_inf(scores.mean), scores.mean, scores.error)
+                )
+                clock.report(chunk, running[-1].perplexity)
     last = running[-1]
     return Perplexity(
         last.perplexity,
@@ -94,6 +104,12 @@ def measure_perplexity(
         clock.seconds,
         tuple(running),
     )
+
+
+def refuse_peers(model: Model, what: str) -> None:
+    """UsageError if ranks share windows, while `what` needs all of them in one process."""
+    if model.peers is not None:
+        raise UsageError(f"{what} by one process only: not with -sm data")
 
 
 def check_finite(nll: np.ndarray, model: Model, chunk: int) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..options import LoadOptions
     from .ranks import Ranks
 
-MODES = ("none", "layer", "row", "graph", "attn", "tensor")
+MODES = ("none", "layer", "row", "graph", "attn", "tensor", "data")
 _GRAPH = ("graph", "row", "attn", "tensor")
 _NUMBER = r"(\d+(\.\d*)?|\.\d+)"
 _SHARES = re.compile(rf"(?=.*[1-9]){_NUMBER}([,/;]{_NUMBER})*")
@@ -27,10 +27,11 @@ DEFAULT_TIMEOUT = 600.0  # seconds
 
 @dataclass(frozen=True)
 class Split:
-    """mode: `none`: one device; `graph`: a part of every layer on each, one process per device.
-    devices: numbers of the GPUs of this host in the order of its
-    ranks; on the CPU just 0, 1, ... shares: the part of the work of each device, of all hosts. why:
-    what the user should know of it, or "".
+    """mode: `none`: one device; `graph`: a part of every layer on each, one process per device;
+    `data`: one process per device as well, each with the whole model and other chunks of a text.
+    devices: numbers of the GPUs of this host in the order of its ranks; on the CPU just 0, 1, ...
+    shares: the part of the work of each device, of all hosts. why: what the user should know of it,
+    or "".
     """
 
     mode: str
@@ -41,12 +42,17 @@ class Split:
     @property
     def n_ranks(self) -> int:
         """How many processes evaluate the model."""
-        return len(self.shares) if self.mode == "graph" else 1
+        return len(self.shares) if has_ranks(self.mode) else 1
 
 
 def is_graph(mode: str | None) -> bool:
     """Return whether a value of `-sm` asks for a part of every layer on each device."""
     return mode in _GRAPH
+
+
+def has_ranks(mode: str | None) -> bool:
+    """Return whether a value of `-sm` asks for one process per device."""
+    return is_graph(mode) or mode == "data"
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
@@ -66,12 +72,12 @@ def planned_split(
     split.
     """
     mode = options.split_mode or "none"
-    if is_graph(mode) and ranks is not None and not ranks.launched:
-        check_combinations(options)
-        return _of_processes(options, on_gpu, n_gpus, ranks)
-    if mode in _GRAPH:
+    if is_graph(mode):
         mode = "graph"
-    if not on_gpu and mode != "graph":
+    if has_ranks(mode) and ranks is not None and not ranks.launched:
+        check_combinations(options)
+        return _of_processes(mode, options, on_gpu, n_gpus, ranks)
+    if not on_gpu and not has_ranks(mode):
         return Split("none", why="everything is on the CPU")
     if mode == "layer":
         return Split("none", (options.main_gpu or 0,), why=_NO_LAYERS)
@@ -91,17 +97,19 @@ def planned_split(
         devices.insert(0, main)
     devices = devices[: options.max_gpu or None]
     if len(devices) > MOST_RANKS:
-        raise UsageError(f"-sm graph over {len(devices)} devices, expected at most {MOST_RANKS}")
+        raise UsageError(f"-sm {mode} over {len(devices)} devices, expected at most {MOST_RANKS}")
     if len(devices) < 2:
         kind = "GPU" if on_gpu else "device"
         return Split("none", tuple(devices), why=f"there is one {kind} to use")
     check_combinations(options)
     total = sum(shares[i] for i in devices)
     chosen = tuple(shares[i] / total for i in devices)
-    return Split("graph", tuple(devices), chosen)
+    return Split(mode, tuple(devices), chosen)
 
 
-def _of_processes(options: LoadOptions, on_gpu: bool, n_gpus: int, ranks: Ranks) -> Split:
+def _of_processes(
+    mode: str, options: LoadOptions, on_gpu: bool, n_gpus: int, ranks: Ranks
+) -> Split:
     """Return the split over processes that torchrun has started: -ts has a share for each of them,
     or for each of one host.
     """
@@ -117,7 +125,7 @@ def _of_processes(options: LoadOptions, on_gpu: bool, n_gpus: int, ranks: Ranks)
             " here"
         )
     total = sum(shares)
-    return Split("graph", tuple(range(here)), tuple(share / total for share in shares))
+    return Split(mode, tuple(range(here)), tuple(share / total for share in shares))
 
 
 @dataclass(frozen=True)
@@ -205,7 +213,7 @@ def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
     ]
     if options.main_gpu and split.devices[0] != options.main_gpu:
         given.append("-mg")
-    if split.mode == "graph":
+    if has_ranks(split.mode):
         return []
     why = split.why or "one device has the whole model (-sm graph splits it)"
     return [(", ".join(given), why)] if given else []

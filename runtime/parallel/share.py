@@ -40,6 +40,26 @@ class Meeting(Protocol):
         ...
 
 
+class Peers(Protocol):
+    """Ranks that each have the whole model and evaluate other windows of a text; `group.Group`
+    between processes. This one is `rank` of `size`.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        ...
+
+    def from_first(self, value: Any) -> Any:
+        """Return the value of rank 0."""
+        ...
+
+
 @dataclass(frozen=True)
 class Share:
     """Rank `rank` of `plan`, which meets the others in `meeting`.

@@ -1,0 +1,118 @@
+"""Ranks with the whole model that share the chunks of a text (`-sm data`): results do not depend on
+how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import iqforge
+import numpy as np
+import pytest
+from iqforge.api import collect_imatrix
+from iqforge.cli import main
+from iqforge.errors import UsageError
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.imatrix.similarity import LayerSimilarity
+from iqforge.runtime.evaluate.perplexity import measure_perplexity
+from iqforge.runtime.evaluate.turns import in_turns
+from iqforge.runtime.model import Model
+
+from .shared import shared
+from .thread_ranks import on_ranks
+
+CHUNKS = 7  # no multiple of the ranks
+OPTIONS = {"n_ctx": 32, "batch_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    out = tmp_path_factory.mktemp("chunks") / "model.gguf"
+    return iqforge.convert_model(shared("models/mini-qwen3moe"), out, "f32")
+
+
+@pytest.fixture(scope="module")
+def text():
+    return shared("text/wiki.valid.txt").read_text(encoding="utf-8")[:6000]
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_perplexity_is_that_of_one_process(path, text, n_ranks):
+    def work(rank, meeting):
+        with Model(open_gguf(path), peers=meeting) as model:
+            return measure_perplexity(model, text, chunks=CHUNKS, **OPTIONS)
+
+    with Model(open_gguf(path)) as model:
+        expected = measure_perplexity(model, text, chunks=CHUNKS, **OPTIONS)
+    for found in on_ranks(n_ranks, work):
+        assert found.running == expected.running
+        assert (found.perplexity, found.n_scored) == (expected.perplexity, expected.n_scored)
+
+
+@pytest.mark.parametrize("cold", ["prior", "all-experts"])
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_an_imatrix_has_the_same_bytes(path, text, tmp_path, n_ranks, cold):
+    options = {"chunks": CHUNKS, "process_output": True, "cold_experts": cold, **OPTIONS}
+
+    def work(rank, meeting):
+        with Model(open_gguf(path), peers=meeting) as model:
+            collect_imatrix(model, text, tmp_path / "several.gguf", dataset="text", **options)
+
+    with Model(open_gguf(path)) as model:
+        collect_imatrix(model, text, tmp_path / "one.gguf", dataset="text", **options)
+    on_ranks(n_ranks, work)
+    assert (tmp_path / "several.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
+
+
+def test_passes_are_dealt_out_in_turn():
+    seen = [[], []]
+
+    def work(rank, meeting):
+        return list(in_turns("abcde", lambda one: seen[rank].append(one) or one.upper(), meeting))
+
+    expected = list(zip("abcde", "ABCDE", strict=True))
+    assert on_ranks(2, work) == [expected, expected]
+    assert seen == [["a", "c", "e"], ["b", "d"]]
+
+
+def test_what_needs_all_chunks_is_refused(path, text, tmp_path):
+    def work(rank, meeting):
+        with Model(open_gguf(path), peers=meeting) as model:
+            with pytest.raises(UsageError, match="-sm data"):
+                measure_perplexity(model, text, save_logits=tmp_path / "base", **OPTIONS)
+            with pytest.raises(UsageError, match="-sm data"):
+                collect_imatrix(model, text, similarity=LayerSimilarity(2), dataset="", **OPTIONS)
+
+    on_ranks(2, work)
+
+
+def test_other_commands_refuse_it(capsys):
+    assert main(["bench", "--synthetic", "llama-8b:IQ4_K", "-sm", "data", "-ts", "1,1"]) != 0
+    assert "shares the chunks of a text, and bench has none" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_commands_start_their_processes(path, text, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(text)
+    words = ["-m", path, "-f", file, "-c", "32", "-b", "64", "--chunks", "6"]
+    printed = []
+    for more in ([], ["-sm", "data", "-ts", "1,1"]):
+        out = tmp_path / f"{len(more)}.gguf"
+        for command in (["perplexity"], ["imatrix", "-o", out]):
+            done = subprocess.run(
+                [sys.executable, "-m", "iqforge", *command, *words, "--device", "cpu", *more],
+                capture_output=True,
+                text=True,
+                timeout=200,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            if command == ["perplexity"]:
+                printed.append([line for line in done.stdout.splitlines() if "PPL" in line])
+    assert printed[0] == printed[1] and printed[0]
+    files = [(tmp_path / f"{n}.gguf").read_bytes() for n in (0, 4)]
+    assert np.array_equal(*(np.frombuffer(file, np.uint8) for file in files))
