@@ -27,6 +27,7 @@ SIZES = {
     "qwen3-30b-a3b": 30.5,
     "qwen3-235b-a22b": 235,
     "qwen3-next-80b-a3b": 79.7,
+    "gemma2-9b": 9.24,
     "gemma3-27b": 27.0,
     "gemma4": 25.2,
     "gemma4-31b": 30.7,
