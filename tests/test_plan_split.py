@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from iqforge.errors import UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.layers.block import Block
 from iqforge.runtime.model import load_model
-from iqforge.runtime.split_model import make_plan
+from iqforge.runtime.parallel.planner import NoPlanError, plan_split
+from iqforge.runtime.split_model import make_plan, network_of
 from iqforge.runtime.weights.shard import local_tensor, unit_of
 from iqforge.runtime.weights.split_plan import NOTHING, length
 
@@ -18,6 +22,10 @@ from .shared import shared
 from .thread_ranks import logits_on_ranks
 
 SHARES = ((1, 1), (1, 1, 1), (5, 2, 1), (1, 0), (1,) * 8)
+
+
+class Other:
+    """A kind of layer that no plan knows."""
 
 
 def golden(name: str):
@@ -139,6 +147,26 @@ def test_value_heads_of_a_tiled_delta_net_are_several_ranges():
 def test_shares_that_are_not_possible_are_refused(shares):
     with pytest.raises(UsageError, match="-ts"):
         make_plan(SyntheticSource("llama-8b:IQ4_K"), shares)
+
+
+def test_layers_without_a_plan_are_named():
+    source = SyntheticSource("llama-8b:IQ4_K")
+    network = network_of(source)
+    block = network.blocks[2]
+    mixer, ffn = block.branches
+    other = Block((mixer, replace(ffn, module=Other())), block.device)
+    blocks = [*network.blocks[:2], other, *network.blocks[3:]]
+    with pytest.raises(NoPlanError, match="layer 2 has a Other, for which there is no split plan"):
+        plan_split(replace(network, blocks=blocks), source.tensors, (1, 1))
+
+
+def test_shared_keys_and_values_need_the_same_heads():
+    source = SyntheticSource("llama-8b:IQ4_K")
+    network = network_of(source)
+    attention = network.blocks[1].mixer
+    attention.spec = replace(attention.spec, kv_from=0, heads=16)
+    with pytest.raises(NoPlanError, match="layer 1 uses the keys and values of layer 0"):
+        plan_split(network, source.tensors, (1, 1))
 
 
 def check_cover(plan, source) -> None:

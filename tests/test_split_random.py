@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import iqforge
 import numpy as np
 import pytest
 import torch
@@ -102,3 +103,17 @@ def test_experts_in_tensors_of_their_own_are_split(tmp_path, experts):
     with open_gguf(shared("golden/convert/mixtral/expected-f32.gguf")) as source:
         path = one_tensor_per_expert(tmp_path / "old.gguf", source)
     check(path, np.arange(20), (1, 1, 1), experts=experts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "mini-qwen35moe" else [pytest.mark.full])
+        for name in ("demo-llama", "mini-llama", "mini-deepseek", "mini-qwen3moe", "mini-qwen35moe")
+    ],
+)
+def test_ranks_compute_trained_models(tmp_path, name):
+    path = tmp_path / "quantized.gguf"
+    iqforge.quantize_model(shared(f"models/{name}"), path, "IQ4_KS")
+    for shares in SHARES:
+        check(path, np.arange(100, 140), shares)

@@ -93,8 +93,21 @@ def plan_split(
 def _source(
     module: Attention, layers: list[tuple[LayerShare, ...]]
 ) -> tuple[LayerShare, ...] | None:
-    """Return the shares of the layer whose keys and values an attention uses."""
-    return None if module.spec.kv_from is None else layers[module.spec.kv_from]
+    """Return the shares of the layer whose keys and values an attention uses. NoPlanError if it has
+    other heads.
+    """
+    s = module.spec
+    if s.kv_from is None:
+        return None
+    found = layers[s.kv_from]
+    heads = max(part.heads[1] for part in found)
+    kv_heads = len({kv for part in found for kv in part.kv_heads})
+    if (heads, kv_heads) != (s.heads, s.kv_heads):
+        raise NoPlanError(
+            f"layer {len(layers)} uses the keys and values of layer {s.kv_from}, which has"
+            f" {heads} heads for {kv_heads} instead of {s.heads} for {s.kv_heads}"
+        )
+    return found
 
 
 def _output(
