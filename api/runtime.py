@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ..runtime.evaluate.perplexity import Perplexity
     from ..runtime.generate import Generation
     from ..runtime.model import Model
-    from ..runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
+    from ..runtime.options import LoadOptions
+    from ..runtime.text_options import GenerateOptions, PerplexityOptions
     from ..runtime.tokenizer import Tokenizer
 
 
@@ -36,8 +37,8 @@ def measure_perplexity(
     """Measure the perplexity of `model` on `text` over chunks of n_ctx tokens.
 
     model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
-    with a line break in it). keywords: fields of `runtime.options.PerplexityOptions` and, for a
-    path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
+    with a line break in it). keywords: fields of `runtime.text_options.PerplexityOptions` and, for
+    a path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
 
     - n_ctx (512): tokens per chunk. chunks: at most this many chunks, if positive. batch_tokens
       (2048): tokens per pass, in whole chunks.
@@ -50,7 +51,7 @@ def measure_perplexity(
     """
     from ..formats.output import refuse_same_file
     from ..runtime.evaluate import divergence, perplexity
-    from ..runtime.options import PerplexityOptions
+    from ..runtime.text_options import PerplexityOptions
 
     options, load = split_options(
         measure_perplexity, model, keywords, PerplexityOptions, options, load
@@ -99,8 +100,8 @@ def generate(
     """Return the text that follows `prompt` (or its tokens), in pieces as it comes.
 
     model: a path, opened with `load`, or an open model. keywords: fields of
-    `runtime.options.GenerateOptions` and, for a path, of `runtime.options.LoadOptions`; they win
-    over `options` and `load`.
+    `runtime.text_options.GenerateOptions` and, for a path, of `runtime.options.LoadOptions`; they
+    win over `options` and `load`.
 
     - n (128, if they fit): the most tokens to generate; below 0: until the context is full.
       context: the most tokens in all, prompt included; 0: as many as needed.
@@ -113,7 +114,7 @@ def generate(
     echo: yield the prompt first. record: gets tokens and times. The pieces together are the whole
     text; `runtime.generate.generate_tokens` yields tokens instead.
     """
-    from ..runtime.options import GenerateOptions
+    from ..runtime.text_options import GenerateOptions
 
     keywords = keywords if n is None else keywords | {"n": n}
     options, load = split_options(generate, model, keywords, GenerateOptions, options, load)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formats.options import Options, option
-from ..runtime.options import ChunkOptions
+from ..runtime.text_options import ChunkOptions
 
 METHODS = ("prior", "neighbours", "all-experts", "none")  # for cold experts
 WEIGHTINGS = ("tokens", "calls")

@@ -41,7 +41,8 @@ from iqforge.quantize.plan.changes import Changes
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.options import BenchOptions, SweepOptions
 from iqforge.runtime.commands.bench_flags import OPTIONS
-from iqforge.runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
+from iqforge.runtime.options import LoadOptions
+from iqforge.runtime.text_options import GenerateOptions, PerplexityOptions
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...formats.options import option
-from ...runtime.options import ChunkOptions
+from ...runtime.text_options import ChunkOptions
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any
 from ...errors import UsageError
 from ...formats.options import Options
 from ..bench.options import BenchOptions
-from ..options import ChunkOptions, LoadOptions, split_options
+from ..options import LoadOptions, split_options
 from ..parallel.modes import split_notes
+from ..text_options import ChunkOptions
 from .ignored_flags import BY_FLAG, add_ignored_flags
 from .ignored_flags import given as given_flags
 

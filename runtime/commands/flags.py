@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import printable
 from ...formats.commands.progress import Meter, count_of, duration, on_one_line
-from ..options import ChunkOptions, LoadOptions
+from ..options import LoadOptions
+from ..text_options import ChunkOptions
 from . import ignored_flags
 from .ignored_flags import add_ignored_flags
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ...errors import UsageError, printable, utf_8
 from ...formats.commands.progress import on_one_line
-from ..options import GenerateOptions
+from ..text_options import GenerateOptions
 from .flags import add_load_flags, add_model_flag, open_model
 from .watch import passes, watched
 

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import replace
 
 from ...errors import UsageError
-from ..options import LoadOptions, PerplexityOptions
+from ..options import LoadOptions
+from ..text_options import PerplexityOptions
 from .flags import (
     RunningOutput,
     add_chunk_flags,

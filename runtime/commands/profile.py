@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ...errors import UsageError, printable
-from .bench import add_setting_flags, cache_settings, only_setting, open_model
+from .bench import add_setting_flags
+from .bench_settings import cache_settings, only_setting, open_model
 from .flags import MODEL_HELP, on_one_device
 from .watch import Runs, passes, watched
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..bench.options import SweepOptions
-from .bench import add_setting_flags, only_setting, open_model
+from .bench import add_setting_flags
+from .bench_settings import only_setting, open_model
 from .flags import MODEL_HELP
 from .watch import Runs, watched
 
