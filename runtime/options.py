@@ -117,8 +117,8 @@ class LoadOptions(Options):
         "--graph-reduce-type",
         choices=REDUCE_TYPES,
         metavar="TYPE",
-        help="what moves between GPUs for the sums of prompts: f32, bf16, f16 or q8_0 (default: f32"
-        " with --precision f32, else bf16); generated tokens move in f32",
+        help="what moves between GPUs for the sums of prompts: f32, bf16, f16 or q8_0 (default: as"
+        " --precision); generated tokens move in f32",
     )
     timeout: float = option(
         DEFAULT_TIMEOUT,

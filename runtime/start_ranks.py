@@ -109,8 +109,8 @@ def joined(options: LoadOptions, device: torch.device) -> Group | None:
     _check_size(split, ranks)
     from .parallel.group import Group
 
-    half = device.type == "cuda" and options.precision != "f32"
-    reduce_type = options.reduce_type or ("bf16" if half else "f32")
+    precision = "f32" if device.type == "cpu" else options.precision or "bf16"
+    reduce_type = options.reduce_type or precision
     if not _joined:
         _joined.append(Group(ranks, device, timeout=options.timeout))
         atexit.register(_joined[0].close)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iqforge.cuda_kernels import step_between
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda import step_path
+from iqforge.runtime.cuda import prompt_stream, step_path
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.step_path import StepPath
@@ -87,6 +87,7 @@ def main() -> None:
     patch = pytest.MonkeyPatch()
     prompt_on_cpu.install(patch)
     patch.setattr(group_module, "FEW_ROWS", 4)
+    patch.setattr(prompt_stream, "_PIECE_ROWS", 5)
     patch.setattr(step_between, "own_experts", own_experts)
     patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
     report = {}

@@ -74,7 +74,8 @@ class PromptAttention(Staged):
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
-        return [(True, self._project), (False, self._mix), (True, self._join)]
+        again = not self.branch.is_summed  # else the join is deferred
+        return [(True, self._project), (False, self._mix), (again, self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
@@ -108,7 +109,7 @@ class PromptAttention(Staged):
         prompt.converted(mixed, self._mixed(stream))
 
     def _join(self, stream: Stream, batch: Batch) -> None:
-        stream.add(self.output(self._mixed(stream)), post_norm=self.post_norm)
+        stream.add_product(self.output, self._mixed(stream), self.post_norm)
 
     def _without_gates(self, products: _Products) -> tuple[_Products, torch.Tensor]:
         """Return products with queries only, and the gates half[rows, heads, length] that follow

@@ -48,7 +48,8 @@ class PromptDelta(Staged):
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
-        return [(True, self._project), (False, self._mix), (True, self._join)]
+        again = not self.branch.is_summed  # else the join is deferred
+        return [(True, self._project), (False, self._mix), (again, self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
@@ -91,7 +92,7 @@ class PromptDelta(Staged):
         if stream.narrows:
             stream.keep_last(batch.n_sequences)
             mixed = last_rows(mixed, batch.n_sequences).contiguous()
-        stream.add(self.output(mixed), post_norm=self.branch.post_norm)
+        stream.add_product(self.output, mixed, self.branch.post_norm)
 
     def _channels(self, products: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the convolution, float32[rows, channels], in its order."""

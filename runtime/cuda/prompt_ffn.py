@@ -40,7 +40,7 @@ class PromptFFN(Staged):
         gate, up = self.gate_up(x).chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt.join_gate(gate, up, gated, self.gating)
-        stream.add(self.down(gated), post_norm=self.post_norm)
+        stream.add_product(self.down, gated, self.post_norm)
 
 
 _IN_PLACE = {
@@ -69,4 +69,4 @@ class PromptPlainFFN(Staged):
     def _run(self, stream: Stream, batch: Batch) -> None:
         hidden = self.up(stream.normed(self.norm))
         self.activate(hidden)
-        stream.add(self.down(hidden), post_norm=self.post_norm)
+        stream.add_product(self.down, hidden, self.post_norm)

@@ -73,7 +73,8 @@ class PromptLatent(Staged):
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
-        return [(True, self._project), (False, self._mix), (True, self._join)]
+        again = not self.branch.is_summed  # else the join is deferred
+        return [(True, self._project), (False, self._mix), (again, self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
@@ -129,7 +130,7 @@ class PromptLatent(Staged):
         return chosen
 
     def _join(self, stream: Stream, batch: Batch) -> None:
-        stream.add(self.output(self._mixed(stream)), post_norm=self.post_norm)
+        stream.add_product(self.output, self._mixed(stream), self.post_norm)
 
     def _mixed(self, stream: Stream) -> torch.Tensor:
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)

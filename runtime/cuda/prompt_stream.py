@@ -17,6 +17,11 @@ from .registry import Slow
 
 if TYPE_CHECKING:
     from ..parallel.group import Group
+    from .prompt_weights import Product
+
+# Rows that are summed over ranks at a time. All ranks use the same pieces, also one that computes
+# nothing.
+_PIECE_ROWS = 512
 
 
 def check_norm(norm: Norm, context: Context) -> None:
@@ -85,6 +90,16 @@ class Stream:
         assert not self._added  # two branches without a norm between them
         self._added = found
 
+    def add_product(self, product: Product, x: torch.Tensor, post_norm: Norm | None) -> None:
+        """h += post_norm(product(x)). Where that is a part of a sum over ranks, `sum_parts`
+        multiplies, so that the sum of some rows runs while the next are multiplied; x must stay
+        as it is.
+        """
+        if self._parts is None:
+            self.add(product(x), post_norm=post_norm)
+        else:
+            self._parts.append({"product": product, "x": x})
+
     def begin_parts(self) -> None:
         """What is added from now on is this rank's part of a sum, until `sum_parts`."""
         self._parts = []
@@ -92,24 +107,30 @@ class Stream:
     def sum_parts(self, group: Group, norm: Norm | None) -> None:
         """Add norm(the sum of the parts of all ranks)."""
         parts, self._parts = self._parts or [], None
-        part, moved = self._joined(parts), group.moved_type(len(self.h))
-        if moved is None:
-            part = group.sum(part.float())
+        half, moved = self.context.dtype, group.moved_type(len(self.h))
+        if moved == half and len(parts) == 1 and "product" in parts[0]:
+            product, x = parts[0]["product"], parts[0]["x"]
+            total = product.out(len(x))
+            group.sum_while(product.pieces(x, _PIECE_ROWS))
+        elif moved is None:
+            total = group.sum(self._joined(parts).float())
         else:
-            if part.dtype != moved:
+            total = self._joined(parts)
+            if total.dtype != moved:
                 # In a buffer, as the graph of the next product reads it in the same place again.
-                other = self.context.buffer("sum over ranks", tuple(part.shape), moved)
-                part = other.copy_(part)
-            group.sum_in_place(part)
-        if norm is not None:
-            part = norm(part.float())
-        if part.dtype == self.context.dtype:
-            self.add(part)
+                other = self.context.buffer("sum over ranks", tuple(total.shape), moved)
+                total = other.copy_(total)
+            group.sum_while(total.split(_PIECE_ROWS))
+        if total.dtype == half:
+            self.add(total, post_norm=norm)
         else:
-            self.settled().add_(part)
+            self.settled().add_(total if norm is None else norm(total.float()))
 
     def _joined(self, parts: list[dict[str, Any]]) -> torch.Tensor:
         """Return the sum of the parts of this rank, in half or float32, in a buffer."""
+        parts = [
+            {"delta": part["product"](part["x"])} if "product" in part else part for part in parts
+        ]
         if len(parts) == 1 and "weights" not in parts[0]:
             return parts[0]["delta"]
         total = self.context.buffer("part of a sum", tuple(self.h.shape), torch.float32)

@@ -6,6 +6,8 @@ Matrices with the same input are decoded one after the other into one matrix, fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from ...cuda_kernels import ops
@@ -72,9 +74,24 @@ class Product:
         return self.context.buffer(self.name, (rows, self.rows), self.context.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.out(len(x))
+        self._multiply(x, self.weights(), out)
+        return out
+
+    def pieces(self, x: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
+        """Compute the product `rows` rows at a time, and yield these rows of `out`. The weights are
+        decoded once.
+        """
+        weights, out = self.weights(), self.out(len(x))
+        for part, result in zip(x.split(rows), out.split(rows), strict=True):
+            self._multiply(part, weights, result)
+            yield result
+
+    def _multiply(self, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         if self.bias is None:
-            return torch.mm(x, self.weights().t(), out=self.out(len(x)))
-        return torch.addmm(self.bias, x, self.weights().t(), out=self.out(len(x)))
+            torch.mm(x, weights.t(), out=out)
+        else:
+            torch.addmm(self.bias, x, weights.t(), out=out)
 
 
 def _joined_bias(linears: list[Linear], context: Context) -> torch.Tensor | None:

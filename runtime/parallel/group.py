@@ -12,7 +12,7 @@ import datetime
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -74,9 +74,17 @@ class Group:
         """Return the type in which GPUs sum so many rows; None for blocks of 8 bits."""
         return DTYPES.get("f32" if rows <= FEW_ROWS else self.reduce_type)
 
-    def sum_in_place(self, x: torch.Tensor) -> None:
-        """Replace x, on a GPU, by its sum over all ranks."""
-        self._named("a sum", lambda: dist.all_reduce(x))
+    def sum_while(self, pieces: Iterable[torch.Tensor]) -> None:
+        """Replace tensors on a GPU by their sums over all ranks, each while `pieces` computes the
+        next.
+        """
+
+        def work() -> None:
+            for started in [dist.all_reduce(piece, async_op=True) for piece in pieces]:
+                if started is not None:
+                    started.wait()
+
+        self._named("a sum", work)
 
     def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
         """Return [rows, ends[-1]], the columns of all ranks side by side; x [rows, n] are those of
