@@ -17,6 +17,7 @@ import argparse
 import numpy as np
 import torch
 from iqforge.cuda_kernels import matvec, matvec_plan
+from iqforge.cuda_kernels.gating import Gating
 from iqforge.cuda_kernels.ops import PackedMatrix, pack_matrix
 from iqforge.cuda_kernels.repeat import repeat_rows
 from iqforge.runtime.bench.random_blocks import random_rows
@@ -57,9 +58,28 @@ class Products:
             [matrix(type, rows, s.width) for rows in (q_rows, kv_rows, kv_rows)] for _ in range(n)
         ]
         output = [matrix(type, s.width, q_rows) for _ in range(n)]
+        # With norms after both halves of a block, products that begin one finish the other.
+        streams, delta = (self.h, zeros(1, s.width)), torch.randn(1, s.width, device="cuda")
+        join, back = (
+            (
+                matvec.Join(delta, self.norm, EPS, streams[1]),
+                matvec.Join(delta, self.norm, EPS, self.h),
+            )
+            if s.post_norms
+            else (None, None)
+        )
+
+        def add(x: torch.Tensor, m: PackedMatrix) -> None:
+            if join is None:
+                matvec.matvec_add(x, m, self.h)
+            else:
+                matvec.matvec_set(x, m, delta)
+
         self.run = {
-            "qkv": lambda i: matvec.norm_matvec(self.h, self.norm, EPS, qkv[i % n], [q, k, v]),
-            "output": lambda i: matvec.matvec_add(q, output[i % n], self.h),
+            "qkv": lambda i: matvec.norm_matvec(
+                self.h, self.norm, EPS, qkv[i % n], [q, k, v], join
+            ),
+            "output": lambda i: add(q, output[i % n]),
         }
         self.bytes = {"qkv": sum(m.nbytes for m in qkv[0]), "output": output[0].nbytes}
         gate, up, down = (
@@ -83,11 +103,14 @@ class Products:
                 hidden, down[i % n], ids[i % EXPERT_SETS], weights, self.h
             )
         else:
-            hidden = zeros(1, s.hidden)
+            half = torch.float32 if gate[0].type.is_float else torch.bfloat16
+            hidden = zeros(1, s.hidden).to(half)
+            h = self.h if join is None else streams[1]
+            gating = Gating("gelu" if s.architecture.startswith("gemma") else "silu")
             self.run["gate_up"] = lambda i: matvec.gate_up(
-                self.h, self.norm, EPS, gate[i % n], up[i % n], hidden
+                h, self.norm, EPS, gate[i % n], up[i % n], hidden, back, gating
             )
-            self.run["down"] = lambda i: matvec.matvec_add(hidden, down[i % n], self.h)
+            self.run["down"] = lambda i: add(hidden, down[i % n])
         self.bytes |= {"gate_up": used * 2 * gate[0].nbytes, "down": used * down[0].nbytes}
         head = matrix("Q8_0" if type == "Q8_0" or s.width % 256 else "Q6_K", s.n_vocab, s.width)
         logits = zeros(1, s.n_vocab)
