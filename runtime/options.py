@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..formats.flags import Constant
 from ..formats.options import Options, option
-from .parallel.modes import DEFAULT_TIMEOUT, MODES, REDUCE_TYPES, Split, planned_split, split_notes
+from .parallel.modes import (
+    DEFAULT_TIMEOUT,
+    EXPERT_CHOICES,
+    MODES,
+    REDUCE_TYPES,
+    Split,
+    planned_split,
+    split_notes,
+)
 from .parallel.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -119,6 +127,14 @@ class LoadOptions(Options):
         metavar="TYPE",
         help="what moves between GPUs for the sums of prompts: f32, bf16, f16 or q8_0 (default: as"
         " --precision); generated tokens move in f32",
+    )
+    split_experts: str | None = option(
+        None,
+        "--split-experts",
+        choices=EXPERT_CHOICES,
+        metavar="HOW",
+        help="with -sm graph, give ranks hidden columns of all experts, or whole experts: columns,"
+        " whole or auto, whatever is predicted to be faster (default: auto)",
     )
     timeout: float = option(
         DEFAULT_TIMEOUT,
@@ -339,6 +355,7 @@ SPLIT_FIELDS = (
     "main_gpu",
     "max_gpu",
     "reduce_type",
+    "split_experts",
     "timeout",
 )
 

@@ -133,7 +133,9 @@ def joined_share(
     from .split_model import make_plan
 
     try:
-        plan = make_plan(source, options.split(device).shares, switches)
+        plan = make_plan(
+            source, options.split(device).shares, switches, experts=options.split_experts or "auto"
+        )
     except NoPlanError as error:
         if group.rank:
             raise SystemExit(0) from None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ..parallel.modes import parse_shares
+from ..parallel.modes import EXPERT_CHOICES, parse_shares
 from .flags import MODEL_HELP
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hosts", type=int, default=1, help="hosts of the GPUs (default: 1)")
     parser.add_argument(
-        "--experts",
-        choices=("auto", "columns", "whole"),
+        "--split-experts",
+        choices=EXPERT_CHOICES,
         default="auto",
         help="split experts by hidden columns, or give whole ones to each rank (default: auto,"
         " for every layer what is faster)",
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, api) -> int:
         spec if args.model is None else args.model,
         shares,
         synthetic=args.model is None,
-        experts=args.experts,
+        experts=args.split_experts,
         reference=args.reference,
         merge_gate_up=args.merge_up_gate_experts,
         cache_type_k=args.cache_type_k,

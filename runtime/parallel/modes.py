@@ -22,6 +22,7 @@ _SHARES = re.compile(rf"(?=.*[1-9]){_NUMBER}([,/;]{_NUMBER})*")
 MOST_RANKS = 8
 _NO_LAYERS = "every architecture can be split by -sm graph, and layers are on one GPU otherwise"
 REDUCE_TYPES = ("f32", "bf16", "f16", "q8_0")
+EXPERT_CHOICES = ("auto", "columns", "whole")
 DEFAULT_TIMEOUT = 600.0  # seconds
 
 
@@ -208,6 +209,7 @@ def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
             ("-ts", options.tensor_split),
             ("--max-gpu", options.max_gpu),
             ("-grt", options.reduce_type),
+            ("--split-experts", options.split_experts),
         )
         if value is not None
     ]
