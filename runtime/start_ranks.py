@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..errors import UsageError
 from .parallel.launch import run_ranks
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..formats.source import Source
     from .options import LoadOptions
+    from .parallel.expert_mode import ExpertChoice
     from .parallel.group import Group
     from .parallel.share import Share
     from .weights.split_plan import SplitPlan
@@ -132,10 +133,9 @@ def joined_share(
     from .parallel.share import Share
     from .split_model import make_plan
 
+    experts = cast("ExpertChoice", options.split_experts or "auto")
     try:
-        plan = make_plan(
-            source, options.split(device).shares, switches, experts=options.split_experts or "auto"
-        )
+        plan = make_plan(source, options.split(device).shares, switches, experts=experts)
     except NoPlanError as error:
         if group.rank:
             raise SystemExit(0) from None

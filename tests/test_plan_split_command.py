@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import iqforge
 import pytest
+import torch
 from iqforge.cli import main
 from iqforge.errors import UsageError
+from iqforge.runtime import start_ranks
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.expert_mode import busiest_share
 from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.split_report import faster_alone, split_report
+from iqforge.runtime.weights.switches import Switches
 
 from .shared import shared
 
@@ -122,6 +127,16 @@ def test_one_gpu_is_named_where_it_generates_faster():
     assert "one GPU is predicted to generate faster than 4" in said("qwen3-30b-a3b:IQ4_K", 100e9)
     assert said("qwen3-30b-a3b:IQ4_K", 10e9) is None  # it does not fit
     assert said("llama-70b:IQ4_K", 100e9) is None
+
+
+@pytest.mark.parametrize("how", ["columns", "whole"])
+def test_ranks_split_experts_as_they_are_told(monkeypatch, how):
+    group = SimpleNamespace(rank=1)
+    monkeypatch.setattr(start_ranks, "joined", lambda options, device: group)
+    options = LoadOptions(split_mode="graph", tensor_split="1,1", split_experts=how, device="cpu")
+    source = SyntheticSource("qwen3-30b-a3b:IQ4_K")
+    share = start_ranks.joined_share(options, torch.device("cpu"), source, Switches())
+    assert share.rank == 1 and share.layer(0).expert_mode == how
 
 
 def test_the_busiest_rank_of_a_token():
