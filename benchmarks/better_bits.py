@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--text", action="append", default=[], metavar="TEXT")
     parser.add_argument("--work", metavar="DIR")
     parser.add_argument("--type", action="append", dest="types")
+    parser.add_argument("--shrink", type=float, help="instead of choosing it for each role")
     parser.add_argument("--calibration-chunks", type=int, default=64)
     parser.add_argument("--chunks", type=int, default=60)
     args = parser.parse_args()
@@ -85,7 +86,9 @@ def measure(args: argparse.Namespace) -> None:
     everything = []
     for name in args.types or TYPES:
         before, _ = divergences(args.model, out, name, bases, imatrix=hessian)
-        after, seconds = divergences(args.model, out, name, bases, hessian=hessian)
+        after, seconds = divergences(
+            args.model, out, name, bases, hessian=hessian, hessian_shrink=args.shrink
+        )
         ratios = [b / a for a, b in zip(before, after, strict=True)]
         cells = [f"{a:.5f} x {ratio:.3f}" for a, ratio in zip(before, ratios, strict=True)]
         row = [name, *cells, f"{mean(ratios):.3f}", f"{max(ratios):.3f}", f"{seconds:.1f}"]
@@ -100,7 +103,7 @@ def mean(ratios: list[float]) -> float:
 
 
 def divergences(
-    model: str, out: Path, name: str, bases: list[Path], **guide: Path
+    model: str, out: Path, name: str, bases: list[Path], **guide: Path | float | None
 ) -> tuple[list[float], float]:
     """Return the mean KL divergence on each text, and the seconds that quantizing took."""
     given: dict = dict(guide)
@@ -113,6 +116,7 @@ def divergences(
         token_embedding_type="q8_0",
         output_tensor_type="q8_0",
         device="cpu",
+        restart=True,
         **given,
     )
     seconds = time.monotonic() - started

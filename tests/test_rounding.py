@@ -329,3 +329,30 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(llama, tmp_path, monkeypat
         iqforge.quantize_model(path, out, "Q4_0", **keywords, hessian_shrink=0.9)
     iqforge.quantize_model(path, out, "Q4_0", **keywords)
     assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_more_shrinking_wins_where_errors_are_close(monkeypatch):
+    from iqforge.quantize.rounding import choice
+
+    class Trial:
+        tokens = 10**6
+        x = np.zeros((1, 256), dtype=np.float32)
+
+        def __init__(self, errors):
+            self._errors = errors
+
+        def errors(self, type, shrinks, passes):
+            return np.log(np.array(self._errors))
+
+    class Plan:
+        target = type("Target", (), {"name": "blk.0.x.weight", "type": ggml_type("Q4_0")})
+
+    def chosen(*errors):
+        monkeypatch.setattr(choice, "_trials", lambda *_: [Trial(one) for one in errors])
+        found = choice._choose("x", None, [(Plan, None)], None, None, True)
+        return found.shrink, found.passes
+
+    least_at_first = [[0.5, 0.4, 0.39], [0.5, 0.41, 0.4], [0.6, 0.5, 0.45], [0.7, 0.6, 0.6]]
+    assert chosen(least_at_first) == (0.25, 2)
+    assert chosen([[0.9, 0.8, 0.3], [0.9, 0.8, 0.5], [1, 1, 1], [1, 1, 1]]) == (0.1, 2)
+    assert chosen([[1.2, 1.1, 1.1]] * 4) == (None, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats.kernel import CompiledLoop
+from ...formats.kernel import CompiledLoop, device_function
 from ..search.grouped import as_half
 
 _TILE = 32  # rows of a matrix that are used for all rows of weights before the next ones
@@ -27,50 +27,70 @@ def _compensate(delta, a, t, first):
                     t[r, k] += d * a[j, first + k]
 
 
-def _round(w, t, a, levels, codes, delta, first):
+@device_function
+def _nearest(value, levels, ordered):
+    """Return the code whose level is nearest. ordered: levels rise or fall with the code."""
+    n = len(levels)
+    if ordered:
+        rising = levels[n - 1] >= levels[0]
+        low = 0
+        high = n - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if (levels[middle] <= value) == rising:
+                low = middle
+            else:
+                high = middle
+        return low if abs(value - levels[low]) <= abs(value - levels[high]) else high
+    best = 0
+    least = abs(value - levels[0])
+    for c in range(1, n):
+        error = abs(value - levels[c])
+        if error < least:
+            least = error
+            best = c
+    return best
+
+
+def _round(w, t, a, levels, ordered, codes, delta, first):
     width = t.shape[1]
     group = width // levels.shape[1]
     for r in range(len(t)):
         for i in range(width):
-            value = t[r, i]
             column = first + i
-            best = 0
-            least = abs(value - levels[r, i // group, 0])
-            for c in range(1, levels.shape[2]):
-                error = abs(value - levels[r, i // group, c])
-                if error < least:
-                    least = error
-                    best = c
-            codes[r, column] = best
-            d = w[r, column] - levels[r, i // group, best]
+            code = _nearest(t[r, i], levels[r, i // group], ordered)
+            codes[r, column] = code
+            d = w[r, column] - levels[r, i // group, code]
             delta[r, column] = d
             for k in range(i + 1, width):
                 t[r, k] += d * a[column, first + k]
 
 
-def _round_settled(w, t, a, d, units, weights, codes, chosen, delta, first):
+def _round_settled(w, t, a, d, units, near, ordered, weights, codes, chosen, delta, first):
     """`_round`, with the scale of each group chosen again for the values as they are when its turn
     comes.
 
-    d: float32[rows]; units float32[groups, choices, codes], the values of the codes for d = 1;
-    weights float32[n]; chosen int64[rows, groups], which starts with the choices so far.
+    d: float32[rows]; units float32[groups, choices, codes], the values of the codes for d = 1; near
+    int64[choices, n], the choices that are tried after each; weights float32[n]; chosen
+    int64[rows, groups], which starts with the choices so far.
     """
     width = t.shape[1]
-    groups, choices, n_codes = units.shape
+    groups = len(units)
     size = width // groups
     for r in range(len(t)):
+        scale = d[r]
+        inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
         for g in range(groups):
-            best = chosen[r, g]
+            start = chosen[r, g]
+            best = start
             least = np.float32(np.inf)
-            for turn in range(choices + 1):
-                choice = chosen[r, g] if turn == 0 else turn - 1
+            for turn in range(near.shape[1]):
+                choice = near[start, turn]
                 total = np.float32(0)
                 for i in range(g * size, (g + 1) * size):
-                    nearest = np.float32(np.inf)
-                    for c in range(n_codes):
-                        rest = t[r, i] - d[r] * units[g, choice, c]
-                        nearest = min(nearest, rest * rest)
-                    total += weights[first + i] * nearest
+                    code = _nearest(t[r, i] * inverse, units[g, choice], ordered)
+                    rest = t[r, i] - scale * units[g, choice, code]
+                    total += weights[first + i] * (rest * rest)
                     if total >= least:
                         break
                 if total < least:
@@ -79,15 +99,9 @@ def _round_settled(w, t, a, d, units, weights, codes, chosen, delta, first):
             chosen[r, g] = best
             for i in range(g * size, (g + 1) * size):
                 column = first + i
-                code = 0
-                value = d[r] * units[g, best, 0]
-                for c in range(1, n_codes):
-                    level = d[r] * units[g, best, c]
-                    if abs(t[r, i] - level) < abs(t[r, i] - value):
-                        value = level
-                        code = c
+                code = _nearest(t[r, i] * inverse, units[g, best], ordered)
                 codes[r, column] = code
-                rest = w[r, column] - value
+                rest = w[r, column] - scale * units[g, best, code]
                 delta[r, column] = rest
                 for k in range(i + 1, width):
                     t[r, k] += rest * a[column, first + k]
@@ -104,23 +118,19 @@ def _product(delta, h, g):
                     g[r, k] += d * h[j, k]
 
 
-def _descend(q, g, h, levels, codes):
+def _descend(q, g, h, levels, ordered, codes):
     n = h.shape[0]
     group = n // levels.shape[1]
     for r in range(len(q)):
         for i in range(n):
-            target = q[r, i] + g[r, i] / h[i, i]
-            best = np.int64(codes[r, i])
-            least = abs(target - levels[r, i // group, best])
-            for c in range(levels.shape[2]):
-                error = abs(target - levels[r, i // group, c])
-                if error < least:
-                    least = error
-                    best = c
-            step = levels[r, i // group, best] - q[r, i]
-            if best != codes[r, i] and step != 0:
-                codes[r, i] = best
-                q[r, i] = levels[r, i // group, best]
+            old = q[r, i]
+            target = old + g[r, i] / h[i, i]
+            code = _nearest(target, levels[r, i // group], ordered)
+            new = levels[r, i // group, code]
+            if abs(target - new) < abs(target - old):
+                codes[r, i] = code
+                q[r, i] = new
+                step = new - old
                 for k in range(n):
                     g[r, k] -= step * h[i, k]
 

@@ -17,7 +17,9 @@ from .bits import block_bodies, get_bits, put_bits
 
 GROUP = 16  # elements that share the values of their codes, in every type
 _TRIES = 12
-_MOST_BITS = 9  # of a group's scale and shift, of which all values are tried
+_MOST_BITS = 9  # of a group's scale and shift
+_ALL_TRIED = 128  # choices up to which all are tried for every group
+_TRIED = 64  # choices that are tried otherwise, those with the most similar values
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ SCALES = {
 @dataclass(frozen=True)
 class CodeLayout:
     """The bits of the codes of a type's block: `bits` int64[elements, bits of a code], as positions
-    in the block's bytes, the least significant first. `group_bits` int64[groups, bits], those of
-    each group's scale and shift; None where that is too many to try.
+    in the block's bytes, those that change values least first. `group_bits` int64[groups, bits],
+    those of each group's scale and shift; None where that is too many to try.
     """
 
     type: GGMLType
@@ -147,6 +149,36 @@ class CodeLayout:
             found.append(decode(self.type, made, n_cols, as_weights=True))
         return np.stack(found)
 
+    @functools.cached_property
+    def near_choices(self) -> np.ndarray:
+        """Return int64[choices, n]: the choices to try for a group whose choice is known, itself
+        first, then by how similar their values are.
+
+        Where the scale belongs to the row it was searched before errors were fed back, and all
+        choices are tried.
+        """
+        units = self.choice_units[0].astype(np.float64)
+        n = len(units)
+        distance = ((units[:, None] - units[None]) ** 2).sum(axis=2)
+        order = np.argsort(distance, axis=1, kind="stable")
+        itself = np.arange(n)[:, None]
+        order = np.concatenate([itself, order[order != itself].reshape(n, n - 1)], axis=1)
+        tried = n if n <= _ALL_TRIED or self.type.header_bytes else _TRIED
+        return np.ascontiguousarray(order[:, :tried], dtype=np.int64)
+
+    @functools.cached_property
+    def ordered(self) -> bool:
+        """Return whether the values of codes rise or fall with the code, in every group."""
+        size = self.type.block_size
+        rows = np.random.default_rng(1).integers(
+            0, 256, (64, self.type.row_bytes(size)), dtype=np.uint8
+        )
+        for scale in self.scales:
+            scale.write(self.owners(rows), 1.0)
+        levels = self.levels(rows, size)
+        steps = np.diff(levels[np.isfinite(levels).all(axis=2)], axis=1)
+        return bool(((steps >= 0).all(axis=1) | (steps <= 0).all(axis=1)).all())
+
 
 @functools.cache
 def code_layout(name: str) -> CodeLayout | None:
@@ -159,7 +191,7 @@ def code_layout(name: str) -> CodeLayout | None:
     generator, size, head = np.random.default_rng(0), type.block_size, type.header_bytes
     n_bits = 8 * type.block_bytes
     most, owner = np.zeros(n_bits, dtype=np.int64), np.full(n_bits, -1)
-    touched = np.zeros((n_bits, size), dtype=bool)
+    touched, effect = np.zeros((n_bits, size), dtype=bool), np.zeros(n_bits)
     for _ in range(_TRIES):
         base = generator.integers(0, 256, (1, type.row_bytes(size)), dtype=np.uint8)
         probe = CodeLayout(type, scales, np.empty((size, 0), dtype=np.int64))
@@ -168,8 +200,12 @@ def code_layout(name: str) -> CodeLayout | None:
         flipped = np.repeat(base, n_bits, axis=0)
         at = np.arange(n_bits)
         flipped[at, head + at // 8] ^= (1 << (at % 8)).astype(np.uint8)
-        before = decode(type, base, size, as_weights=True).view(np.uint32)
-        changed = decode(type, flipped, size, as_weights=True).view(np.uint32) != before
+        before = decode(type, base, size, as_weights=True)
+        after = decode(type, flipped, size, as_weights=True)
+        changed = after.view(np.uint32) != before.view(np.uint32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            moved = np.abs(after.astype(np.float64) - before).max(axis=1)
+        effect += np.where(np.isfinite(moved), moved, 0)
         count = changed.sum(axis=1)
         most = np.maximum(most, count)
         touched |= changed
@@ -179,7 +215,9 @@ def code_layout(name: str) -> CodeLayout | None:
     n = {len(bits) for bits in of_element}
     if len(n) != 1 or 0 in n:
         return None
-    return CodeLayout(type, scales, np.stack(of_element), _group_bits(touched, alone, scales))
+    bits = np.stack(of_element)
+    bits = bits[:, np.argsort(effect[bits].sum(axis=0), kind="stable")]
+    return CodeLayout(type, scales, bits, _group_bits(touched, alone, scales))
 
 
 def _group_bits(

@@ -100,14 +100,26 @@ class Rounder:
         layout, feedback = self.layout, self.factor.feedback
         if not self.settles:
             levels = layout.levels(piece, self.type.block_size)
-            kernels.round_block(w, t, feedback, levels, codes, delta, first)
+            kernels.round_block(w, t, feedback, levels, layout.ordered, codes, delta, first)
             return piece
         d = np.ones(len(piece), dtype=np.float32)
         for scale in layout.scales:
             d = scale.read(layout.owners(piece))[:, 0]
         chosen = layout.choices(piece)
-        units = layout.choice_units
-        kernels.round_settled(w, t, feedback, d, units, self.weights, codes, chosen, delta, first)
+        kernels.round_settled(
+            w,
+            t,
+            feedback,
+            d,
+            layout.choice_units,
+            layout.near_choices,
+            layout.ordered,
+            self.weights,
+            codes,
+            chosen,
+            delta,
+            first,
+        )
         return layout.with_choices(piece, chosen)
 
     def _refined(self, w: np.ndarray, made: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -116,7 +128,7 @@ class Rounder:
         q = decode(self.type, made, n, as_weights=True)
         g = np.empty_like(q)
         kernels.product(w - q, h, g)
-        kernels.descend(q, g, h, layout.levels(made, n), codes)
+        kernels.descend(q, g, h, layout.levels(made, n), layout.ordered, codes)
         made = layout.with_codes(made, codes)
         if not layout.scales:
             return made
@@ -127,5 +139,5 @@ class Rounder:
             scale.write(layout.owners(made), scales[:, :, i])
         q = decode(self.type, made, n, as_weights=True)
         kernels.product(w - q, h, g)
-        kernels.descend(q, g, h, layout.levels(made, n), codes)
+        kernels.descend(q, g, h, layout.levels(made, n), layout.ordered, codes)
         return layout.with_codes(made, codes)
