@@ -70,6 +70,25 @@ __device__ __forceinline__ void score(float* logits, float* scores, const float*
     __syncthreads();
 }
 
+// How many of logits[begin .. end - 1] are larger than `mine`, or with EQUAL not less: if all are NaN, ranks still differ. Four are read at a time where rows are aligned;
+// begin is a multiple of 32.
+template <bool EQUAL>
+__device__ __forceinline__ int count_before(const float* logits, int begin, int end, float mine) {
+    int count = 0;
+    if (EXPERTS % 4 == 0) {
+#pragma unroll 8
+        for (int i = begin; i < end; i += 4) {
+            const float4 l = *(const float4*)(logits + i);
+            if (EQUAL) count += !(l.x < mine) + !(l.y < mine) + !(l.z < mine) + !(l.w < mine);
+            else count += (l.x > mine) + (l.y > mine) + (l.z > mine) + (l.w > mine);
+        }
+    } else {
+#pragma unroll 8
+        for (int i = begin; i < end; i++) count += EQUAL ? !(logits[i] < mine) : logits[i] > mine;
+    }
+    return count;
+}
+
 // All threads choose for one row. `logits` in shared memory. An expert's rank is the number of
 // experts before it: those with larger logits, and lower ones with the same logit. If a logit is
 // NaN, so are the weights.
@@ -77,9 +96,11 @@ __device__ __forceinline__ void choose(float* logits, float* scores, const float
     if (!BY_LOGITS) score(logits, scores, choice_bias);
     for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
         const float mine = logits[e];
-        int rank = 0;
+        // Of experts that another warp ranks, all are lower or all are higher.
+        const int first = e & ~31, last = min(first + 32, EXPERTS);
+        int rank = count_before<true>(logits, 0, first, mine) + count_before<false>(logits, last, EXPERTS, mine);
 #pragma unroll 8
-        for (int other = 0; other < EXPERTS; other++) {
+        for (int other = first; other < last; other++) {
             const float l = logits[other];
             rank += other < e ? !(l < mine) : l > mine;
         }
@@ -112,7 +133,8 @@ __device__ __forceinline__ void choose(float* logits, float* scores, const float
 extern "C" __global__ void __launch_bounds__(THREADS)
 router(const float* __restrict__ h, const float* __restrict__ norm, float eps, const float* __restrict__ matrix,
        const float* __restrict__ logit_bias, const float* __restrict__ choice_bias, float* logits, u32* ticket, int* ids, float* weights) {
-    __shared__ float sums[WARPS][ROWS][2], all[ROWS * EXPERTS], scores[BY_LOGITS ? 1 : EXPERTS], best[32];
+    __shared__ __align__(16) float all[ROWS * EXPERTS];
+    __shared__ float sums[WARPS][ROWS][2], scores[BY_LOGITS ? 1 : EXPERTS], best[32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x;
     float4 w[EACH];  // of the router, times the weights of the norm
 #pragma unroll
