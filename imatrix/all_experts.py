@@ -74,5 +74,5 @@ def moe_layers(network: Network) -> Iterator[MoE]:
         for branch in block.branches:
             if isinstance(branch.module, MoE):
                 yield branch.module
-            elif isinstance(branch.module, DenseAndExperts):
+            elif isinstance(branch.module, DenseAndExperts) and branch.module.moe is not None:
                 yield branch.module.moe

@@ -88,10 +88,11 @@ def _of_branch(
     if isinstance(m, MoE):
         return _experts(m, width, rows, device)
     if isinstance(m, DenseAndExperts):
-        both = _experts(m.moe, width, rows, device)
-        for name, n_bytes in _dense(m.dense, width, rows).items():
-            both[name] = max(both.get(name, 0), n_bytes)
-        return both
+        found = {} if m.moe is None else _experts(m.moe, width, rows, device)
+        if isinstance(m.dense, (GatedFFN, PlainFFN)):  # a rank may have no part of it
+            for name, n_bytes in _dense(m.dense, width, rows).items():
+                found[name] = max(found.get(name, 0), n_bytes)
+        return found
     return {}
 
 
