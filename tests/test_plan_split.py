@@ -12,12 +12,14 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.layers.block import Block
 from iqforge.runtime.model import load_model
+from iqforge.runtime.parallel.apportion import Balanced, normalized
 from iqforge.runtime.parallel.planner import NoPlanError, plan_split
 from iqforge.runtime.split_model import make_plan, network_of
 from iqforge.runtime.weights.shard import local_tensor, unit_of
 from iqforge.runtime.weights.split_plan import NOTHING, length
 
 from .golden import GOLDEN
+from .seed import run_seed
 from .shared import shared
 from .thread_ranks import logits_on_ranks
 
@@ -141,6 +143,24 @@ def test_value_heads_of_a_tiled_delta_net_are_several_ranges():
     ranges = plan.of(name).ranges[1]
     assert len(ranges) > 1 and plan.of(name).sum_after
     assert {length(r) for r in ranges} == {length(ranges[0])}
+
+
+def test_units_add_up_and_rounding_stays_small():
+    rng = np.random.default_rng(run_seed())
+    for _ in range(200):
+        n_ranks = int(rng.integers(2, 9))
+        shares = normalized([float(x) for x in rng.integers(0, 6, n_ranks - 1)] + [1.0])
+        balanced, n = Balanced(shares), int(rng.integers(1, 60))
+        given = np.zeros(n_ranks)
+        for _ in range(24):
+            counts = balanced.units(n, "heads")
+            assert sum(counts) == n and min(counts) >= 0
+            active = [count for count, share in zip(counts, shares, strict=True) if share]
+            assert sum(active) == n
+            assert n < len(active) or min(active) >= 1
+            given += counts
+        if n * min(share for share in shares if share) >= 1:  # nobody is lifted to one unit
+            assert np.abs(given - 24 * n * np.array(shares)).max() <= 1.5
 
 
 @pytest.mark.parametrize("shares", [(1,), (), (0, 0), (1, -1), (1, float("nan"))])
