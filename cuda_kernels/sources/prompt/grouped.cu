@@ -170,121 +170,127 @@ __device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], co
   else multiply<160>(sums, a, b, stage, add);
 }
 
-// sums = the products of 16 rows of weights per warp (rows `low` and `high` per thread) and `rows` tokens.
-__device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* weights, const Geometry& g, int64_t low, int64_t high,
-                                        int cols, uint32_t ring, uint32_t full, uint32_t empty, int& turn) {
+// sums = the products of 16 rows of weights per warp (per thread a row of `first` and one of `second`) and `rows` tokens.
+__device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* first, int64_t low, const uint8_t* second, int64_t high,
+                                        const Geometry& g, int cols, uint32_t ring, uint32_t full, uint32_t empty, int& turn) {
   const int steps = steps_of(cols), last = cols / 32 - 1;
   int unit = min(int(threadIdx.x % 4), last);
-  typename TYPE::Raw first = TYPE::load(weights, g, low, unit), second = TYPE::load(weights, g, high, unit);
+  typename TYPE::Raw one = TYPE::load(first, g, low, unit), two = TYPE::load(second, g, high, unit);
   for (int k = 0; k < steps; ++k, ++turn) {
     uint32_t a[16], b[16];
-    decode_pairs<TYPE>(first, unit, a);
-    decode_pairs<TYPE>(second, unit, b);
+    decode_pairs<TYPE>(one, unit, a);
+    decode_pairs<TYPE>(two, unit, b);
     unit = min(unit + 4, last);
-    if (k + 1 < steps) first = TYPE::load(weights, g, low, unit), second = TYPE::load(weights, g, high, unit);
+    if (k + 1 < steps) one = TYPE::load(first, g, low, unit), two = TYPE::load(second, g, high, unit);
     barrier_wait(full + 8 * (turn % STAGES), turn / STAGES & 1);
     multiply(sums, a, b, ring + turn % STAGES * STAGE_BYTES, k, rows);
     if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (turn % STAGES));
   }
 }
 
-// sums to out[token][column + 0 .. 63] in half, through shared memory `tile` [tokens][64], by one warpgroup.
-__device__ __forceinline__ void store(const Sums& sums, uint32_t tile, uint16_t* out, int stride, int rows, int columns) {
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const int token = lane % 8 + lane / 16 * 8, chunk = 2 * warp + lane / 8 % 2;
-#pragma unroll
-  for (int i = 0; i < LARGEST / 8; i += 2) {
-    if (8 * i >= rows) break;
-    uint32_t r[4];
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      const float one = sums[4 * i + 2 * m], two = sums[4 * i + 2 * m + 1];
-      r[m] = HALF ? to_halves(one, two) : to_bfloats(one, two);
-    }
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     tile + (8 * i + token) * 128 + (chunk ^ (token % 8)) * 16), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-  }
+__device__ __forceinline__ uint32_t pair_of(float one, float two) { return HALF ? to_halves(one, two) : to_bfloats(one, two); }
+
+// 8 x 8 halves of each of four matrices, transposed: rows of the results are at the addresses that lanes 8 m .. 8 m + 7 give for matrix m.
+__device__ __forceinline__ void store_matrices(uint32_t at, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// Sixteen bytes of chunk c of token t of a tile in shared memory, rows of 128 bytes.
+__device__ __forceinline__ uint32_t place(uint32_t tile, int t, int c) { return tile + t * 128 + (c ^ (t % 8)) * 16; }
+
+// Chunks `first` .. first + CHUNKS - 1 of all tokens of a tile to out[token][...], those before `chunks` (of 8 columns); by one warpgroup.
+template <int CHUNKS>
+__device__ __forceinline__ void write_out(uint32_t tile, int first, uint16_t* out, int stride, int rows, int chunks) {
   named_sync<128>(WITHIN + threadIdx.x / 128);
 #pragma unroll 4
-  for (int i = thread; i < rows * 8; i += 128) {
-    const int t = i / 8, c = i % 8;
+  for (int i = threadIdx.x % 128; i < rows * CHUNKS; i += 128) {
+    const int t = i / CHUNKS, c = first + i % CHUNKS;
     uint4 eight;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
-                 : "r"(tile + t * 128 + (c ^ (t % 8)) * 16) : "memory");
-    if (8 * c < columns) *reinterpret_cast<uint4*>(out + int64_t(t) * stride + 8 * c) = eight;
+                 : "r"(place(tile, t, c)) : "memory");
+    if (c < chunks) *reinterpret_cast<uint4*>(out + int64_t(t) * stride + 8 * c) = eight;
   }
   named_sync<128>(WITHIN + threadIdx.x / 128);  // the tile is free again
 }
 
 struct Problem {
-  const uint8_t *first, *second;  // packed weights of each consumer
-  int64_t total_rows, skip;       // rows of all experts in a packed matrix; of one expert before those of the second consumer
+  const uint8_t *first, *second;  // packed weights: of gate and up, or twice the same
+  int64_t total_rows, skip;       // rows of all experts in a packed matrix; of one expert before those of up
   int per_expert, n_out, cols;    // rows of one expert in a packed matrix; columns of out; of weights
   const float *first_bias, *second_bias;    // of every row of the packed matrices, or null
   const float *first_scale, *second_scale;  // of every expert, or null
 };
 
-// sums = sums * scale + the biases of a thread's two rows.
-__device__ __forceinline__ void finish(Sums& sums, float scale, float low, float high) {
-#pragma unroll
-  for (int i = 0; i < LARGEST / 2; ++i) sums[i] = sums[i] * scale + (i / 2 % 2 ? high : low);
+struct Terms { float bias, scale; };
+
+// Of row `row` of a packed matrix.
+__device__ __forceinline__ Terms terms_of(const float* bias, const float* scale, int64_t row, int expert) {
+  return {bias == nullptr ? 0.0f : __ldg(bias + row), scale == nullptr ? 1.0f : __ldg(scale + expert)};
 }
 
-// One tile. PAIRED: the consumers have rows of two matrices, gate and up, and out joins them, permuted as x is: rows of out are filled up
-// with zeros to whole groups of 128.
-template <bool PAIRED>
-__device__ __forceinline__ void work(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t ring, uint32_t exchange,
-                                     uint32_t full, uint32_t empty, int& turn, int round) {
-  const int group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const int column = (PAIRED ? tile.row_tile * 64 : tile.row_tile * 128 + group * 64), mine = column + warp * 16 + lane / 4;
-  const int64_t before = int64_t(tile.expert) * p.per_expert + (PAIRED ? group * p.skip : 0);
-  const int place_low = PAIRED ? unpermuted(mine) : mine, place_high = PAIRED ? unpermuted(mine + 8) : mine + 8;
-  const int low = min(place_low, p.n_out - 1), high = min(place_high, p.n_out - 1);
-  const float *bias = group ? p.second_bias : p.first_bias, *scales = group ? p.second_scale : p.first_scale;
-  float bias_low = 0, bias_high = 0, scale = 1;
-  if (bias != nullptr) bias_low = __ldg(bias + before + low), bias_high = __ldg(bias + before + high);
-  if (scales != nullptr) scale = __ldg(scales + tile.expert);
+// One tile of 128 rows of weights; out[token][row] = sums.
+__device__ __forceinline__ void product(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t ring, uint32_t exchange,
+                                        uint32_t full, uint32_t empty, int& turn) {
+  const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const int column = tile.row_tile * 128 + group * 64, mine = column + warp * 16 + lane / 4;
+  const int64_t before = int64_t(tile.expert) * p.per_expert, low = before + min(mine, p.n_out - 1), high = before + min(mine + 8, p.n_out - 1);
+  const Terms one = terms_of(p.first_bias, p.first_scale, low, tile.expert), two = terms_of(p.first_bias, p.first_scale, high, tile.expert);
   Sums sums;
-  consume(sums, tile.rows, group ? p.second : p.first, g, before + low, before + high, p.cols, ring, full, empty, turn);
-  if (bias != nullptr || scales != nullptr) finish(sums, scale, bias_low, bias_high);
-  const uint32_t filled = empty + 8 * STAGES, free = filled + 8;  // barriers of the exchange
-  const int stride = PAIRED ? steps_of(p.n_out) * 128 : p.n_out;
-  uint16_t* to = out + int64_t(tile.first) * stride + column;
-  if constexpr (!PAIRED) {
-    store(sums, exchange + group * (EXCHANGE_BYTES / 2), to, p.n_out, tile.rows, p.n_out - column);
-  } else if (group == 1) {
-    barrier_wait(free, (round & 1) ^ 1);
+  consume(sums, tile.rows, p.first, low, p.first, high, g, p.cols, ring, full, empty, turn);
+  const uint32_t to = exchange + group * (EXCHANGE_BYTES / 2);
 #pragma unroll
-    for (int i = 0; i < LARGEST / 2; ++i)
-      if (2 * i < (tile.rows + 7) / 8 * 8)
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(exchange + (i * 128 + thread) * 4), "f"(sums[i]) : "memory");
-    barrier_arrive(filled);
-  } else {
-    barrier_wait(filled, round & 1);
+  for (int i = 0; i < LARGEST / 8; i += 2) {
+    if (8 * i >= tile.rows) break;
+    uint32_t r[4];
 #pragma unroll
-    for (int i = 0; i < LARGEST / 2; ++i) {
-      if (2 * i >= (tile.rows + 7) / 8 * 8) break;
-      float up;
-      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(up) : "r"(exchange + (i * 128 + thread) * 4) : "memory");
-      sums[i] = (i / 2 % 2 ? place_high : place_low) < p.n_out ? joined(sums[i], up) : 0.0f;
+    for (int m = 0; m < 4; ++m) {
+      const Terms& t = m % 2 ? two : one;
+      const int at = 4 * i + 2 * m;
+      r[m] = pair_of(fmaf(sums[at], t.scale, t.bias), fmaf(sums[at + 1], t.scale, t.bias));
     }
-    named_sync<128>(WITHIN);
-    store(sums, exchange, to, stride, tile.rows, 64);
-    barrier_arrive(free);
+    store_matrices(place(to, 8 * i + lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2), r);
   }
+  write_out<8>(to, 0, out + int64_t(tile.first) * p.n_out + column, p.n_out, tile.rows, (p.n_out - column) / 8);
+}
+
+// One tile of 64 rows of gate and as many of up; out[token][...] joins them, permuted as x is: rows of out are filled up with zeros to whole
+// groups of 128. A warp has 8 rows of the gate and the same 8 of up, so a thread has both products of a row.
+__device__ __forceinline__ void gate_up(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t ring, uint32_t exchange,
+                                        uint32_t full, uint32_t empty, int& turn) {
+  const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, chunk = 4 * group + warp;
+  const int mine = unpermuted(tile.row_tile * 64 + 8 * chunk + lane / 4), row = min(mine, p.n_out - 1);
+  const int64_t low = int64_t(tile.expert) * p.per_expert + row, high = low + p.skip;
+  const Terms gate = terms_of(p.first_bias, p.first_scale, low, tile.expert), up = terms_of(p.second_bias, p.second_scale, high, tile.expert);
+  Sums sums;
+  consume(sums, tile.rows, p.first, low, p.second, high, g, p.cols, ring, full, empty, turn);
+#pragma unroll
+  for (int i = 0; i < LARGEST / 8; i += 4) {
+    if (8 * i >= tile.rows) break;
+    uint32_t r[4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const int at = 4 * (i + m);
+      const float y[2] = {joined(fmaf(sums[at], gate.scale, gate.bias), fmaf(sums[at + 2], up.scale, up.bias)),
+                          joined(fmaf(sums[at + 1], gate.scale, gate.bias), fmaf(sums[at + 3], up.scale, up.bias))};
+      r[m] = mine < p.n_out ? pair_of(y[0], y[1]) : 0;
+    }
+    store_matrices(place(exchange, 8 * i + lane, chunk), r);
+  }
+  const int stride = steps_of(p.n_out) * 128;
+  write_out<4>(exchange, 4 * group, out + int64_t(tile.first) * stride + tile.row_tile * 64, stride, tile.rows, 8);
 }
 
 template <bool PAIRED>
 __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n_experts, const uint4* x, const int* sources, int n_slots,
                                         uint16_t* out) {
   extern __shared__ uint8_t shared[];
-  __shared__ uint64_t barriers[2 * STAGES + 2];
+  __shared__ uint64_t barriers[2 * STAGES];
   __shared__ int before[TABLE + 1];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024, exchange = ring + STAGES * STAGE_BYTES;
   const uint32_t full = shared_address(barriers), empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) barrier_init(full + 8 * stage, PRODUCERS), barrier_init(empty + 8 * stage, 4 * CONSUMERS);
-    barrier_init(empty + 8 * STAGES, 128), barrier_init(empty + 8 * STAGES + 8, 128);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   prepare_unit<TYPE>();
@@ -298,8 +304,11 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     const Geometry g = TYPE::geometry(p.total_rows, p.cols);
-    for (int t = blockIdx.x, round = 0; t < tiles; t += gridDim.x, ++round)
-      work<PAIRED>(p, g, find_tile(t, row_tiles, ends, n_experts, before), out, ring, exchange, full, empty, turn, round);
+    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
+      const Tile tile = find_tile(t, row_tiles, ends, n_experts, before);
+      if constexpr (PAIRED) gate_up(p, g, tile, out, ring, exchange, full, empty, turn);
+      else product(p, g, tile, out, ring, exchange, full, empty, turn);
+    }
   }
 }
 
