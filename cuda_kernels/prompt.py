@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ..errors import ShapeError
 from .compile.launch import function, launch
 from .compile.spec import KernelSpec
 from .gating import ACTIVATIONS, Gating
@@ -31,6 +32,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
         *(f"add_post_norm_{n}" for n in _NORM_UNITS),
         *(f"{activation}_gate" for activation in ACTIVATIONS),
         "gather_rows",
+        "take_sinks",
         "from_other",
     )
     return KernelSpec(
@@ -177,6 +179,31 @@ def converted(x: torch.Tensor, out: torch.Tensor) -> None:
         )
     else:
         out.view(x.shape).copy_(x)
+
+
+def take_sinks(x: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tensor) -> None:
+    """Multiply x half[S, n, heads, length], the result of attention without sinks, by what the sink
+    float32[heads] of each head leaves: sigmoid(log_sums - sinks) for log_sums float32[S, heads, n],
+    the logarithms of the softmax's sums.
+    """
+    sequences, n, heads, length = x.shape
+    if x.stride(3) != 1 or length % _UNIT:
+        raise ShapeError(f"results of attention {list(x.shape)} with strides {x.stride()}")
+    launch(
+        function(_rows_spec(x.dtype), "take_sinks", x.device),
+        -(-x.numel() // (256 * _UNIT)),
+        256,
+        x,
+        log_sums.contiguous(),
+        sinks,
+        np.int64(sequences * n),
+        np.int32(n),
+        np.int32(heads),
+        np.int32(length // _UNIT),
+        np.int64(x.stride(0)),
+        np.int64(x.stride(1)),
+        np.int64(x.stride(2)),
+    )
 
 
 def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch.Tensor) -> None:

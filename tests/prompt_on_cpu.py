@@ -72,6 +72,10 @@ def join_gate(gate, up, out, gating=Gating()):
     out.copy_(gated(spec, gate.float(), up.float()))
 
 
+def take_sinks(x, log_sums, sinks):
+    x *= (log_sums - sinks[:, None]).sigmoid().transpose(1, 2)[..., None].to(x.dtype)
+
+
 def converted(x, out):
     out.view(x.shape).copy_(x)
 
@@ -283,7 +287,16 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_delta, "delta_rule", delta_rule)
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
     monkeypatch.setattr(torch, "bmm", bmm)
-    kernels = (add_norm, join_gate, converted, gather_rows, rotate_heads, route, group_rows)
+    kernels = (
+        add_norm,
+        join_gate,
+        take_sinks,
+        converted,
+        gather_rows,
+        rotate_heads,
+        route,
+        group_rows,
+    )
     for kernel in (*kernels, softmax_scores):
         monkeypatch.setattr(prompt, kernel.__name__, kernel)
     for kernel in (norm_rows, latent_rows, latent_heads, latent_keys):

@@ -193,6 +193,21 @@ def test_joining_gate_and_up(rng, half, activation, limit):
 @gpu
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("by_head", [False, True])
+def test_sinks_take_their_share(rng, half, by_head):
+    x, log_sums = randn(rng, 2, 70, 5, 24, dtype=half), randn(rng, 2, 5, 70)
+    if by_head:  # the memory has a head's rows one after the other
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)
+    sinks = randn(rng, 5)
+    shares = (log_sums.double() - sinks[:, None]).sigmoid().transpose(1, 2)
+    expected = x.double() * shares[..., None]
+    prompt.take_sinks(x, log_sums, sinks)
+    close(x, expected)
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     "neox,normed,size,n_rot",

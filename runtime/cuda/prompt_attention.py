@@ -304,17 +304,16 @@ class PromptAttention(Staged):
             one_by_one = zip(q, k, v, strict=True)
             options = {"window": s.window, "softcap": s.softcap}
             return torch.stack([attend_in_memory(*x, s.scale, **options) for x in one_by_one])
-        plain = self.sinks is None and not 0 < s.window < k.shape[1]
         if (
-            plain
+            not 0 < s.window < k.shape[1]
             and q.shape[1] == k.shape[1]
             and batch.n_sequences * batch.n_tokens >= CUDNN_ROWS
             and _cudnn_takes(q, k, v)
         ):
             by_head = (x.transpose(1, 2) for x in (q, k, v))
-            mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(
-                *by_head, None, False, 0.0, True, False, scale=self.m.spec.scale
-            )[0]
+            mixed, log_sums = torch.ops.aten._scaled_dot_product_cudnn_attention(
+                *by_head, None, self.sinks is not None, 0.0, True, False, scale=self.m.spec.scale
+            )[:2]
             mixed = mixed.transpose(1, 2)
         else:
             mixed, log_sums = torch.ops.aten._flash_attention_forward(
@@ -332,9 +331,8 @@ class PromptAttention(Staged):
                 window_size_left=s.window - 1 if s.window else None,
                 window_size_right=0 if s.window else None,
             )[:2]
-            if self.sinks is not None:  # they take their part of the softmax
-                shares = (log_sums - self.sinks[:, None]).sigmoid()
-                mixed = mixed * shares.transpose(1, 2)[..., None].to(mixed.dtype)
+        if self.sinks is not None:
+            prompt.take_sinks(mixed, log_sums.reshape(len(mixed), s.heads, -1), self.sinks)
         return mixed
 
 

@@ -177,6 +177,24 @@ GATE(gelu_gate, GELU)
 GATE(gelu_erf_gate, GELU_ERF)
 GATE(swiglu_oai_gate, SWIGLU_OAI)
 
+// x[s, i, h] *= sigmoid(log_sums[s, h, i] - sinks[h]): what a head's sink leaves of its softmax. Heads of `units` units, n rows i per
+// sequence s; sequences, rows and heads are so many elements apart. One unit per thread.
+extern "C" __global__ void __launch_bounds__(256)
+take_sinks(unsigned short* x, const float* log_sums, const float* sinks, long long rows, int n, int heads, int units,
+           long long sequence_stride, long long row_stride, long long head_stride) {
+    const long long index = blockIdx.x * 256ll + threadIdx.x;
+    const int unit = index % units, head = index / units % heads;
+    const long long row = index / units / heads;
+    if (row >= rows) return;
+    const float share = 1.0f / (1.0f + __expf(sinks[head] - log_sums[(row / n * heads + head) * n + row % n]));
+    uint4* at = reinterpret_cast<uint4*>(x + row / n * sequence_stride + row % n * row_stride + head * head_stride + unit * 8);
+    float v[8];
+    unpack8<HALF>(*at, v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] *= share;
+    *at = pack8<HALF>(v);
+}
+
 // out[i] = x[sources[i] / n_slots], rows of `units` units; nothing where sources[i] < 0. One row per CUDA block of any size.
 extern "C" __global__ void __launch_bounds__(256)
 gather_rows(const uint4* x, const int* sources, int n_slots, uint4* out, int units) {
