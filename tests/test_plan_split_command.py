@@ -109,6 +109,18 @@ def test_predictions_are_near_what_one_gpu_measures():
         assert alone.step_rate == pytest.approx(step, rel=0.2)
 
 
+def test_predictions_are_near_what_two_gpus_measure():
+    # pp2048 and tg64 on two H200s, 2026-11-22.
+    for spec, prompt, step in (
+        ("llama-8b:IQ4_K", 60406, 710),
+        ("llama-70b:IQ4_K", 7389, 122.3),
+        ("qwen3-30b-a3b:IQ4_K", 51851, 643),
+    ):
+        two = report(spec, 2).prediction
+        assert two.prompt_rate == pytest.approx(prompt, rel=0.25)
+        assert two.step_rate == pytest.approx(step, rel=0.15)
+
+
 def test_small_active_models_gain_nothing_in_steps():
     small, large = report("qwen3-30b-a3b:IQ4_K", 4), report("llama-70b:IQ4_K", 4)
     assert small.prediction.step > small.alone.step
