@@ -25,6 +25,11 @@ TYPES = {
     "Q4_0": 8,
     "IQ4_NL": 9,
 }
+# Encoded caches with more positions are decoded in smaller tiles, the next one in flight meanwhile
+# (benchmarks/attention.py).
+_LONG = 4096
+# Bytes of a block of 32 elements.
+_BLOCK = {"Q8_0": 34, "Q6_0": 26, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18, "IQ4_NL": 18}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class AttentionShape:
     shortest: int = 128  # the fewest positions of a block
     tile_size: int = 128  # positions in shared memory at a time on tensor cores, where they fit
     stages: int = 1  # such tiles in flight
+    blocks: int = 2  # of each multiprocessor, which share the longest sequences
     biases: bool = False  # of the projections
     value_norm: bool = False
     gate: bool = False  # q has a gate after every head, for its result
@@ -59,17 +65,22 @@ class AttentionShape:
 
     @property
     def on_tensor_cores(self) -> bool:
-        return (
-            self.type_k == self.type_v
-            and self.type_k in ("F16", "BF16")
-            and self.key_length % 16 == self.value_length % 16 == 0
-        )
+        types = {self.type_k, self.type_v}
+        alike = types in ({"F16"}, {"BF16"}) or self.decoded
+        return alike and self.key_length % 16 == self.value_length % 16 == 0
+
+    @property
+    def decoded(self) -> bool:
+        """Whether both keys and values are encoded. On tensor cores they are rounded to float16."""
+        return not {self.type_k, self.type_v} & {"F32", "F16", "BF16"}
 
     def tile(self, limit: int) -> tuple[int, int]:
         """Return (positions, tiles in flight) of shared memory such that all of it stays below
         `limit` bytes; (0, 0) if nothing does.
         """
-        copied = all(t in ("F32", "F16", "BF16") for t in (self.type_k, self.type_v))
+        copied = self.on_tensor_cores or all(
+            t in ("F32", "F16", "BF16") for t in (self.type_k, self.type_v)
+        )
         wide = [(self.tile_size, self.stages)] if self.on_tensor_cores else []
         for tile, stages in (
             *wide,
@@ -83,7 +94,10 @@ class AttentionShape:
 
     def strides(self) -> tuple[int, int]:
         """Return the bytes of a K row and of a V row in a tile."""
-        k, v = ((2 if t in ("F16", "BF16") else 4) for t in (self.type_k, self.type_v))
+        k, v = (
+            (2 if self.on_tensor_cores or t in ("F16", "BF16") else 4)
+            for t in (self.type_k, self.type_v)
+        )
         return self.key_length * k + 16, self.value_length * v + 16
 
     def shared_bytes(self, tile: int, stages: int) -> int:
@@ -108,7 +122,12 @@ class AttentionShape:
             if self.on_tensor_cores
             else groups // min(-(-r // 8), groups)
         )
-        return max(stages * tile * sum(self.strides()), 4 * parts * r * dv)
+        whole = tile * sum(self.strides())
+        loaded = stages * whole
+        if self.on_tensor_cores and self.decoded:
+            rows = self.key_length * _BLOCK[self.type_k] + dv * _BLOCK[self.type_v]
+            loaded = stages * tile * rows // 32 + whole
+        return max(loaded, 4 * parts * r * dv)
 
     def most_splits(self, tile: int, stages: int) -> int:
         """Return how many splits fit after the tiles in the block that joins them."""
@@ -197,6 +216,8 @@ class StepAttention:
     def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
         """Raise UnsupportedTypeError for heads that do not fit the device's shared memory."""
         facts, limit = torch.cuda.get_device_properties(device), shared_limit(device)
+        if shape.decoded and capacity > _LONG:
+            shape = replace(shape, tile_size=64, stages=2)
         self.shape, self._pieces, at_once = shape, [], shape.rows
         # Otherwise a part of the rows at a time.
         while at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]:
@@ -204,9 +225,10 @@ class StepAttention:
         for first in range(0, shape.rows, at_once):
             part = replace(shape, rows=min(at_once, shape.rows - first))
             kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
-            # Two blocks for each multiprocessor share the longest sequences; a fixed number, so
-            # that a captured launch stays valid.
-            most = min(2 * facts.multi_processor_count // shape.kv_heads, part.most_splits(*cut))
+            # A fixed number, so that a captured launch stays valid.
+            most = min(
+                shape.blocks * facts.multi_processor_count // shape.kv_heads, part.most_splits(*cut)
+            )
             splits = max(1, min(-(-capacity // shape.shortest), most))
             self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits))
         self.splits = max(splits for *_, splits in self._pieces)

@@ -125,7 +125,10 @@ def attention_error(
         else truth.v[new] == cache.v[new]
     )
     same = alike.double().mean().item(), close.double().mean().item()
-    stored_k, stored_v = (x.double() for x in cache.read(n_past + rows))
+    stored_k, stored_v = cache.read(n_past + rows)
+    if shape.on_tensor_cores and shape.decoded:
+        stored_k, stored_v = stored_k.half(), stored_v.half()
+    stored_k, stored_v = stored_k.double(), stored_v.double()
     query = cache.query(ready(q, norms[0])).view(rows, kv, group, dk)
     scores = torch.einsum("rkgd,nkd->rkgn", query, stored_k) * dk**-0.5
     if shape.temperature is not None:

@@ -31,10 +31,13 @@ constexpr int NEW_ROWS = OWN_KV ? 2 * ROWS : 0, Q_STRIDE = GATE ? 2 * DK : DK;
 #include "attention/scalar.cuh"
 #endif
 
-// Shared memory: tiles | queries | new k | new v | scores (before: a row for each warp) |
+// Shared memory: tiles (encoded rows | the tile) | queries | new k | new v | scores (before: a row for each warp) |
 // probabilities | rescaling, maxima, sums. The parts to join replace the tiles.
-constexpr int STAGE = TILE * (STRIDE_K + STRIDE_V), WIDER = DK > DV ? DK : DV;
-constexpr int TILES = STAGES * STAGE > Mixer::JOIN_BYTES ? STAGES * STAGE : Mixer::JOIN_BYTES;
+// Encoded rows are in flight as they are stored, and are decoded to one tile.
+constexpr bool DECODED = MMA && !is_float(TYPE_K);
+static_assert(!MMA || is_float(TYPE_K) == is_float(TYPE_V), "both are decoded, or none");
+constexpr int WHOLE = TILE * (STRIDE_K + STRIDE_V), STAGE = DECODED ? TILE * (ROW_K + ROW_V) : WHOLE, WIDER = DK > DV ? DK : DV;
+constexpr int LOADED = STAGES * STAGE + (DECODED ? WHOLE : 0), TILES = LOADED > Mixer::JOIN_BYTES ? LOADED : Mixer::JOIN_BYTES;
 constexpr int SCORES = R * TILE > WARPS * WIDER ? R * TILE : WARPS * WIDER;
 constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * STRIDE_K, AT_S = AT_V + ROWS * STRIDE_V,
               AT_P = AT_S + SCORES * 4, AT_M = AT_P + Mixer::P_BYTES, SHARED = AT_M + 3 * R * 4;
@@ -87,14 +90,20 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     auto load = [&](int tile) {
         const int at = first + tile * TILE, old = min(min(at + TILE, last), n_old) - at;
         char* to = shared + tile % STAGES * STAGE;
-        load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(to, cache_k, at, old, head);
-        load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
+        if constexpr (DECODED) {
+            load_rows<ROW_K>(to, cache_k, at, old, head);
+            load_rows<ROW_V>(to + TILE * ROW_K, cache_v, at, old, head);
+        } else {
+            load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(to, cache_k, at, old, head);
+            load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
+        }
         end_of_copies();
     };
+    auto tile_at = [&](int tile) { return shared + (DECODED ? STAGES : tile % STAGES) * STAGE; };
     // A probability of 0 times the memory after the last row could be NaN.
     auto clear = [&](int tile) {
         const int n = last - (first + tile * TILE);
-        char* from = shared + tile % STAGES * STAGE + TILE * STRIDE_K + n * STRIDE_V;
+        char* from = tile_at(tile) + TILE * STRIDE_K + n * STRIDE_V;
         const int parts = MMA && n > 0 && n < TILE ? (15 - (n - 1) % 16) * (STRIDE_V / 16) : 0;
         for (int i = threadIdx.x; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
     };
@@ -102,13 +111,13 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     // later.
     auto place = [&](int p, int i, bool value) {
         const int tile = (p - first) / TILE, row = (p - first) % TILE;
-        if (tile >= STAGES) return value ? new_v + i * STRIDE_V : new_k + i * STRIDE_K;
+        if (DECODED || tile >= STAGES) return value ? new_v + i * STRIDE_V : new_k + i * STRIDE_K;
         return shared + tile * STAGE + (value ? TILE * STRIDE_K + row * STRIDE_V : row * STRIDE_K);
     };
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
         load(s);
-        clear(s);
+        if (!DECODED) clear(s);
     }
     for (int r = threadIdx.x; r < R; r += THREADS) {  // a sink is a score without a value
         const bool sink = SINKS && blockIdx.x == 0;
@@ -173,14 +182,27 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     const int tiles = (last - first + TILE - 1) / TILE;
     for (int t = 0; t < tiles; t++) {
         const int at = first + t * TILE, n = min(TILE, last - at);
-        char *tile_k = shared + t % STAGES * STAGE, *tile_v = tile_k + TILE * STRIDE_K;
+        char *tile_k = tile_at(t), *tile_v = tile_k + TILE * STRIDE_K;
         wait_for_copies<STAGES - 1>();
         __syncthreads();
-        if (OWN_KV && t >= STAGES && at + n > p0) {
+        if constexpr (DECODED) {
+            const char* rows = shared + t % STAGES * STAGE;
+            const int old = min(n, n_old - at);
+            decode_tile<TYPE_K, DK, STRIDE_K, ROW_K>(tile_k, rows, old);
+            decode_tile<TYPE_V, DV, STRIDE_V, ROW_V>(tile_v, rows + TILE * ROW_K, old);
+            clear(t);
+        }
+        if (OWN_KV && (DECODED || t >= STAGES) && at + n > p0) {
             insert_new<STRIDE_K>(tile_k, new_k, at, p0, n);
             insert_new<STRIDE_V>(tile_v, new_v, at, p0, n);
-            clear(t);
+            if constexpr (!DECODED) {
+                clear(t);
+                __syncthreads();
+            }
+        }
+        if constexpr (DECODED) {
             __syncthreads();
+            load(t + STAGES);
         }
         Mixer::score(queries, tile_k, scores);
         __syncthreads();
@@ -216,8 +238,10 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         }
         __syncthreads();
         mixer.add(probabilities, tile_v, rescale, n);
-        __syncthreads();
-        load(t + STAGES);  // commits a group in any case, so that the count of groups in flight stays the same
+        if constexpr (!DECODED) {
+            __syncthreads();
+            load(t + STAGES);  // commits a group in any case, so that the count of groups in flight stays the same
+        }
     }
     if (Mixer::JOIN_BYTES) {
         wait_for_copies<0>();

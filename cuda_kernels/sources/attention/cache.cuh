@@ -3,6 +3,10 @@
 #pragma once
 #include "step/common.cuh"
 
+#ifndef MMA
+#define MMA 0  // tensor cores
+#endif
+
 enum CacheType { F32, F16, BF16, Q8_0, Q6_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL };
 
 __device__ constexpr int block_bytes(int type) {  // of 32 elements
@@ -12,9 +16,10 @@ __device__ constexpr int block_bytes(int type) {  // of 32 elements
 
 __device__ constexpr bool is_float(int type) { return type <= BF16; }
 
-// Bytes of a row in global memory, and of an element in the tile (encoded types are decoded to float32 there).
+// Bytes of a row in global memory, and of an element in the tile. Encoded types are decoded there:
+// to float16 for tensor cores (MMA), otherwise to float32.
 __device__ constexpr int row_bytes(int type, int n) { return n * block_bytes(type) / 32; }
-__device__ constexpr int tile_bytes(int type) { return type == F16 || type == BF16 ? 2 : 4; }
+__device__ constexpr int tile_bytes(int type) { return type == F16 || type == BF16 || (MMA && !is_float(type)) ? 2 : 4; }
 
 __device__ const signed char IQ4NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 

@@ -1,5 +1,6 @@
 // Scores and mixes of a tile on tensor cores, for caches in half precision (or bfloat16) with heads
-// of a multiple of 16. Keys and values are used as they are. Queries and probabilities are split
+// of a multiple of 16. Keys and values are used as they are; those of encoded types are rounded to
+// half precision. Queries and probabilities are split
 // into two parts, the rounded value and the rounding error, so that only the last bits of float32
 // are lost (with bfloat16, 16 bits remain).
 #pragma once
@@ -8,7 +9,7 @@
 constexpr int M_TILES = (R + 15) / 16, N_TILES = (DV / 8 + WARPS - 1) / WARPS;  // of rows; of 8 value elements for each warp
 constexpr int P_TILES = TILE / (8 * WARPS);                                     // of 8 positions for each warp
 constexpr int STRIDE_Q = DK * 2 + 16, STRIDE_P = TILE * 2 + 16;                 // bytes
-static_assert(TILE % (8 * WARPS) == 0 && DK % 16 == 0 && DV % 16 == 0 && TYPE_K == TYPE_V, "a shape this is made for");
+static_assert(TILE % (8 * WARPS) == 0 && DK % 16 == 0 && DV % 16 == 0 && (TYPE_K == BF16) == (TYPE_V == BF16), "a shape this is made for");
 
 #ifndef ON_HOST
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }

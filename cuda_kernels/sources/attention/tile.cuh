@@ -11,6 +11,12 @@ __device__ __forceinline__ void copy16(char* to, const u8* from) {
     else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
 
+// 4 or 8 bytes.
+template <int BYTES>
+__device__ __forceinline__ void copy_few(char* to, const u8* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
+}
+
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Wait until at most N groups of copies of this thread are in flight.
@@ -38,6 +44,62 @@ __device__ __forceinline__ void load_tile(char* tile, const u8* cache, int first
             to[0] = make_float4(x[0], x[1], x[2], x[3]);
             to[1] = make_float4(x[4], x[5], x[6], x[7]);
         }
+    }
+}
+
+// The same rows as they are stored, one after the other.
+template <int ROW>
+__device__ __forceinline__ void load_rows(char* to, const u8* cache, int first, int count, int head) {
+    constexpr int BYTES = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : ROW % 4 == 0 ? 4 : 2, PARTS = ROW / BYTES;
+    for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
+        const u8* from = cache + ((long long)(first + i / PARTS) * HEADS_KV + head) * ROW + i % PARTS * BYTES;
+        if constexpr (BYTES == 16) copy16<true>(to + i * BYTES, from);
+        else if constexpr (BYTES == 2) *(u16*)(to + i * BYTES) = *(const u16*)from;
+        else copy_few<BYTES>(to + i * BYTES, from);
+    }
+}
+
+// Two float32 as halves, the first one low.
+__device__ __forceinline__ u32 two_halves(float low, float high) {
+#ifndef ON_HOST
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+#else
+    return float_to_half(low) | (u32)float_to_half(high) << 16;
+#endif
+}
+
+// Elements 8c .. 8c+7 of a block, rounded to half precision.
+template <int TYPE>
+__device__ __forceinline__ uint4 decode_halves(const u8* block, int c) {
+#ifndef ON_HOST
+    if constexpr (TYPE == Q8_0) {
+        // 1024 + code + 128 has the code in the low byte; the difference and the product are exact and rounded once.
+        const u32 d = two_bytes(block), scale = d | d << 16;
+        u32 out[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const u32 codes = (two_bytes(block + 2 + 8 * c + 2 * j) ^ 0x8080u);
+            u32 x = __byte_perm(codes, 0x64646464u, 0x4140);
+            asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(0x64806480u));
+            asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out[j]) : "r"(x), "r"(scale));
+        }
+        return make_uint4(out[0], out[1], out[2], out[3]);
+    }
+#endif
+    float x[8];
+    decode8<TYPE>(block, c, x);
+    return make_uint4(two_halves(x[0], x[1]), two_halves(x[2], x[3]), two_halves(x[4], x[5]), two_halves(x[6], x[7]));
+}
+
+// The first `count` rows of `load_rows` to a tile of halves.
+template <int TYPE, int D, int STRIDE, int ROW>
+__device__ __forceinline__ void decode_tile(char* tile, const char* rows, int count) {
+    constexpr int PARTS = D / 8;
+    for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
+        const int row = i / PARTS, part = i % PARTS;
+        *(uint4*)(tile + row * STRIDE + part * 16) = decode_halves<TYPE>((const u8*)rows + row * ROW + part / 4 * block_bytes(TYPE), part % 4);
     }
 }
 
