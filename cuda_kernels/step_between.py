@@ -59,22 +59,6 @@ def add_normed(
     )
 
 
-def own_experts(ids: torch.Tensor, first: int, last: int) -> None:
-    """Count experts from `first` on in ids int32, and replace those that are not in first..last by
-    -1.
-    """
-    launch(
-        function(BETWEEN, "own_experts", ids.device),
-        -(-ids.numel() // THREADS),
-        THREADS,
-        ids,
-        np.int32(first),
-        np.int32(last - first),
-        np.int32(ids.numel()),
-        pdl=True,
-    )
-
-
 def layer_norm(
     h: torch.Tensor,
     weight: torch.Tensor,

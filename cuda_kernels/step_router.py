@@ -17,7 +17,9 @@ MOST_USED, MOST_LOGITS = 32, 8192  # the last in shared memory
 
 @dataclass(frozen=True)
 class Routing:
-    """How experts are chosen and weighted: see `router.cu`."""
+    """How experts are chosen and weighted: see `router.cu`. owned: ids count from the first of
+    these experts, and those of experts outside of them are -1; None for all.
+    """
 
     sigmoid: bool = False
     norm: bool = True
@@ -27,6 +29,7 @@ class Routing:
     groups: int = 1
     groups_used: int = 1
     group_best: int = 2
+    owned: tuple[int, int] | None = None
 
 
 def fits(rows: int, width: int, n_experts: int, n_used: int, routing: Routing = Routing()) -> bool:
@@ -65,6 +68,8 @@ def router_spec(
         "LOGIT_BIAS": int(routing.logit_bias),
         "GROUPS": routing.groups,
         "GROUPS_USED": routing.groups_used,
+        "FIRST": (routing.owned or (0, n_experts))[0],
+        "LAST": (routing.owned or (0, n_experts))[1],
         "GROUP_BEST": min(routing.group_best, n_experts // routing.groups),
     }
     return KernelSpec(

@@ -14,7 +14,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from iqforge.cuda_kernels import step_between
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import prompt_stream, step_path
 from iqforge.runtime.cuda.context import Context
@@ -53,12 +52,6 @@ class GroupLinks:
         self.sum, self.assign, self.gather = kernel(total), kernel(assign), kernel(gather)
 
 
-@kernel
-def own_experts(ids, first, last):
-    ids -= first
-    ids.masked_fill_((ids < 0) | (ids >= last - first), -1)
-
-
 def evaluated(model: Model, context: Context) -> dict[str, torch.Tensor]:
     """Return logits of prompts, and of steps of several sizes."""
     prompt = PromptPath(model.network, context)
@@ -88,7 +81,6 @@ def main() -> None:
     prompt_on_cpu.install(patch)
     patch.setattr(group_module, "FEW_ROWS", 4)
     patch.setattr(prompt_stream, "_PIECE_ROWS", 5)
-    patch.setattr(step_between, "own_experts", own_experts)
     patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
     report = {}
     for spec in specs:

@@ -15,8 +15,8 @@ import torch
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.links import SharedMemoryLinks
 from iqforge.runtime.model import Model
+from iqforge.runtime.network.sampling import Sampling
 from iqforge.runtime.parallel.ranks import Ranks
-from iqforge.runtime.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 N_PROMPT, N_STEPS, UBATCH = 150, 24, 64

@@ -371,7 +371,7 @@ class Router:
     def __init__(
         self, rows, width, n_experts, n_used, device, reduction=None, routing: Routing = Routing()
     ):
-        self.spec = router_spec(n_experts, n_used, routing)
+        self.spec, self.owned = router_spec(n_experts, n_used, routing), routing.owned
 
     def __call__(self, *arguments):
         kernel(self.run)(*arguments)
@@ -379,7 +379,8 @@ class Router:
     def run(self, h, norm, eps, matrix, ids, weights, logit_bias, choice_bias):
         logits = F.linear(normed(h, norm, eps), matrix, logit_bias)
         chosen, shares = Choice(None, self.spec, choice_bias).choose(logits)
-        ids.copy_(chosen)
+        first, last = self.owned or (0, self.spec.n_experts)
+        ids.copy_(torch.where((chosen >= first) & (chosen < last), chosen - first, -1))
         weights.copy_(shares)
 
 

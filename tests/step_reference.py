@@ -185,6 +185,7 @@ ROUTINGS = [
     Routing(sigmoid=True, norm=False, logit_bias=True, groups=4, groups_used=2),
     Routing(norm=False, scale=16.0, groups=4, groups_used=2, group_best=1),
     Routing(logit_bias=True),
+    Routing(owned=(4, 9)),
 ]
 
 
@@ -234,4 +235,7 @@ def router_case(
         logit_bias if routing.logit_bias else None,
         choice_bias if routing.choice_bias else None,
     )
+    if routing.owned is not None:
+        first, last = routing.owned
+        chosen = torch.where((chosen >= first) & (chosen < last), chosen - first, -1)
     return h, norm, matrix, biases, chosen, weights

@@ -121,6 +121,8 @@ def test_other_routings(routing, tmp_path):
         pointer(ids),
         pointer(weights),
     )
+    if routing.owned is not None:
+        assert (chosen < 0).any() and (chosen >= 0).any()
     assert torch.equal(ids.long(), chosen)
     assert torch.allclose(weights.double(), expected, rtol=1e-5)
 

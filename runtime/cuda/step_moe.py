@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ...cuda_kernels import matvec, step_between
@@ -32,10 +34,10 @@ class StepMoE(StepBranch):
         super().__init__(branch, context)
         moe: MoE = branch.module
         spec, e = moe.spec, moe.experts
-        self.routing = routing_of(moe.router)
+        self.routing = replace(routing_of(moe.router), owned=moe.owned)
         if not router_fits(STEP_ROWS, self.norm.numel(), spec.n_experts, spec.n_used, self.routing):
             raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {self.norm.numel()}")
-        self.spec, self.reduction, self.owned = spec, moe.router.reduction, moe.owned
+        self.spec, self.reduction = spec, moe.router.reduction
         self.router_norm, self.router_eps = self.norm, self.eps
         self.router = float_matrix(moe.router.linear, context)
         self.router_biases = moe.router.linear.bias, moe.router.bias
@@ -62,8 +64,6 @@ class StepMoE(StepBranch):
         )
         router_norm = self.router_norm, self.router_eps
         route(h, *router_norm, self.router, ids, weights, *self.router_biases)
-        if self.owned is not None:
-            step_between.own_experts(ids, *self.owned)
         hidden = frame.buffer("expert hidden", spec.n_used * self.down.cols).view(
             frame.n, spec.n_used, -1
         )

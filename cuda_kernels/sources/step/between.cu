@@ -31,17 +31,6 @@ add_normed(float* x, const float* bias, const float* weight, float eps, float* h
     }
 }
 
-// ids[i] -= first, or -1 where that is not one of `count` experts, n ids.
-extern "C" __global__ void __launch_bounds__(THREADS)
-own_experts(int* ids, int first, int count, int n) {
-    wait_for_inputs();
-    start_dependents();
-    const int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= n) return;
-    const int id = __ldcg(ids + i) - first;
-    ids[i] = id >= 0 && id < count ? id : -1;
-}
-
 __device__ __forceinline__ float block_sum(float x, float (&sums)[WARPS]) {
     x = warp_sum(x);
     __syncthreads();  // the sums of the call before are read

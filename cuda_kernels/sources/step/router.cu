@@ -11,7 +11,8 @@
 // Compiled per shape: ROWS, WIDTH (a multiple of 4), EXPERTS, N_USED, and LEAST, THRESHOLD: experts after the LEAST best only count where
 // their score exceeds THRESHOLD times the largest. SIGMOID: scores are sigmoids, not a softmax. NORM: weights have a sum of 1 before they
 // are multiplied by SCALE. CHOICE_BIAS: experts are chosen by score + bias. LOGIT_BIAS: logits have a bias. GROUPS, GROUPS_USED,
-// GROUP_BEST: experts are chosen from the groups with the largest sum of their GROUP_BEST best.
+// GROUP_BEST: experts are chosen from the groups with the largest sum of their GROUP_BEST best. FIRST, LAST: ids count from FIRST, and those
+// of other experts than FIRST to LAST are -1.
 #include "step/common.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
@@ -106,7 +107,7 @@ __device__ __forceinline__ void choose(float* logits, float* scores, const float
         }
         if (rank < N_USED) {
             best[rank] = BY_LOGITS ? mine : scores[e];
-            ids[rank] = e;
+            ids[rank] = e >= FIRST && e < LAST ? e - FIRST : -1;
         }
     }
     __syncthreads();
