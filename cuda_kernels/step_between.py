@@ -18,7 +18,6 @@ BETWEEN = KernelSpec(
         "add_normed",
         "sum_normed",
         "layer_inputs",
-        "own_experts",
         "layer_norm",
         "activate",
         "scale",
