@@ -82,11 +82,11 @@ def test_fused_experts_are_those_decoded_first(monkeypatch):
 
 def test_attention_of_large_passes(monkeypatch):
     """cuDNN's kernel, if torch has it, and FlashAttention-2 agree."""
-    from iqforge.runtime.cuda import prompt_attention
+    from iqforge.runtime.cuda import prompt_scores
 
     with model("llama-tiny:Q8_0", precision="f16") as m:
         flash = logits(m)
-        monkeypatch.setattr(prompt_attention, "CUDNN_ROWS", 1)
+        monkeypatch.setattr(prompt_scores, "CUDNN_ROWS", 1)
         assert error(logits(m), flash) < 0.002
 
 

@@ -17,9 +17,9 @@ from ..state.hadamard import hadamard
 from ..state.latent import read_keys, settings_of, write_keys
 from .context import Context
 from .latent_weights import HeadMatrices
-from .prompt_attention import attend_in_memory
 from .prompt_graphs import Stage, Staged
 from .prompt_index import PromptIndexer
+from .prompt_scores import attend_in_memory
 from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, Slow, executor
