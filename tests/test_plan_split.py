@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import torch
 from iqforge.errors import UsageError
 from iqforge.formats.gguf.reader import open_gguf
+from iqforge.formats.source import Source
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.layers.block import Block
 from iqforge.runtime.model import load_model
+from iqforge.runtime.network.network import Network
 from iqforge.runtime.parallel.apportion import Balanced, normalized
 from iqforge.runtime.parallel.planner import NoPlanError, plan_split
 from iqforge.runtime.split_model import make_plan, network_of
@@ -24,6 +27,13 @@ from .shared import shared
 from .thread_ranks import logits_on_ranks
 
 SHARES = ((1, 1), (1, 1, 1), (5, 2, 1), (1, 0), (1,) * 8)
+
+
+@functools.cache
+def opened(model) -> tuple[Source, Network]:
+    """The source and the whole network of a file, or of a known shape."""
+    source = SyntheticSource(model) if isinstance(model, str) else open_gguf(model)
+    return source, network_of(source)
 
 
 class Other:
@@ -222,9 +232,10 @@ def check_cover(plan, source) -> None:
 @pytest.mark.parametrize("shares", SHARES, ids=lambda s: "-".join(map(str, s)))
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_tensor_is_covered(name, shares):
-    with open_gguf(golden(name)) as source:
-        for reference in (False, True):
-            check_cover(make_plan(source, shares, reference=reference), source)
+    source, network = opened(golden(name))
+    for reference in (False, True):
+        plan = plan_split(network, source.tensors, shares, reference=reference)
+        check_cover(plan, source)
 
 
 @pytest.mark.parametrize("shares", SHARES, ids=lambda s: "-".join(map(str, s)))
@@ -241,8 +252,8 @@ def test_every_tensor_is_covered(name, shares):
     ],
 )
 def test_quantized_tensors_are_covered(shape, type, shares):
-    source = SyntheticSource(f"{shape}:{type}")
-    check_cover(make_plan(source, shares), source)
+    source, network = opened(f"{shape}:{type}")
+    check_cover(plan_split(network, source.tensors, shares), source)
 
 
 @pytest.mark.parametrize("shares", SHARES, ids=lambda s: "-".join(map(str, s)))
