@@ -73,13 +73,14 @@ def test_layout_agrees_with_the_decoder(name):
         choices = layout.choices(made)
         np.testing.assert_array_equal(layout.with_choices(made, choices), made)
         assert len({len(np.unique(layout.group_bits)), layout.group_bits.size}) == 1
-        per_block = len(layout.group_bits)
-        units = layout.choice_units[np.arange(choices.shape[1]) % per_block, choices]
-        d = np.repeat(stored[0], choices.shape[1] // stored[0].shape[1], axis=1)
-        wanted = (d[:, :, None] * units)[
-            np.arange(5)[:, None], np.arange(N) // (N // choices.shape[1]), codes
-        ]
-        np.testing.assert_allclose(values, wanted, rtol=2e-6, atol=1e-6)
+        at = np.arange(choices.shape[1]) % len(layout.group_bits), choices
+        d, *others = (np.repeat(one, choices.shape[1] // one.shape[1], axis=1) for one in stored)
+        groups = d[:, :, None] * layout.choice_units[at]
+        for other in others:
+            groups += (other * layout.choice_shifts[at])[:, :, None]
+        wanted = groups[np.arange(5)[:, None], np.arange(N) // (N // choices.shape[1]), codes]
+        np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-5)
+        assert (layout.near_choices[:, 0] == np.arange(len(layout.near_choices))).all()
 
 
 @pytest.mark.parametrize("name", VECTORS)

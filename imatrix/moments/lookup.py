@@ -19,8 +19,9 @@ _SHARES = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps")  # experts that s
 
 class FileMoments:
     """The second moments of a tensor. Those of gate and up of an expert that saw few tokens are
-    mixed with those of its layer: with as many tokens as columns, both count alike. An expert that
-    saw nothing has those of its layer; its down matrix has equal importances and no correlations.
+    mixed with those of its layer, those of other matrices with their own diagonal: with as many
+    tokens as columns, both count alike. An expert that saw nothing has those of its layer; its down
+    matrix has equal importances and no correlations.
     """
 
     def __init__(self, file: MomentsFile, one: MomentInput, tensor: str):
@@ -34,10 +35,11 @@ class FileMoments:
         index = self._own(index)
         count, n = self.tokens(index), self._one.n_cols
         found = self._file.matrix(self._one.name, FOLDS[0], index) if count else np.eye(n)
-        if not self._mixes:
+        if self._one.n_matrices == 1:
             return found
         share = n / (n + count)
-        return (1 - share) * found + share * self._of_layer()
+        prior = self._of_layer() if self._mixes else np.diag(np.diagonal(found))
+        return (1 - share) * found + share * prior
 
     def hold(self, index: int) -> np.ndarray | None:
         """Return float64[n_cols, n_cols] of the held-out fold, or None if it saw nothing."""

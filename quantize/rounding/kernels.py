@@ -66,11 +66,14 @@ def _round(w, t, a, levels, ordered, codes, delta, first):
                 t[r, k] += d * a[column, first + k]
 
 
-def _round_settled(w, t, a, d, units, near, ordered, weights, codes, chosen, delta, first):
+def _round_settled(
+    w, t, a, d, units, offsets, shifts, near, ordered, weights, codes, chosen, delta, first
+):
     """`_round`, with the scale of each group chosen again for the values as they are when its turn
     comes.
 
-    d: float32[rows]; units float32[groups, choices, codes], the values of the codes for d = 1; near
+    d: float32[rows]; units float32[groups, choices, codes], the values of the codes for d = 1;
+    offsets float32[rows] and shifts float32[groups, choices], whose product is added; near
     int64[choices, n], the choices that are tried after each; weights float32[n]; chosen
     int64[rows, groups], which starts with the choices so far.
     """
@@ -86,10 +89,12 @@ def _round_settled(w, t, a, d, units, near, ordered, weights, codes, chosen, del
             least = np.float32(np.inf)
             for turn in range(near.shape[1]):
                 choice = near[start, turn]
+                shift = offsets[r] * shifts[g, choice]
                 total = np.float32(0)
                 for i in range(g * size, (g + 1) * size):
-                    code = _nearest(t[r, i] * inverse, units[g, choice], ordered)
-                    rest = t[r, i] - scale * units[g, choice, code]
+                    value = t[r, i] - shift
+                    code = _nearest(value * inverse, units[g, choice], ordered)
+                    rest = value - scale * units[g, choice, code]
                     total += weights[first + i] * (rest * rest)
                     if total >= least:
                         break
@@ -97,11 +102,12 @@ def _round_settled(w, t, a, d, units, near, ordered, weights, codes, chosen, del
                     least = total
                     best = choice
             chosen[r, g] = best
+            shift = offsets[r] * shifts[g, best]
             for i in range(g * size, (g + 1) * size):
                 column = first + i
-                code = _nearest(t[r, i] * inverse, units[g, best], ordered)
+                code = _nearest((t[r, i] - shift) * inverse, units[g, best], ordered)
                 codes[r, column] = code
-                rest = w[r, column] - scale * units[g, best, code]
+                rest = w[r, column] - (shift + scale * units[g, best, code])
                 delta[r, column] = rest
                 for k in range(i + 1, width):
                     t[r, k] += rest * a[column, first + k]

@@ -17,8 +17,9 @@ from .bits import block_bodies, get_bits, put_bits
 
 GROUP = 16  # elements that share the values of their codes, in every type
 _TRIES = 12
-_MOST_BITS = 9  # of a group's scale and shift
+_MOST_BITS = 12  # of a group's scale and shift
 _ALL_TRIED = 128  # choices up to which all are tried for every group
+_STEPS = (-8, -4, -2, -1, 0, 1, 2, 4, 8)  # of scale and minimum, for types with both
 _TRIED = 64  # choices that are tried otherwise, those with the most similar values
 
 
@@ -116,11 +117,24 @@ class CodeLayout:
         """Return float32[groups of a block, choices, codes]: the values of codes by the scale and
         shift of the group, for a scale of 1 of the block or row.
         """
+        return self._by_choice(self.scales[:1])
+
+    @functools.cached_property
+    def choice_shifts(self) -> np.ndarray:
+        """Return float32[groups of a block, choices]: what is added to all codes for a second scale
+        of 1; zeros for types without one.
+        """
+        if len(self.scales) < 2:
+            return np.zeros(self.choice_units.shape[:2], dtype=np.float32)
+        return np.ascontiguousarray(self._by_choice(self.scales[1:])[:, :, 0])
+
+    def _by_choice(self, ones: tuple[Scale, ...]) -> np.ndarray:
+        """Return the values of codes with these scales 1 and others 0."""
         positions, size = self.group_bits, self.type.block_size
         assert positions is not None
         n, groups = 1 << positions.shape[1], len(positions)
         rows = np.zeros((n, self.type.row_bytes(size)), dtype=np.uint8)
-        for scale in self.scales:
+        for scale in ones:
             scale.write(self.owners(rows), 1.0)
         rows = self.with_choices(rows, np.repeat(np.arange(n)[:, None], groups, axis=1))
         levels = self.levels(rows, size)  # [n, size / GROUP, codes]
@@ -157,6 +171,8 @@ class CodeLayout:
         Where the scale belongs to the row it was searched before errors were fed back, and all
         choices are tried.
         """
+        if len(self.scales) > 1:
+            return self._near_pairs()
         units = self.choice_units[0].astype(np.float64)
         n = len(units)
         distance = ((units[:, None] - units[None]) ** 2).sum(axis=2)
@@ -165,6 +181,17 @@ class CodeLayout:
         order = np.concatenate([itself, order[order != itself].reshape(n, n - 1)], axis=1)
         tried = n if n <= _ALL_TRIED or self.type.header_bytes else _TRIED
         return np.ascontiguousarray(order[:, :tried], dtype=np.int64)
+
+    def _near_pairs(self) -> np.ndarray:
+        """Return the choices whose scale and minimum are one of _STEPS away."""
+        scale = np.unique(self.choice_units[0, :, -1], return_inverse=True)[1]
+        shift = np.unique(self.choice_shifts[0], return_inverse=True)[1]
+        by_pair = {pair: choice for choice, pair in enumerate(zip(scale, shift))}
+        found = [
+            [choice, *(by_pair.get((s + i, m + j), choice) for i in _STEPS for j in _STEPS)]
+            for choice, (s, m) in enumerate(zip(scale, shift))
+        ]
+        return np.array(found, dtype=np.int64)
 
     @functools.cached_property
     def ordered(self) -> bool:
@@ -223,7 +250,7 @@ def code_layout(name: str) -> CodeLayout | None:
 def _group_bits(
     touched: np.ndarray, alone: np.ndarray, scales: tuple[Scale, ...]
 ) -> np.ndarray | None:
-    """Return int64[groups, bits], or None for types with other scales than one for all groups.
+    """Return int64[groups, bits], or None for types whose groups have no scale.
 
     touched: bool[bits, elements], which elements a bit can change; alone: bool[bits], whether it is
     of a code.
@@ -231,7 +258,7 @@ def _group_bits(
     size = touched.shape[1]
     counts = touched.sum(axis=1)
     of_group = (counts > 1) & (counts < size) & ~alone
-    if len(scales) > 1 or not of_group.any():
+    if not of_group.any():
         return None
     group = int(counts[of_group].max())
     members = [

@@ -102,9 +102,9 @@ class Rounder:
             levels = layout.levels(piece, self.type.block_size)
             kernels.round_block(w, t, feedback, levels, layout.ordered, codes, delta, first)
             return piece
-        d = np.ones(len(piece), dtype=np.float32)
-        for scale in layout.scales:
-            d = scale.read(layout.owners(piece))[:, 0]
+        stored = [scale.read(layout.owners(piece))[:, 0] for scale in layout.scales]
+        d = stored[0] if stored else np.ones(len(piece), dtype=np.float32)
+        offsets = stored[1] if len(stored) > 1 else np.zeros(len(piece), dtype=np.float32)
         chosen = layout.choices(piece)
         kernels.round_settled(
             w,
@@ -112,6 +112,8 @@ class Rounder:
             feedback,
             d,
             layout.choice_units,
+            offsets,
+            layout.choice_shifts,
             layout.near_choices,
             layout.ordered,
             self.weights,
