@@ -80,7 +80,7 @@ def main() -> None:
     patch = pytest.MonkeyPatch()
     prompt_on_cpu.install(patch)
     patch.setattr(group_module, "FEW_ROWS", 4)
-    patch.setattr(prompt_stream, "_PIECE_ROWS", 5)
+    patch.setattr(prompt_stream, "_PIECE_BYTES", 3000)
     patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
     report = {}
     for spec in specs:

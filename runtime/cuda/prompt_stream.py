@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..parallel.group import Group
     from .prompt_weights import Product
 
-# Rows that are summed over ranks at a time. All ranks use the same pieces, also one that computes
-# nothing.
-_PIECE_ROWS = 512
+# What is summed over ranks at a time, at least: smaller sums take longer to start than to run. All
+# ranks use the same pieces, also one that computes nothing.
+_PIECE_BYTES = 8 * 2**20
 
 
 def check_norm(norm: Norm, context: Context) -> None:
@@ -111,7 +111,7 @@ class Stream:
         if moved == half and len(parts) == 1 and "product" in parts[0]:
             product, x = parts[0]["product"], parts[0]["x"]
             total = product.out(len(x))
-            group.sum_while(product.pieces(x, _PIECE_ROWS))
+            group.sum_while(product.pieces(x, self._rows_together(half)))
         elif moved is None:
             total = group.sum(self._joined(parts).float())
         else:
@@ -120,11 +120,15 @@ class Stream:
                 # In a buffer, as the graph of the next product reads it in the same place again.
                 other = self.context.buffer("sum over ranks", tuple(total.shape), moved)
                 total = other.copy_(total)
-            group.sum_while(total.split(_PIECE_ROWS))
+            group.sum_while(total.split(self._rows_together(moved)))
         if total.dtype == half:
             self.add(total, post_norm=norm)
         else:
             self.settled().add_(total if norm is None else norm(total.float()))
+
+    def _rows_together(self, moved: torch.dtype) -> int:
+        """Return how many rows are summed over ranks at a time."""
+        return max(1, _PIECE_BYTES // (self.h.shape[1] * moved.itemsize))
 
     def _joined(self, parts: list[dict[str, Any]]) -> torch.Tensor:
         """Return the sum of the parts of this rank, in half or float32, in a buffer."""
