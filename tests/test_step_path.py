@@ -314,11 +314,20 @@ def test_a_closed_model_holds_no_weights(monkeypatch, opened):
     assert not any(resident.is_loaded for resident in held) and "engine" not in model.__dict__
 
 
-@pytest.mark.parametrize("case", FAST)
+BIASED = replace(
+    CASES["llama"],
+    name="llama_biased",
+    config=lambda s: CASES["llama"].config(s) | {"attention_bias": True, "mlp_bias": True},
+)
+
+
+@pytest.mark.parametrize(
+    "case", [*(CASES[name] for name in FAST), BIASED], ids=lambda case: case.name
+)
 def test_other_architectures(monkeypatch, tmp_path, case):
     """Windows, biases, shared experts, other routers, norms after a branch: all in kernels."""
-    tiny = make_tiny_model(CASES[case], WIDE, tmp_path / case)
-    path = tmp_path / f"{case}.gguf"
+    tiny = make_tiny_model(case, WIDE, tmp_path / case.name)
+    path = tmp_path / f"{case.name}.gguf"
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     iqforge.quantize_model(tmp_path / "f32.gguf", path, Recipe("Q8_0", pure=True))
     step_on_cpu.install(monkeypatch)
