@@ -407,8 +407,12 @@ class Model:
         call with all rows, grouped by expert, and experts int64[rows] is the expert of each row;
         the heads of latent attention are seen in the same way. It is None for other tensors. reads:
         the callback uses x, so that latent attention is evaluated in the form whose inputs are
-        those of its tensors.
+        those of its tensors. UsageError for that with a rank of a split model.
         """
+        if reads and self.weights.share is not None:
+            raise UsageError(
+                "a rank has a part of every matrix: inputs of products are those of a whole model"
+            )
         taps = self.weights.taps
         taps.observers.append(callback)
         taps.readers += reads

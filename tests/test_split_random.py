@@ -8,6 +8,7 @@ import iqforge
 import numpy as np
 import pytest
 import torch
+from iqforge.errors import UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.parallel.share import Share
@@ -117,3 +118,13 @@ def test_ranks_compute_trained_models(tmp_path, name):
     iqforge.quantize_model(shared(f"models/{name}"), path, "IQ4_KS")
     for shares in SHARES:
         check(path, np.arange(100, 140), shares)
+
+
+def test_inputs_of_products_are_those_of_whole_models():
+    with open_gguf(shared("golden/convert/llama/expected-f32.gguf")) as source:
+        share = Share(make_plan(source, (1, 1)), 0, None)
+        model = Model(source, share=share)
+        with pytest.raises(UsageError, match="a part of every matrix"), model.observe(print):
+            pass
+        with model.observe(print, reads=False):
+            pass
