@@ -62,7 +62,7 @@ class MatvecPlan:
     """`steps` of 32 granules make a row. A stage is `stage_steps` of them of `stage_rows` rows.
     Each of `warps` warps has `slots` stages in flight. `shared`: bytes of shared memory of a block.
     `resident`: blocks whose registers fit on a multiprocessor at once. `spread`: each activation is
-    in four bytes.
+    in four bytes. `joined`: lanes take the granules of all slots of an expert as one row.
     """
 
     steps: int
@@ -73,15 +73,16 @@ class MatvecPlan:
     shared: int
     resident: int
     spread: bool = False
+    joined: bool = False
 
 
 def granule(type: GGMLType) -> int:
     return _GRANULE.get(type.name, 32)
 
 
-def stage_bytes(type: GGMLType, cols: int, stage_steps: int) -> int:
+def stage_bytes(type: GGMLType, cols: int, stage_steps: int, joined: bool = False) -> int:
     """Shared memory for a stage of one row: Ring::ROW of matvec/ring.cuh."""
-    total, elements = 0, stage_steps * 32 * granule(type)
+    total, elements = 0, cols if joined else stage_steps * 32 * granule(type)
     for _, n, per_row in packed_layout(type).planes:
         if per_row:  # ROW_FACTOR of the formats; HEADER_STAGED: the 16 bytes that have it
             total += 16 if n == 2 else 0
@@ -128,8 +129,11 @@ def plan(
         shared_space_of(type, min(limit, wanted or limit)) - x,
     )
 
+    # Lanes keep their place in a block of 256. Joined rows are one stage.
+    joinable = kind == EXPERT_DOWN and granule(type) == 32 and cols % 256 == 0 and cols % 1024 != 0
+
     def slot(k: int) -> int:
-        return stage_rows * stage_bytes(type, cols, k)
+        return stage_rows * stage_bytes(type, cols, k, joinable and k == steps)
 
     warps = _WARPS
     while warps > 4 and fewest * warps * slot(1) > shared_space_of(type, limit) - x:
@@ -160,6 +164,7 @@ def plan(
         x + warps * slots * slot(stage_steps),
         resident,
         spread,
+        joinable and stage_steps == steps,
     )
 
 
@@ -200,6 +205,7 @@ def quantized_spec(
         "BLOCKS": plan.resident,
         "ACROSS": _ACROSS,
         "SPREAD_X": int(plan.spread),
+        "JOINED_SLOTS": int(plan.joined),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
         "BF16_OUT": int(bf16 and kind == GATE_UP),
         **dict.fromkeys(options, 1),
@@ -210,7 +216,8 @@ def quantized_spec(
         defines |= {"BIASED": int(biased), "SCALED": int(scaled)}
         terms += "_biased" * biased + "_scaled" * scaled
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
-    shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_spread' * plan.spread}"
+    shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
+    shape += "_spread" * plan.spread + "_joined" * plan.joined
     name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{_suffix(options)}{terms}"
     return KernelSpec(
         name,

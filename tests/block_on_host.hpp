@@ -34,6 +34,7 @@ inline int __float_as_int(float v) { return __float_as_uint(v); }
 inline int __float2int_rn(float v) { return int(lrintf(v)); }
 inline float __expf(float v) { return expf(v); }
 inline float __fdividef(float a, float b) { return a / b; }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint64_t(a) * b >> 32; }
 inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 template <class T> inline T __ldcg(const T* at) { return *at; }
 

@@ -331,6 +331,19 @@ def test_plans_cover_rows_and_fit(name, cols):
             assert cut.slots >= 2 and cut.shared <= matvec_plan.shared_space_of(type, limit)
 
 
+@pytest.mark.parametrize("name", [n for n in QUANTIZED if ggml_type(n).block_size == 256])
+def test_slots_of_experts_are_joined(name):
+    """Rows of 768 are three quarters of a step: eight of them take six steps, and no more shared
+    memory than they have bytes. So the block fits next to one of the gates, and its weights load
+    while those are multiplied. Rows of whole steps stay apart.
+    """
+    type, half = ggml_type(name), 114 << 10  # of an H200's multiprocessor
+    cut = matvec_plan.plan(type, 768, 8, matvec_plan.EXPERT_DOWN, 227 << 10, half - (2 << 10))
+    assert cut.joined == (matvec_plan.granule(type) == 32)
+    assert cut.shared <= matvec_plan.shared_space_of(type, half)
+    assert not matvec_plan.plan(type, 1024, 8, matvec_plan.EXPERT_DOWN, 227 << 10).joined
+
+
 def test_floats_have_no_expert_kernels():
     for name in TYPES:
         assert matvec.supported(ggml_type(name))

@@ -83,12 +83,10 @@ def plan(type, cols, n, kind, **changes):
     cut = dataclasses.replace(
         cut, **{"warps": 2, "slots": 1 if kind == mp.EXPERT_DOWN else 2, **changes}
     )
+    cut = dataclasses.replace(cut, joined=cut.joined and cut.stage_steps == cut.steps)
     x = n * mp.activation_bytes(type, cut.steps, cut.spread)
-    return dataclasses.replace(
-        cut,
-        shared=x
-        + cut.warps * cut.slots * cut.stage_rows * mp.stage_bytes(type, cols, cut.stage_steps),
-    )
+    stage = cut.stage_rows * mp.stage_bytes(type, cols, cut.stage_steps, cut.joined)
+    return dataclasses.replace(cut, shared=x + cut.warps * cut.slots * stage)
 
 
 def matrix(name, rows, cols, n_matrices=1, seed=0):

@@ -69,6 +69,25 @@ inline float half_to_float(uint32_t bits) {
   return __uint_as_float(sign | (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13);
 }
 
+inline uint32_t rounded_half(double v) {  // of normal ones
+  if (v == 0) return 0;
+  int exponent;
+  frexp(v, &exponent);
+  const double step = ldexp(1.0, exponent - 11), n = nearbyint(v / step) * step;
+  uint32_t mantissa;
+  frexp(n, &exponent);
+  if (exponent < -13 || exponent > 16) __builtin_trap();
+  mantissa = uint32_t(fabs(ldexp(n, 11 - exponent)));
+  return (n < 0 ? 0x8000u : 0) | (exponent + 14) << 10 | (mantissa & 1023);
+}
+inline uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t both = 0;
+  for (int n = 0; n < 32; n += 16)
+    both |= rounded_half(double(half_to_float(a >> n & 0xFFFF)) * half_to_float(b >> n & 0xFFFF) + half_to_float(c >> n & 0xFFFF)) << n;
+  return both;
+}
+inline uint32_t add_halves(uint32_t a, uint32_t b) { return fma_halves(a, 0x3C003C00u, b); }
+
 template <class T>
 inline T aligned_load(const uint8_t* at) {  // as on a device, a load has to be aligned to its size
   if (reinterpret_cast<uintptr_t>(at) % sizeof(T)) __builtin_trap();

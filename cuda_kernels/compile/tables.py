@@ -14,7 +14,6 @@ _TABLES = {
     "IQ3NL": (tables.IQ3NL_VALUES[:8], tables.IQ3NL_VALUES[8:]),
     "IQ4NL": (tables.IQ4K_VALUES[:16], tables.IQ4K_VALUES[16:]),
     "IQ5NL": (tables.IQ5NL_VALUES[:32], tables.IQ5NL_VALUES[32:]),
-    "IQ6NL": (tables.IQ6NL_VALUES[:64], tables.IQ6NL_VALUES[64:]),
     "FP4": (tables.FP4_VALUES, None),
     "IQ2KL_EVEN": (tables.IQ2KL_VALUES[:, 0], None),
     "IQ2KL_ODD": (tables.IQ2KL_VALUES[:, 1], None),
@@ -24,7 +23,6 @@ _TABLES = {
 # Name: values and type of the entries of tables that kernels may also read in shared memory. With
 # at most 128 bytes, lanes that read different words find them in different banks.
 _SHARED = {
-    "IQ6NL": (tables.IQ6NL_VALUES[:64], "uint8_t"),
     "IQ2KL": (tables.IQ2KL_VALUES, "uint16_t"),
 }
 

@@ -64,10 +64,29 @@ def iq5_k(i):
 
 
 def iq6_k(i):
+    """A half of a unit has its 16 codes as pairs of neighbours, in the same bits of both halves of
+    its three words: of pairs 0 to 2 in bits 4 to 9 of a word, of 3 to 5 in bits 10 to 15. Bits 0 to
+    3 of the first two words are low bits of pairs 6 and 7, of the third one their high bits.
+    """
+    p = i % 16 // 2
+
+    def moved(stored, low: bool, n: int) -> list[tuple]:
+        word = np.where(p < 6, p % 3, p - 6 if low else 2)
+        bit = np.where(p < 3, 4, np.where(p < 6, 10, 0)) + (
+            0 if low else np.where(p < 6, 4, 2 * (p - 6))
+        )
+        at = 32 * (i % 32 // 16 * 3 + word) + 16 * (i % 2) + bit
+        first = at < 128
+        u = i // 32
+        return [
+            (stored[first], "codes", bits(0, (128 * u + at)[first], n)),
+            (stored[~first], "high", bits(0, (64 * u + at - 128)[~first], n)),
+        ]
+
     u = i // 32
     return [
-        (nibble(20 + 32 * (i // 64) + i % 32, u % 2), "codes", nibbles(i)),
-        (bits(148 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "high", pairs(i)),
+        *moved(nibble(20 + 32 * (i // 64) + i % 32, u % 2), True, 4),
+        *moved(bits(148 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), False, 2),
         (u8(4 + i // 16), "scales", u8(i // 16)),
         *_heads(),
     ]

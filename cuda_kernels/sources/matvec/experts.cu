@@ -6,6 +6,9 @@
 // EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
 // BIASED: products have a bias per expert and row, SCALED: a factor per expert; a null pointer stands for none.
 //
+// JOINED_SLOTS, for EXPERT_DOWN with rows that are one stage and no multiple of a step: lanes take the granules of all slots' rows one after
+// the other, as if they were one row. So a step has a granule for every lane, and slots in shared memory are no longer than rows.
+//
 // A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended.
 // EXPERT_DOWN follows it, and may not start before that, so it reads the choice at once: `ids` and `weights` must be older than the kernel
 // in front of it.
@@ -26,6 +29,17 @@ DEV void pair_sums(float& a, float& b, int lane) {
   for (int o = 8; o; o >>= 1) mine += __shfl_xor_sync(~0u, mine, o);
   a = mine, b = __shfl_xor_sync(~0u, mine, 16);
 }
+// The slot and the row of an item, by a product instead of a division, whose quotient may be one too small.
+struct Place { int slot, row; };
+struct Places {
+  const int hidden;
+  const uint32_t inverse;
+  __device__ __forceinline__ Places(int hidden) : hidden(hidden), inverse(0xFFFFFFFFu / hidden) {}
+  __device__ __forceinline__ Place of(int item) const {
+    const int slot = __umulhi(item, inverse), row = item - slot * hidden;
+    return row < hidden ? Place{slot, row} : Place{slot + 1, row - hidden};
+  }
+};
 
 // Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
@@ -36,17 +50,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const int items = slots * hidden, stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
   const typename F::Lane constants(lane);
+  const Places places(hidden);
   prepare_unit<TYPE>();
   wait_for_predecessor();
   allow_successor();   // not earlier: it reads the router's choice as soon as it starts
   const int mine = lane < slots ? __ldcg(ids + token * slots + lane) : -1;   // slot lane's expert
 
-  auto row_of = [&](int item) { return (int64_t)max(__shfl_sync(~0u, mine, item / hidden), 0) * per_expert + item % hidden; };
+  auto row_of = [&](const Place& at) { return (int64_t)max(__shfl_sync(~0u, mine, at.slot), 0) * per_expert + at.row; };
   auto source = [&](int item, int k) -> Row {
-    const int64_t row = row_of(item);
+    const int64_t row = row_of(places.of(item));
     return k == 0 ? Row{gate, stored, row} : Row{up, stored, row + first_up};
   };
-  auto end = [&](int item) { return (item / hidden + 1) * hidden; };
+  auto end = [&](int item) { return item - places.of(item).row + hidden; };
   auto matrices = feed<F>(items_of<1>(source, end), begin, items, stride, lane, ring);
   static __shared__ float squares[1][WARPS];
   quantize<F, 1, true>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);
@@ -157,8 +172,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
       matrices.wait();
       if (F::HEADER_STAGED && chunk == 0 && factor != 0)
         weight *= Ring<F>::row_factor(matrices.slot + lane * Ring<F>::ROW, (int64_t)mine * rows + item);
+      constexpr int OF_ROW = COLS / F::G, ALL = JOINED_SLOTS ? N * OF_ROW : 0;
       #pragma unroll
-      for (int k = 0; k < N; k++) {
+      for (int first = 0; first < ALL; first += 32) {
+        const int at = first + lane, slot = min(at / OF_ROW, N - 1), granule = min(at - slot * OF_ROW, OF_ROW - 1);
+        const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, slot), 0) * rows + item;
+        const float by = __shfl_sync(~0u, weight, slot);
+        const Stage stage = Ring<F>::stage(matrices.slot + slot * Ring<F>::ROW, row, 0);
+        const typename F::Weights w[1] = {F::prepare(F::load(stage, 0, granule), constants, granule)};
+        const uint32_t x = shared_address(shared_memory) + slot * A::BYTES + 16 * granule;
+        float v[1];
+        products<F, 1>(w, F::input(x, x + 16 * A::PARTS * A::GRANULES, 0), v);
+        if (by != 0 && at < ALL) sum += by * v[0];   // keeps out, too, what is not a number in an expert that nobody chose
+      }
+      #pragma unroll
+      for (int k = 0; k < (JOINED_SLOTS ? 0 : N); k++) {
         const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item;
         const float by = __shfl_sync(~0u, weight, k);
         float part = 0;
@@ -173,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
           if (COLS % (32 * F::G * STEPS)) v[0] = (at + p) * 32 + lane < COLS / F::G ? v[0] : 0;   // past a row's end there is arbitrary data
           part += v[0];
         }
-        if (by != 0) sum += by * part;   // keeps out, too, what is not a number in an expert that nobody chose
+        if (by != 0) sum += by * part;   // as above
       }
       matrices.next();
     }

@@ -13,7 +13,7 @@ DEV bool has_step(int chunk, int p) { return STEPS % P == 0 || p < (STEPS - 1) %
 // What differs from plane to plane is a constant of the plane's number, a template parameter: loops over planes are not unrolled
 // where there are many, and then every copy would work it out again.
 template <class F> struct Ring {
-  static constexpr int ELEMENTS = P * 32 * F::G;
+  static constexpr int ELEMENTS = JOINED_SLOTS ? COLS : P * 32 * F::G;   // of a stage
   CONST int piece(int p) { return F::bytes(p, ELEMENTS); }
   CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && piece(p) % 16 == 0; }
   // Whether L2 takes in whole lines of 128 bytes: shorter rows gain nothing by it.

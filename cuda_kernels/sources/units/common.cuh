@@ -112,6 +112,18 @@ __device__ __forceinline__ uint32_t to_bfloats(float low, float high) {
   return both;
 }
 
+// Two halves in a word: a + b, and a * b + c, each rounded once.
+__device__ __forceinline__ uint32_t add_halves(uint32_t a, uint32_t b) {
+  uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+__device__ __forceinline__ uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+
 #ifndef UNITS_IN_SHARED  // the matrix-vector kernels bring packed rows to shared memory first
 
 // Weights are read once: they do not stay in L1.
@@ -218,10 +230,6 @@ __device__ __forceinline__ uint32_t four_of_32(uint32_t low, uint32_t by3, uint3
   return __byte_perm(four_of_16(low, by3, t[0], t[1], t[2], t[3]), four_of_16(low, by3, t[4], t[5], t[6], t[7]), by4);
 }
 
-__device__ __forceinline__ uint32_t four_of_64(uint32_t low, uint32_t by3, uint32_t by4, uint32_t by5, const uint32_t* t) {
-  return __byte_perm(four_of_32(low, by3, by4, t), four_of_32(low, by3, by4, t + 8), by5);
-}
-
 __device__ __forceinline__ uint2 lookup16(uint32_t codes, const uint32_t (&t)[4]) {
   const uint32_t low = codes & 0x77777777u, by3 = choosing((codes & 0x88888888u) >> 1);
   return make_uint2(four_of_16(low, by3, t[0], t[1], t[2], t[3]), four_of_16(low >> 16, by3 >> 16, t[0], t[1], t[2], t[3]));
@@ -243,13 +251,6 @@ __device__ __forceinline__ void lookup_unit(const uint4& q, int (&w)[8]) {
 __device__ __forceinline__ uint2 lookup32(uint32_t codes, uint32_t fifth, const uint32_t (&t)[8]) {
   const uint32_t low = codes & 0x77777777u, by3 = choosing((codes & 0x88888888u) >> 1), by4 = choosing(fifth);
   return make_uint2(four_of_32(low, by3, by4, t), four_of_32(low >> 16, by3 >> 16, by4 >> 16, t));
-}
-
-// `high`: the two highest bits of the codes, in bits 0 and 1 of the nibbles.
-__device__ __forceinline__ uint2 lookup64(uint32_t codes, uint32_t high, const uint32_t (&t)[16]) {
-  const uint32_t low = codes & 0x77777777u, by3 = choosing((codes & 0x88888888u) >> 1);
-  const uint32_t by4 = choosing(high << 2 & 0x44444444u), by5 = choosing(high << 1 & 0x44444444u);
-  return make_uint2(four_of_64(low, by3, by4, by5, t), four_of_64(low >> 16, by3 >> 16, by4 >> 16, by5 >> 16, t));
 }
 
 // x shifted so that bit `from` comes to bit `to`; both are known once loops are unrolled.

@@ -156,11 +156,18 @@ struct IQ5_K : layout::IQ5_K {
   }
 };
 
+// Values of two codes q of IQ6NL, one in each half of `magic + q`, in the lowest bytes of halves; one more if `second`. The table is the
+// integers next to a cubic polynomial of q - 26. These coefficients give all 64 of them with each step rounded to a half (test_units.py),
+// and an integer plus 1536 has its lowest 8 bits in the lowest byte of a half.
+template <uint32_t MINUS_26>   // less magic
+__device__ __forceinline__ uint32_t iq6_pair(uint32_t codes, bool second) {
+  const uint32_t z = add_halves(codes, MINUS_26 * 0x10001u);
+  const uint32_t rise = fma_halves(fma_halves(z, 0x14F214F2u, 0xA4E6A4E6u), z, 0x41B241B2u);   // 0.0012073517, -0.0191345215, 2.84765625
+  return fma_halves(rise, z, second ? 0x65EE65EEu : 0x65ED65EDu);                             // -18, or -19, and 1536
+}
+
 struct IQ6_K : layout::IQ6_K {
   static constexpr int SCALES = 2, SECOND = 1;
-#ifdef UNITS_IN_SHARED
-  using Shared = IQ6NL_SHARED_TABLE;
-#endif
   static constexpr bool MINS = false;
   struct Raw { uint4 q; uint2 high; uint32_t scales, head; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -169,33 +176,27 @@ struct IQ6_K : layout::IQ6_K {
             load_as<uint32_t>(in_plane<HEADS_BYTES>(base, g, HEADS_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
+    constexpr uint32_t AT_64 = 0x54005400u, AT_1024 = 0x64006400u;   // codes from bit 4 and from bit 0 on are added to 64 and to 1024
+    constexpr uint32_t FROM_64 = 0xD5A0u, FROM_1024 = 0xE41Au;       // -90 and -1050
     const float d = half_to_float(r.head & 0xFFFFu);
-    const uint32_t halves = r.head >> (16 + 2 * (unit & 7)), q[4] = {r.q.x, r.q.y, r.q.z, r.q.w};
+    const uint32_t halves = r.head >> (16 + 2 * (unit & 7)), q[6] = {r.q.x, r.q.y, r.q.z, r.q.w, r.high.x, r.high.y};
     s[0] = scaled(d, int8_t(r.scales));
     s[1] = scaled(d, int8_t(r.scales >> 8));
-    if constexpr (PRODUCTS) {  // a look-up in shared memory for each byte where 15 permutations for four take longer: not for all of them
-      const uint32_t table = IQ6NL_SHARED_TABLE::address();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const uint32_t high = k < 2 ? r.high.x : r.high.y;
-        const uint32_t even = (q[k] & 0x0F0F0F0Fu) | (shifted(high, 2 * (k % 2), 4) & 0x30303030u);
-        const uint32_t odd = (q[k] >> 4 & 0x0F0F0F0Fu) | (high >> (2 * (k % 2)) & 0x30303030u);
+    for (int g = 0; g < 2; ++g) {  // see `iq6_k` of layouts/iq_k.py
+      const bool second = !PRODUCTS && (halves >> g & 1u);
+      const uint32_t* a = q + 3 * g;
+      uint32_t v[8];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const uint32_t a = IQ6NL_SHARED_TABLE::at(byte_times(even, 2 * h, 1, table)), b = IQ6NL_SHARED_TABLE::at(byte_times(odd, 2 * h, 1, table));
-          const uint32_t c = IQ6NL_SHARED_TABLE::at(byte_times(even, 2 * h + 1, 1, table)), e = IQ6NL_SHARED_TABLE::at(byte_times(odd, 2 * h + 1, 1, table));
-          w[2 * k + h] = __byte_perm(a | b << 8, c | e << 8, 0x5410);
-        }
+      for (int j = 0; j < 3; ++j) {
+        v[j] = iq6_pair<FROM_64>(logic<0xEA>(a[j], 0x03F003F0u, AT_64), second);   // 0xEA: the first and second, or the third
+        v[3 + j] = iq6_pair<FROM_64>(logic<0xEA>(a[j] >> 6, 0x03F003F0u, AT_64), second);
       }
-    } else {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        uint32_t t[16];
-        table_words<IQ6NL_TABLE>(halves >> (k / 2) & 1u, t);
-        const uint2 eight = lookup64(q[k], eight_pairs(r.high, k), t);
-        w[2 * k] = eight.x;
-        w[2 * k + 1] = eight.y;
-      }
+      for (int j = 0; j < 2; ++j)
+        v[6 + j] = iq6_pair<FROM_1024>(logic<0xEA>(a[2] << (4 - 2 * j), 0x00300030u, logic<0xEA>(a[j], 0x000F000Fu, AT_1024)), second);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) w[4 * g + k] = permute(v[2 * k], v[2 * k + 1], 0x6420);
     }
   }
   static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) { return r.head >> (16 + 2 * (unit & 7)) & 3u; }

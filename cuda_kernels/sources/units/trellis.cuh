@@ -12,6 +12,16 @@ __host__ __device__ constexpr uint32_t power(int n) { return n == 0 ? 1u : MULTI
 // The value of a word in its highest byte: the sum of its four bytes of 6 bits less 126. (Lower bytes of the product do not carry.)
 __device__ __forceinline__ uint32_t value_in_top_byte(uint32_t x) { return (x & 0x3F3F3F3Fu) * 0x01010101u + (256u - 126u << 24); }
 
+// The same sums, 126 and MORE larger. Every other word is shifted by two bits: what it has in a byte is four times as large, and 64 times its
+// sum is a byte further up.
+template <int FIRST, int MORE>
+__device__ __forceinline__ uint32_t four_sums(uint32_t x) {
+  constexpr uint32_t LOW = 0x3F3F3F3Fu, HIGH = 0xFCFCFCFCu, ONE = 0x01010101u, MANY = 0x40404040u, START = MORE * 0x101u;
+  const uint32_t a = dot_of_bytes(x * (4 * power(FIRST + 2)) & HIGH, MANY, dot_of_bytes(x * power(FIRST + 1) & LOW, ONE, START));
+  const uint32_t b = dot_of_bytes(x * (4 * power(FIRST + 4)) & HIGH, MANY, dot_of_bytes(x * power(FIRST + 3) & LOW, ONE, START));
+  return permute(a, b, 0x5410);
+}
+
 // Element e after the start x: four bytes of 6 bits, whose sum is the value and 126 more.
 __device__ __forceinline__ uint32_t four_bytes(uint32_t x, int e) {
   constexpr uint32_t P1 = power(1), P2 = power(2), P3 = power(3), P4 = power(4), P5 = power(5), P6 = power(6), P7 = power(7), P8 = power(8);
@@ -120,12 +130,13 @@ struct IQ3_KT : layout::IQ3_KT {
   static constexpr int PARTS = 2;
   static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
     s[0] = scaled(r.d, r.scales >> (4 * (unit & 7)) & 15u);
-    int value[8];
-    IQ2_KT::values(r.q, value);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {  // negated where one of the two says so: the value's sign, and its own
-      const uint32_t negative = permute(uint32_t(value[k]) ^ r.signs << (7 - k), 0, 0xBA98);
-      w[0][k] = value[k] ^ negative;
+    for (int k = 0; k < 8; ++k) {  // values that are 128 too large: their highest bits are set where they are not negative
+      const uint32_t start = IQ2_KT::start(r.q, k / 2);
+      const uint32_t sums = k % 2 ? trellis::four_sums<4, 2>(start) : trellis::four_sums<0, 2>(start);
+      // Negated where one of the two says so, the value's sign or its own: where these bits are equal (0xC3).
+      const uint32_t negative = permute(logic<0xC3>(sums, r.signs << (7 - k), 0), 0, 0xBA98);
+      w[0][k] = sums ^ negative ^ 0x80808080u;
       w[1][k] = negative;
     }
   }
@@ -164,6 +175,11 @@ struct IQ4_KT : layout::IQ4_KT {
   static constexpr int SPREAD = 126;
   // The highest bits of the half words: the offset and bits 0..2 of the scale in the low ones, 3..6 in the high ones.
   static __device__ __forceinline__ float scale(const Raw& r, int) {
+    if constexpr (PRODUCTS) {  // the four highest bits of half words, of which a product makes 32 times the scale, and a float of that
+      const uint32_t zw = logic<0xE4>(r.q.w, r.q.z >> 1, 0x80008000u), xy = logic<0xE4>(r.q.y, r.q.x >> 1, 0x80008000u);   // 0xE4: chosen by the third
+      const uint32_t four = logic<0xE4>(zw, xy >> 2, 0xC000C000u) & 0xF000E000u;
+      return __fadd_rn(float_of_bits(dot_of_bytes(four, 0x10000100u, 0x4B400000u - 32 * 64)), -12582912.0f) * (r.d / 32);
+    }
     const uint32_t head = (r.q.x >> 15 & 0x00010001u) | (r.q.y >> 14 & 0x00020002u)
                           | (r.q.z >> 13 & 0x00040004u) | (r.q.w >> 12 & 0x00080008u);
     return scaled(r.d, int((head >> 1 & 7u) | (head >> 13 & 0x78u)) - 64);
