@@ -37,11 +37,11 @@ def number(name: str, value: Any) -> float | int:
     return cast(float, value)
 
 
-def whole_numbers(name: str, values: object, least: int = 0) -> list[int]:
-    """Return the whole numbers of a list, tuple, range, array or the like."""
+def whole_numbers(name: str, values: object) -> list[int]:
+    """Return the whole numbers from 0 on of a list, tuple, range, array or the like."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise wrong(name, values, "whole numbers")
-    return [whole_number(f"{name}[{i}]", value, least) for i, value in enumerate(values)]
+    return [whole_number(f"{name}[{i}]", value, 0) for i, value in enumerate(values)]
 
 
 def instance(name: str, value: Any, cls: type | tuple[type, ...], expected: str = "") -> Any:

@@ -7,7 +7,7 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ConfigError
 
-from .family_checkpoint import HEAD, write
+from .family_checkpoint import HEAD, SIZES, write
 
 EXPERTS = {
     "num_experts": 4,
@@ -119,6 +119,25 @@ def test_refused(tmp_path, hf_class, base, change, words):
     metadata(tmp_path / "base", hf_class, base)
     with pytest.raises(ConfigError, match=words):
         metadata(tmp_path / "changed", hf_class, base | change)
+
+
+@pytest.mark.parametrize(
+    "hf_class, base, name, size",
+    [
+        ("Qwen3ForCausalLM", {}, "qwen3", 128),
+        ("Qwen3NextForCausalLM", DELTA | EXPERTS, "qwen3next", 256),
+        ("Qwen3_5ForCausalLM", DELTA, "qwen35", 256),
+        ("Qwen3_5MoeForCausalLM", DELTA | EXPERTS, "qwen35moe", 256),
+        ("Gemma2ForCausalLM", GEMMA2 | {"query_pre_attn_scalar": 256}, "gemma2", 256),
+        ("GptOssForCausalLM", GPT_OSS, "gpt-oss", 64),
+        ("LlamaForCausalLM", {}, "llama", 8),
+    ],
+)
+def test_heads_that_the_config_does_not_name(monkeypatch, tmp_path, hf_class, base, name, size):
+    """The size is the default of the model class, or else the width divided by the heads."""
+    monkeypatch.delitem(SIZES, "head_dim")
+    keys = metadata(tmp_path / "hf", hf_class, base)
+    assert keys[f"{name}.attention.key_length"] == size
 
 
 def test_the_largest_gemmas_have_another_scale(tmp_path):

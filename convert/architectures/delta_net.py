@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class DeltaNet(MtpBlocks):
     `value_heads` is the order of the stored value heads in the GGUF file.
     """
 
-    default_head_size = 256
+    class_defaults: ClassVar[dict[str, object]] = {"head_dim": 256}
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)

@@ -30,7 +30,7 @@ from .scratch_file import ScratchFile
 from .stream import RunOutput, stream
 from .workload import RunEstimate, Workload
 
-TIMED_SECONDS = 0.5  # the time that a workload is tried for in all
+_TIMED_SECONDS = 0.5  # the time that a workload is tried for in all
 _ROUNDS = 2
 _SIZINGS = 3
 _FIRST_ELEMENTS = 1 << 14
@@ -48,7 +48,6 @@ def estimate_run(
     devices: Sequence[int] = (),
     files: Sequence[tuple[str | os.PathLike, int]] = (),
     setup: float = 0.0,
-    timed_seconds: float = TIMED_SECONDS,
 ) -> RunEstimate:
     """Return time and memory of `run.stream` with these plans, one for each output, on this machine
     as busy as it is now.
@@ -70,7 +69,7 @@ def estimate_run(
         for turn in range(_ROUNDS):
             for workload in workloads:
                 share = 1 if workload.n_elements >= _SMALL_SHARE * n_elements else 0.25
-                trial.timed(workload, share * timed_seconds / _ROUNDS, (turn + 0.5) / _ROUNDS)
+                trial.timed(workload, share * _TIMED_SECONDS / _ROUNDS, (turn + 0.5) / _ROUNDS)
         n_written = sum(plan.target.n_bytes for planned in plans for plan in planned)
         writing, finishing = scratch.seconds_for(n_written)
     working, loading = (

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +48,10 @@ def add_chunk_flags(
     parser.add_argument("-s", "--seed", help=argparse.SUPPRESS)  # nothing here is random
 
 
-def add_load_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """Add the flags that say where and how the model is loaded, the last group of the help.
-
-    without: fields of `LoadOptions` that the command has no flags for.
-    """
+def add_load_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where and how the model is loaded, the last group of the help."""
     group = parser.add_argument_group("where and how the model runs")
-    LoadOptions.add_flags(group, without=without, device="auto")
+    LoadOptions.add_flags(group, device="auto")
     group.add_argument(
         "-v", "--verbose", action="store_true", help="say what runs on a slower path"
     )

@@ -49,13 +49,6 @@ class State:
         """Bytes of memory, shared with the other sequences of the pool."""
         return sum(layer.nbytes for layer in self.layers if layer is not None)
 
-    @property
-    def is_rewindable(self) -> bool:
-        """Whether `truncate` can go back to any position: no recurrent states, no windows."""
-        return not any(self.tables[w].window for w in set(self.windows)) and all(
-            layer is None or layer.by_position for layer in self.layers
-        )
-
     def reserve(self, n: int) -> None:
         """Take memory for `n` more tokens. ShapeError for more than `capacity`, UsageError if the
         pool has no more, or if the sequence has ended.

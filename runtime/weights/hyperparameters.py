@@ -10,6 +10,7 @@ from ...errors import ConfigError, printable
 from ...formats.values import Value, get
 
 _REQUIRED: Any = object()
+_MOST = 2**31 - 1
 
 
 class Hyperparameters:
@@ -20,7 +21,7 @@ class Hyperparameters:
         self.architecture: str = get(metadata, "general.architecture", str, file=file)
 
     def integer(
-        self, key: str, default: Any = _REQUIRED, *, least: int = 1, most: int = 2**31 - 1
+        self, key: str, default: Any = _REQUIRED, *, least: int = 1, most: int = _MOST
     ) -> int:
         """An integer between `least` and `most`; ConfigError for anything else, or for a missing
         key without default.
@@ -60,28 +61,20 @@ class Hyperparameters:
             return default
         return get(self.metadata, self._full(key), str, file=self.file)
 
-    def per_layer(
-        self,
-        key: str,
-        n_layers: int,
-        default: Any = _REQUIRED,
-        *,
-        least: int = 1,
-        most: int = 2**31 - 1,
-    ) -> tuple[int, ...]:
-        """Return one integer per layer, from a key that holds one integer or an array of them."""
+    def per_layer(self, key: str, n_layers: int, default: Any = _REQUIRED) -> tuple[int, ...]:
+        """Return one integer above 0 per layer, from a key that holds one or an array of them."""
         if default is not _REQUIRED and not self.has(key):
             return default
         data = get(self.metadata, self._full(key), (int, list), file=self.file)
         if isinstance(data, int):
-            return (self._bounded(key, data, least, most),) * n_layers
+            return (self._bounded(key, data, 1, _MOST),) * n_layers
         if len(data) != n_layers or not all(isinstance(x, int) for x in data):
             raise ConfigError(
                 f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers}"
                 " integers",
                 file=self.file,
             )
-        return tuple(self._bounded(key, x, least, most) for x in data)
+        return tuple(self._bounded(key, x, 1, _MOST) for x in data)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """True or False."""
