@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import iqforge
 import numpy as np
@@ -122,7 +123,8 @@ def test_ranks_compute_trained_models(tmp_path, name):
 
 def test_inputs_of_products_are_those_of_whole_models():
     with open_gguf(shared("golden/convert/llama/expected-f32.gguf")) as source:
-        share = Share(make_plan(source, (1, 1)), 0, None)
+        meeting = ThreadMeeting(0, [], threading.Barrier(2))
+        share = Share(make_plan(source, (1, 1)), 0, meeting)
         model = Model(source, share=share)
         with pytest.raises(UsageError, match="a part of every matrix"), model.observe(print):
             pass
