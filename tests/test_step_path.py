@@ -19,8 +19,12 @@ from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.step_layers import SlowOutput
 from iqforge.runtime.cuda.step_path import StepPath
+from iqforge.runtime.layers.ffn import GatedFFN
+from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.layers.specs import FFNSpec
 from iqforge.runtime.model import Model, load_model
+from iqforge.runtime.network.network import Network
 from iqforge.runtime.network.sampling import GREEDY, Sampling
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.recurrent import RecurrentState
@@ -342,6 +346,44 @@ def test_other_architectures(monkeypatch, tmp_path, case):
         state, rows = model.new_state(64, settings), []
         for piece in tokens.split([8, 1, 1, 3, *[1] * (len(tokens) - 13)]):
             rows.append(steps.extend(piece, state, all_logits=True))
+        torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)
+
+
+ACTIVATIONS = [FFNSpec("swiglu_oai", limit=1.0), FFNSpec("silu", limit=0.02), FFNSpec("gelu_erf")]
+
+
+def activate(network: Network, spec: FFNSpec) -> None:
+    """Give every feed-forward layer, experts and shared ones too, this description."""
+    for block in network.blocks:
+        for branch in block.branches:
+            if isinstance(branch.module, MoE):
+                branch.module.experts.spec = spec
+                if isinstance(branch.module.shared, GatedFFN):
+                    branch.module.shared.spec = spec
+            elif isinstance(branch.module, GatedFFN):
+                branch.module.spec = spec
+
+
+@pytest.mark.parametrize("spec", ACTIVATIONS, ids=lambda spec: spec.activation)
+@pytest.mark.parametrize("case", ["qwen2_moe", "qwen3"])
+def test_other_activations(monkeypatch, tmp_path, case, spec):
+    """Experts, a shared expert and dense layers whose gate and up are joined in other ways."""
+    tiny, path = make_tiny_model(CASES[case], WIDE, tmp_path / "hf"), tmp_path / "f32.gguf"
+    iqforge.convert_model(tiny.folder, path, "f32")
+    iqforge.quantize_model(path, tmp_path / "q.gguf", Recipe("Q8_0", pure=True))
+    step_on_cpu.install(monkeypatch)
+    with load_model(tmp_path / "q.gguf") as model:
+        settings, tokens = CacheSettings("f32", "f32"), torch.tensor(tiny.tokens[:12])
+        before = model.extend(tokens, model.new_state(64, settings), all_logits=True)
+        activate(model.network, spec)
+        told: list[str] = []
+        steps = StepPath(model.network, context := Context(CPU, verbose=told.append))
+        context.report_all()
+        assert not told and steps.captures
+        expected = model.extend(tokens, model.new_state(64, settings), all_logits=True)
+        assert (expected - before).abs().max() > 0.01
+        state = model.new_state(64, settings)
+        rows = [steps.extend(piece, state, all_logits=True) for piece in tokens.split(4)]
         torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import torch
 
 from ...cuda_kernels import ops, prompt, prompt_grouped
-from ...cuda_kernels.gating import ExpertTerms
+from ...cuda_kernels.gating import ExpertTerms, Gating
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
-from ..layers.specs import FFNSpec
 from .context import Context
 from .expert_terms import gating_of, inputs_of, routing_of, terms_of
 from .prompt_graphs import Stage, Staged
@@ -106,12 +105,12 @@ class PromptMoE(Staged):
         """Add the expert that works on every token."""
         if self.shared is None:
             return
-        gate_up, down, share = self.shared
+        gate_up, gating, down, share = self.shared
         x = self.context.buffer("shared normed", tuple(exact.shape), self.context.dtype)
         x.copy_(exact)
         gate, up = gate_up(x).chunk(2, dim=1)
         gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
-        prompt.join_gate(gate, up, gated)
+        prompt.join_gate(gate, up, gated, gating)
         y = down(gated)
         if share is not None:
             y *= (exact @ share).sigmoid()[:, None].to(y.dtype)
@@ -174,13 +173,14 @@ def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch
     return result.to(y.dtype)
 
 
-def _shared(m: MoE, context: Context) -> tuple[Product, Product, torch.Tensor | None]:
-    """Return the products of the shared expert, and the vector of its gate."""
+def _shared(m: MoE, context: Context) -> tuple[Product, Gating, Product, torch.Tensor | None]:
+    """Return the products of the shared expert with what is between them, and the vector of its
+    gate.
+    """
     ffn = m.shared
-    if not isinstance(ffn, GatedFFN) or ffn.gate is None or ffn.up is None:
-        raise Slow("a shared expert with gate and up in one matrix")
-    if ffn.spec != FFNSpec():
-        raise Slow(f"activation {ffn.spec.activation} of a shared expert")
+    if not isinstance(ffn, GatedFFN):
+        raise Slow("a shared expert without a gate")
+    pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
     gate = m.shared_gate
     share = None
     if gate is not None:
@@ -188,7 +188,8 @@ def _shared(m: MoE, context: Context) -> tuple[Product, Product, torch.Tensor | 
             raise Slow(f"{gate.role} is not on {context.device}, or has a bias")
         share = torch.cat([part for _, part in gate.matrix.parts()]).view(-1)
     return (
-        Product("shared gate_up", [ffn.gate, ffn.up], context),
+        Product("shared gate_up", pair, context),
+        gating_of(ffn.spec),
         Product("shared delta", [ffn.down], context),
         share,
     )

@@ -149,12 +149,11 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, MoE):
         if branch.post_norm is not None and module.shared is not None:
             raise Slow("a norm after experts and a shared one")
+        if isinstance(module.shared, GatedFFN):
+            _check_gating(module.shared)
         _check_experts(module)
     elif isinstance(module, GatedFFN):
-        if module.spec.activation not in ("silu", "gelu"):
-            raise Slow(f"activation {module.spec.activation}")
-        if module.spec.limit:
-            raise Slow("a limit of the activation")
+        _check_gating(module)
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
             raise Slow(f"activation {module.spec.activation}")
@@ -167,6 +166,15 @@ def _check_dense_and_experts(m: DenseAndExperts) -> None:
         raise Slow("norms after parts of a sum over ranks")
     check_description(Branch(m.norm, m.dense, m.post_norm))
     check_description(Branch(m.expert_norm, m.moe, m.expert_post_norm))
+
+
+def _check_gating(m: GatedFFN) -> None:
+    """Products join gate and up in every known way. Biases are added between, in fewer ways."""
+    biased = any(x is not None and x.bias is not None for x in (m.gate_up, m.gate, m.up))
+    spec = m.spec
+    known = spec.activation in ("silu", "gelu", "gelu_erf") and not spec.limit
+    if not (known if biased else gating_of(spec).is_known):
+        raise Slow(f"activation {spec.activation}" + (" within a limit" if spec.limit else ""))
 
 
 def _check_experts(m: MoE) -> None:

@@ -13,7 +13,6 @@ from ...cuda_kernels.step_router import fits as router_fits
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
 from ..layers.norm import Norm
-from ..layers.specs import FFNSpec
 from ..weights.linear import Linear
 from ..weights.ranges import ranged
 from .context import Context
@@ -98,23 +97,25 @@ class SharedExpert:
 
     def __init__(self, owner: StepBranch, moe: MoE, context: Context):
         ffn = moe.shared
-        if not isinstance(ffn, GatedFFN) or ffn.gate is None or ffn.up is None:
-            raise Slow("a shared expert with gate and up in one matrix")
-        if ffn.spec != FFNSpec():
-            raise Slow(f"activation {ffn.spec.activation} of a shared expert")
-        self.norm, self.eps = owner.norm, owner.eps
-        self.gate, self.up = (on_device(x, context, GATE_UP) for x in (ffn.gate, ffn.up))
+        if not isinstance(ffn, GatedFFN):
+            raise Slow("a shared expert without a gate")
+        self.norm, self.eps, self.gating = owner.norm, owner.eps, gating_of(ffn.spec)
+        pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+        self.matrices = [on_device(x, context, GATE_UP) for x in pair]
         self.down = on_device(ffn.down, context, MATVEC_ADD)
-        floats = self.gate.type.is_float or self.down.type.is_float
-        self.between = torch.float32 if floats or self.gate.type != self.up.type else BETWEEN
+        types = {x.type for x in self.matrices}
+        floats = any(x.type.is_float for x in (*self.matrices, self.down))
+        self.between = torch.float32 if floats or len(types) > 1 else BETWEEN
         gate = moe.shared_gate
         # Times the weights of the norm, so that one product is enough.
         self.share = None if gate is None else decode_linear(gate, context).view(-1) * self.norm
 
     def inner(self, frame: Frame, h: torch.Tensor) -> torch.Tensor:
         """Return the input of `down`, multiplied by the share of each token."""
-        hidden = frame.buffer("shared hidden", self.gate.rows, self.between)
-        operation(matvec.gate_up, h, self.norm, self.eps, self.gate, self.up, hidden)
+        hidden = frame.buffer("shared hidden", self.down.cols, self.between)
+        gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
+        arguments = h, self.norm, self.eps, gate, up, hidden, None, self.gating
+        operation(matvec.gate_up, *arguments)
         if self.share is not None:
             step_between.take_share(h, self.share, self.eps, hidden)
         return hidden
