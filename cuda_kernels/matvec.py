@@ -331,7 +331,7 @@ def _product(
                     quantized_spec(
                         type, cols, len(now), kind, cut, matrices, half, options, gating
                     ),
-                    here.shared_of(kind, cut),
+                    here.shared_of(type, kind, cut),
                 )
                 # On every multiprocessor, also where there are few rows: see
                 # `DeviceLimits.shared_of`. Fewer x at the end may allow more warps.
@@ -433,7 +433,7 @@ def expert_gate_up(
                 *(each.bias for each in terms),
                 *(each.scale for each in terms),
                 out,
-                shared=here.shared_of(kind, cut),
+                shared=here.shared_of(type, kind, cut),
                 pdl=pdl,
             )
 
@@ -499,7 +499,7 @@ def expert_down_add(
             terms.bias,
             terms.scale,
             h,
-            shared=here.shared_of(EXPERT_DOWN, cut),
+            shared=here.shared_of(down.type, EXPERT_DOWN, cut),
             pdl=pdl,
         )
 

@@ -278,8 +278,8 @@ class DeviceLimits:
     alone: int
     beside: int
 
-    def shared_of(self, kind: int, cut: MatvecPlan) -> int:
-        """Return the bytes of shared memory to launch with.
+    def shared_of(self, type: GGMLType, kind: int, cut: MatvecPlan) -> int:
+        """Return the bytes of shared memory to launch with, next to the table of the type.
 
         Each block of a product is to be on a multiprocessor before the block in front of it has
         ended there, so that its first weights load meanwhile, and all multiprocessors are to have
@@ -287,7 +287,8 @@ class DeviceLimits:
         kernels with a block everywhere it comes out so by itself, as two blocks fit and not three.
         What follows attention or a router, whose blocks are here and there, has to be alone.
         """
-        return max(cut.shared, self.alone) if kind in _AFTER_FEW_BLOCKS else cut.shared
+        alone = self.alone - shared_bytes(type) if kind in _AFTER_FEW_BLOCKS else 0
+        return max(cut.shared, alone)
 
     def plan(self, type: GGMLType, cols: int, n: int, kind: int) -> MatvecPlan:
         return plan(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels import matvec, matvec_plan, ops
+from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.cuda_kernels.gating import NO_TERMS, ExpertTerms, Gating
 from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
@@ -329,6 +330,25 @@ def test_plans_cover_rows_and_fit(name, cols):
                 cols <= cut.steps * elements < cols + elements and 1 <= cut.stage_steps <= cut.steps
             )
             assert cut.slots >= 2 and cut.shared <= matvec_plan.shared_space_of(type, limit)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_blocks_that_follow_each_other_fit_together(name):
+    """On an H200, with the tables of types, the block of a product fits next to one that is alone
+    on its multiprocessor, and two of those do not fit.
+    """
+    type, whole, system = ggml_type(name), 228 << 10, 1 << 10
+    here = matvec_plan.DeviceLimits(132, 227 << 10, whole // 2, whole // 2 - matvec_plan.RESERVED)
+
+    def taken(kind, cols, n):
+        cut = here.plan(type, cols, n, kind)
+        return here.shared_of(type, kind, cut) + shared_bytes(type) + system
+
+    for first, then in (
+        ((matvec_plan.EXPERT_GATE_UP, 2048, 1), (matvec_plan.EXPERT_DOWN, 768, 8)),
+        ((matvec_plan.MATVEC_ADD, 4096, 1), (matvec_plan.GATE_UP, 4096, 1)),
+    ):
+        assert taken(*first) + taken(*then) <= whole < 2 * taken(*first)
 
 
 @pytest.mark.parametrize("name", [n for n in QUANTIZED if ggml_type(n).block_size == 256])
