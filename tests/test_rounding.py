@@ -357,3 +357,17 @@ def test_more_shrinking_wins_where_errors_are_close(monkeypatch):
     assert chosen(least_at_first) == (0.25, 2)
     assert chosen([[0.9, 0.8, 0.3], [0.9, 0.8, 0.5], [1, 1, 1], [1, 1, 1]]) == (0.1, 2)
     assert chosen([[1.2, 1.1, 1.1]] * 4) == (None, 0)
+
+
+def test_types_for_a_size_are_chosen_by_the_diagonal(llama, tmp_path, capsys):
+    path, made = llama
+    words = ["--target-bpw", "5.5", "--target-types", "Q4_0,Q8_0", "--no-refine", str(path)]
+    out = str(tmp_path / "t.gguf")
+    shrink = ["--hessian-shrink", "0.3"]
+    assert main(["quantize", "--hessian", made.path, *shrink, *words, out]) == 0
+    said = capsys.readouterr().out
+    assert "target      =" in said and "shrink 0.3, 0 refinements" in said
+    with open_gguf(out) as file:
+        assert {"Q4_0", "Q8_0"} <= {t.type.name for t in file.tensors}
+    assert main(["quantize", "--repack", "--hessian", made.path, out, "x.gguf", "Q4_0"]) != 0
+    assert "--repack does not quantize" in capsys.readouterr().err

@@ -44,11 +44,8 @@ def run(args: argparse.Namespace, api) -> int:
     refuse_read_files(args, [out for out, _ in outputs])
     for line in notes(args):
         print(line)
-    if args.hessian and (args.repack or asks_for_size(args)):
-        raise UsageError(
-            "--hessian goes with types that are given, not with --target-bpw,"
-            " --target-size or --repack"
-        )
+    if args.hessian and args.repack:
+        raise UsageError("--repack does not quantize: it takes no --hessian")
     if args.repack:
         return run_repack(args, api, src, outputs, threads)
     options = QuantizeOptions.from_flags(args, threads=threads)
@@ -56,7 +53,9 @@ def run(args: argparse.Namespace, api) -> int:
     started, fitted, compiling = time.monotonic(), None, 0.0
     if target is not None:
         of_recipe = {name: value for name, value in fields.items() if name != "type"}
-        fitted, compiling = fit(api, src, args.imatrix, target, changes, options, of_recipe)
+        fitted, compiling = fit(
+            api, src, args.imatrix or args.hessian, target, changes, options, of_recipe
+        )
     choosing = time.monotonic() - started - compiling if fitted else 0.0
     recipes = recipes_of(args, outputs, fields, plan, fitted.recipe if fitted else None)
     shards = Shards.from_flags(args)

@@ -56,9 +56,18 @@ class Rounder:
         w = np.ascontiguousarray(x, dtype=np.float32)
         made, codes = self._fed_back(w)
         yield made
+        if not self.passes:
+            return
+        g = np.empty_like(w)
+        kernels.product(w - self._values(made), self.factor.moments, g)
         for _ in range(self.passes):
-            made = self._refined(w, made, codes)
+            made = self._moved(made, codes, g)
+            if self.layout.scales:
+                made = self._moved(self._rescaled(made, g), codes, g)
             yield made
+
+    def _values(self, made: np.ndarray) -> np.ndarray:
+        return decode(self.type, made, self.n_cols, as_weights=True)
 
     def _fed_back(self, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes and codes of rows, each column with the errors of those before it."""
@@ -124,22 +133,19 @@ class Rounder:
         )
         return layout.with_choices(piece, chosen)
 
-    def _refined(self, w: np.ndarray, made: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Return better bytes: single codes are moved, then scales, then codes again."""
-        layout, n, h = self.layout, self.n_cols, self.factor.moments
-        q = decode(self.type, made, n, as_weights=True)
-        g = np.empty_like(q)
-        kernels.product(w - q, h, g)
-        kernels.descend(q, g, h, layout.levels(made, n), layout.ordered, codes)
-        made = layout.with_codes(made, codes)
-        if not layout.scales:
-            return made
+    def _moved(self, made: np.ndarray, codes: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """Return bytes with better codes. g: float32[rows, n], (weights - values) H, is kept up."""
+        layout, q = self.layout, self._values(made)
+        levels = layout.levels(made, self.n_cols)
+        kernels.descend(q, g, self.factor.moments, levels, layout.ordered, codes)
+        return layout.with_codes(made, codes)
+
+    def _rescaled(self, made: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """Return bytes with better scales of blocks or rows; g as in `_moved`."""
+        layout, q, made = self.layout, self._values(made), made.copy()
         scales = np.stack([s.read(layout.owners(made)) for s in layout.scales], axis=2)
-        half = layout.scales[0].half
-        kernels.refit(layout.units(made, n), scales, q, g, h, half)
+        units = layout.units(made, self.n_cols)
+        kernels.refit(units, scales, q, g, self.factor.moments, layout.scales[0].half)
         for i, scale in enumerate(layout.scales):
             scale.write(layout.owners(made), scales[:, :, i])
-        q = decode(self.type, made, n, as_weights=True)
-        kernels.product(w - q, h, g)
-        kernels.descend(q, g, h, layout.levels(made, n), layout.ordered, codes)
-        return layout.with_codes(made, codes)
+        return made

@@ -77,23 +77,29 @@ class VectorRounder:
             pieces.append(piece)
         made = layout.with_vectors(np.concatenate(pieces, axis=1), indices, signs)
         yield made
+        if not self.passes:
+            return
+        g = np.empty_like(w)
+        kernels.product(w - self._values(made), self.factor.moments, g)
         for _ in range(self.passes):
-            made = self._moved(w, made, indices, signs)
-            made = self._rescaled(w, made)
-            made = self._moved(w, made, indices, signs)
+            made = self._moved(made, indices, signs, g)
+            made = self._moved(self._rescaled(made, g), indices, signs, g)
             yield made
 
+    def _values(self, made: np.ndarray) -> np.ndarray:
+        return decode(self.type, made, self.n_cols, as_weights=True)
+
     def _moved(
-        self, w: np.ndarray, made: np.ndarray, indices: np.ndarray, signs: np.ndarray
+        self, made: np.ndarray, indices: np.ndarray, signs: np.ndarray, g: np.ndarray
     ) -> np.ndarray:
-        layout, h = self.layout, self.factor.moments
-        q = decode(self.type, made, self.n_cols, as_weights=True)
-        g = np.empty_like(q)
-        kernels.product(w - q, h, g)
+        """Return bytes with better vectors. g: float32[rows, n], (weights - values) H, is kept
+        up.
+        """
+        layout = self.layout
         vector_kernels.descend_vectors(
-            q,
+            self._values(made),
             g,
-            h,
+            self.factor.moments,
             self._inverse_moments,
             layout.scales(made, self.n_cols),
             layout.table,
@@ -103,17 +109,13 @@ class VectorRounder:
         )
         return layout.with_vectors(made, indices, signs)
 
-    def _rescaled(self, w: np.ndarray, made: np.ndarray) -> np.ndarray:
-        layout, n, h = self.layout, self.n_cols, self.factor.moments
-        q = decode(self.type, made, n, as_weights=True)
-        g = np.empty_like(q)
-        kernels.product(w - q, h, g)
+    def _rescaled(self, made: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """Return bytes with better scales of blocks; g as in `_moved`."""
+        layout, q, made = self.layout, self._values(made), made.copy()
         scales = layout.scale.read(layout.owners(made))[:, :, None]
         unit = made.copy()
         layout.scale.write(layout.owners(unit), 1.0)
-        units = decode(self.type, unit, n, as_weights=True)[None]
-        kernels.refit(units, scales, q, g, h, True)
-        made = made.copy()
+        kernels.refit(self._values(unit)[None], scales, q, g, self.factor.moments, True)
         layout.scale.write(layout.owners(made), scales[:, :, 0])
         return made
 
