@@ -117,7 +117,9 @@ class Gemma4Shape(Shape):
 
 def _gemma4(name: str, sizes: tuple[int, int, int, int, int, int, int], **more: Any) -> Gemma4Shape:
     """Sizes: layers, width, heads, kv heads and head of global layers, hidden, vocabulary."""
-    return Gemma4Shape("gemma4", name, *sizes, 1000000.0, 262144, 1e-6, tied=True, **more)
+    return Gemma4Shape(
+        "gemma4", name, *sizes, 1000000.0, 262144, 1e-6, tied=True, scaled_by_norms=True, **more
+    )
 
 
 GEMMA4_SHAPES: dict[str, Shape] = {

@@ -101,7 +101,8 @@ class Shape:
     post_norms: norms after both halves of a block. latent: its attention is latent attention, with
     `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
     long_rope: two sets of frequency factors. layer_norm: norms are LayerNorms. gated: whether
-    feed-forward layers have a gate. keys: further keys.
+    feed-forward layers have a gate. scaled_by_norms: scores of attention have no scale, so that the
+    norms of heads keep them small. keys: further keys.
     """
 
     architecture: str
@@ -140,6 +141,7 @@ class Shape:
     long_rope: bool = False
     layer_norm: bool = False
     gated: bool = True
+    scaled_by_norms: bool = False
     keys: dict[str, Value] = field(default_factory=dict)
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:

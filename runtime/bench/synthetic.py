@@ -80,7 +80,7 @@ class SyntheticSource(Source):
     @property
     def pool_bytes(self) -> int:
         """Bytes of memory that the pools take once every tensor has been read."""
-        shapes = {_pool_key(tensor): tensor for tensor in self.tensors}
+        shapes = {self._pool_key(tensor): tensor for tensor in self.tensors}
         return sum(_distinct_rows(t) * t.row_bytes for t in shapes.values())
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class SyntheticSource(Source):
         self._pools.clear()
 
     def _pool(self, tensor: TensorInfo) -> tuple[int, RepeatedRows]:
-        key = _pool_key(tensor)
+        key, mean = self._pool_key(tensor), self._mean(tensor)
         if key not in self._pools:
             distinct = _distinct_rows(tensor)
             rng = np.random.default_rng([self.seed, zlib.crc32(repr(key).encode())])
@@ -96,13 +96,30 @@ class SyntheticSource(Source):
                 tensor.type,
                 distinct,
                 tensor.n_cols,
-                _rms(tensor),
+                0.1 * abs(mean) if mean else 1 / math.sqrt(tensor.n_cols),
                 rng,
-                mean=_mean(tensor),
+                mean=mean,
             )
-            most = max(other.n_rows for other in self.tensors if _pool_key(other) == key)
+            most = max(other.n_rows for other in self.tensors if self._pool_key(other) == key)
             self._pools[key] = distinct, RepeatedRows(rows, distinct + most)
         return self._pools[key]
+
+    def _pool_key(self, tensor: TensorInfo) -> tuple:
+        key, mean = (tensor.type.name, tensor.n_cols, len(tensor.shape) == 1), self._mean(tensor)
+        return key if mean in (0, 1) else (*key, "negative" if mean < 0 else "small")
+
+    def _mean(self, tensor: TensorInfo) -> float:
+        """Return the mean of a tensor's elements. Those of matrices are 0 on average, with a root
+        mean square of 1/sqrt(row length), so that products with rows of size 1 are of size 1. Norm
+        weights are near 1, but for those of heads whose scores are not scaled: they do it. The
+        decay of delta nets is exp(ssm_a * a positive number).
+        """
+        if len(tensor.shape) > 1:
+            return 0.0
+        local = TensorName.parse(tensor.name).local
+        if self.shape.scaled_by_norms and local in ("attn_q_norm.weight", "attn_k_norm.weight"):
+            return tensor.n_cols**-0.25
+        return -1.0 if local == "ssm_a" else 1.0
 
     def _type_of(self, name: str, shape: tuple[int, ...]) -> GGMLType:
         for part, type in self.overrides.items():
@@ -154,29 +171,10 @@ def _check(tensor: TensorInfo) -> None:
         )
 
 
-def _pool_key(tensor: TensorInfo) -> tuple:
-    key = tensor.type.name, tensor.n_cols, len(tensor.shape) == 1
-    return key if _mean(tensor) >= 0 else (*key, "negative")
-
-
-def _mean(tensor: TensorInfo) -> float:
-    """Norm weights are near 1. The decay of delta nets is exp(ssm_a * a positive number)."""
-    if len(tensor.shape) > 1:
-        return 0.0
-    return -1.0 if TensorName.parse(tensor.name).local == "ssm_a" else 1.0
-
-
 def _distinct_rows(tensor: TensorInfo) -> int:
     """Rows of the pool that serves the tensor."""
     unit = rows_per_page_run(tensor.row_bytes, tensor.type.group_rows)
     return unit * max(1, _POOL_BYTES // (unit * tensor.row_bytes))
-
-
-def _rms(tensor: TensorInfo) -> float:
-    """1/sqrt(row length) for matrices, so that products with rows of size 1 are of size 1. Norm
-    weights are near 1.
-    """
-    return 0.1 if len(tensor.shape) == 1 else 1 / math.sqrt(tensor.n_cols)
 
 
 def llama3_factors(head: int, base: float) -> np.ndarray:
