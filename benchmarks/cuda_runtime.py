@@ -83,6 +83,9 @@ ARCHITECTURES = [
     Row("mistral-small-4", "IQ4_K", ("-", "-")),
     Row("phi4", "IQ4_K", ("-", "-")),
     Row("starcoder2-15b", "IQ4_K", ("-", "-")),
+    Row("gemma2-9b", "IQ4_K", ("-", "-")),
+    Row("gemma4", "IQ4_K", ("-", "-")),
+    Row("gemma4-31b", "IQ4_K", ("-", "-")),
 ]
 DEEP_HEADER = (
     "| shape, type | ik_llama.cpp | llama.cpp (Q4_K) | ours | share of FLOP rate / bandwidth |"
