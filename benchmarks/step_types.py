@@ -75,7 +75,7 @@ def measure(name: str, args: argparse.Namespace, device: torch.device, figures: 
     """Measure the generation of one row."""
     import iqforge.api
     from iqforge.runtime.bench.bench import Test, run_test
-    from iqforge.runtime.commands.bench import open_model
+    from iqforge.runtime.commands.bench_settings import open_model
     from iqforge.runtime.commands.bench_flags import OPTIONS
 
     setting = {option.field: option.default for option in OPTIONS} | {"precision": args.precision}

@@ -8,13 +8,23 @@ from pathlib import Path
 
 import iqforge
 import pytest
+import torch
 from iqforge.cli import main
 from iqforge.errors import ArchitectureError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.values import string
 from iqforge.runtime.architectures import architecture
 from iqforge.runtime.cuda import prompt_path, step_path  # noqa: F401  they register executors
-from iqforge.runtime.cuda.registry import PROMPT, STEP, Slow, check_description, placed
+from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.registry import (
+    PROMPT,
+    STEP,
+    Slow,
+    check_description,
+    choose_all,
+    placed,
+)
+from iqforge.runtime.layers.mla import MLA
 from iqforge.runtime.model import load_model
 from iqforge.runtime.support import supported_architectures
 
@@ -109,3 +119,23 @@ def test_generate_names_an_architecture_that_cannot_run_before_its_tokenizer(tmp
 def test_an_architecture_is_declared_once():
     with pytest.raises(RuntimeError, match="'llama' is declared twice"):
         architecture("llama")(lambda decoder: None)
+
+
+def test_attention_to_chosen_positions_is_on_kernels_in_all_layers_or_in_none():
+    """Layers without an indexer take over the choice of a layer that has one, on the same path."""
+    context = Context(torch.device("cpu"))
+
+    def made(branch, context):
+        if branch.layer == 1 and isinstance(branch.module, MLA):
+            raise Slow("this layer has another type")
+        return branch
+
+    with load_model(shared("golden/convert/glm_moe_dsa/expected-f32.gguf")) as model:
+        branches = placed(model.network.blocks)
+        assert sum(isinstance(x.module, MLA) for x in branches) > 2
+        found = choose_all(dict.fromkeys(PROMPT, made), branches, context)
+        for branch, executor in zip(branches, found, strict=True):
+            assert (executor is None) == isinstance(branch.module, MLA)
+    reasons = {why: layers for (kind, why), layers in context.slow.items() if kind == "MLA"}
+    assert reasons["this layer has another type"] == [1]
+    assert 1 not in reasons["positions are chosen on the reference path"]
