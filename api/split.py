@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..formats.options import unknown_option
 from .source import PathLike
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def plan_split(
     model: a path, or a source; with `synthetic` a known shape such as `llama-70b:IQ4_K`. options:
     experts, reference, context, n_past, n_prompt, reduce_bytes, n_hosts and costs of
     `runtime.split_report.split_report`. Raise NoPlanError, a UsageError, for a model that cannot be
-    split, and UsageError for shares that are not possible.
+    split, and UsageError for shares that are not possible or an unknown option.
     """
     from ..runtime import let_threads_sleep
 
@@ -40,6 +42,10 @@ def plan_split(
     from .bench import random_source
     from .source import open_source
 
+    known = inspect.signature(split_report).parameters.keys() - {"source", "switches", "settings"}
+    for name in options:
+        if name not in known:
+            raise unknown_option(plan_split, name, known)
     options["switches"] = Switches(merge_gate_up=merge_gate_up)
     options["settings"] = CacheSettings(cache_type_k, cache_type_v)
     if isinstance(model, Source):

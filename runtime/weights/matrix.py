@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MatrixLike(Protocol):
-    """What a product needs of a weight matrix: `weights.Matrix` or `resident.ResidentMatrix`."""
+    """What a product needs of a weight matrix: `encoded.Matrix` or `resident.ResidentMatrix`."""
 
     @property
     def rows(self) -> int: ...

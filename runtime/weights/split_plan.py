@@ -1,7 +1,7 @@
 """The split plan: what each tensor-parallel rank holds of every tensor and computes of every layer.
 
-A plan is data. `planner` makes it from a network and shares, `shard` reads the tensors of a rank,
-`share` gives the layers of a rank their sizes.
+A plan is data. `parallel.planner` makes it from a network and shares, `shard` reads the tensors of
+a rank, `parallel.share` gives its layers their sizes.
 """
 
 from __future__ import annotations
