@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ..parallel.group import Group
     from ..parallel.share import Share
 
+# What is summed over ranks at a time, at least: smaller sums take longer to start than to run. All
+# ranks use the same pieces, also one that computes nothing.
+PIECE_BYTES = 8 * 2**20
+
 
 @dataclass
 class Context:
@@ -87,6 +91,13 @@ class Context:
     def group(self) -> Group | None:
         """The tensor-parallel ranks, of which this is one."""
         return None if self.share is None else self.share.meeting  # pyright: ignore[reportReturnType]  on GPUs it is a group
+
+    def defers(self, width: int) -> bool:
+        """Return whether the last products of prompts are computed together with their sums over
+        ranks, in pieces. Else they are computed before, within a graph.
+        """
+        row_bytes = width * self.dtype.itemsize
+        return self.group is not None and self.ubatch * row_bytes > PIECE_BYTES
 
     def same_choices(self, executors: list[Any | None]) -> list[Any | None]:
         """Return the executors of all branches, None where a rank has none: all ranks have to meet

@@ -73,7 +73,7 @@ class PromptLatent(Staged):
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
-        again = not self.branch.is_summed  # else the join is deferred
+        again = not (self.branch.is_summed and self.context.defers(self.output.rows))
         return [(True, self._project), (False, self._mix), (again, self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:

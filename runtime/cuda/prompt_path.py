@@ -63,7 +63,7 @@ class PromptPath:
         if executor is None:
             return SlowBranch(branch)
         if branch.is_summed and group is not None:
-            return Summed(executor, branch, group)
+            return Summed(executor, branch, group, self.context, self.network.width)
         return executor
 
     def _part(self, kind: str, make: Callable[[], _Made]) -> _Made | None:
@@ -172,17 +172,24 @@ class Summed(Staged):
     sum: so ranks may capture at different times.
     """
 
-    def __init__(self, executor: Any, branch: PlacedBranch, group: Group):
+    def __init__(
+        self, executor: Any, branch: PlacedBranch, group: Group, context: Context, width: int
+    ):
         self.executor, self.branch, self.group = executor, branch, group
+        self.context, self.width = context, width
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
         inner = self.executor
         parts = inner.stages if isinstance(inner, Staged) else [(False, inner)]
-        return [(False, self._begin), *parts, (False, self._sum)]
+        again = not self.context.defers(self.width)
+        return [(False, self._begin), *parts, (again, self._join), (False, self._sum)]
 
     def _begin(self, stream: Stream, batch: Batch) -> None:
         stream.begin_parts()
+
+    def _join(self, stream: Stream, batch: Batch) -> None:
+        stream.join_parts(self.group)
 
     def _sum(self, stream: Stream, batch: Batch) -> None:
         with opened("", "sum over ranks"):

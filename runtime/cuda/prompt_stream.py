@@ -12,16 +12,12 @@ import torch
 
 from ...cuda_kernels import prompt, prompt_grouped
 from ..layers.norm import LayerNorm, Norm
-from .context import Context
+from .context import PIECE_BYTES, Context
 from .registry import Slow
 
 if TYPE_CHECKING:
     from ..parallel.group import Group
     from .prompt_weights import Product
-
-# What is summed over ranks at a time, at least: smaller sums take longer to start than to run. All
-# ranks use the same pieces, also one that computes nothing.
-_PIECE_BYTES = 8 * 2**20
 
 
 def check_norm(norm: Norm, context: Context) -> None:
@@ -95,40 +91,55 @@ class Stream:
         multiplies, so that the sum of some rows runs while the next are multiplied; x must stay
         as it is.
         """
-        if self._parts is None:
-            self.add(product(x), post_norm=post_norm)
-        else:
+        if self._parts is not None and self.context.defers(self.h.shape[1]):
             self._parts.append({"product": product, "x": x})
+        else:
+            self.add(product(x), post_norm=post_norm)
 
     def begin_parts(self) -> None:
         """What is added from now on is this rank's part of a sum, until `sum_parts`."""
         self._parts = []
 
+    def join_parts(self, group: Group) -> None:
+        """Add the parts of this rank up, in the type that moves. It can be part of a graph."""
+        moved = group.moved_type(len(self.h))
+        if self._is_deferred(moved):
+            return
+        total = self._joined(self._parts or [])
+        if total.dtype != (moved or torch.float32):
+            # In a buffer, as graphs read it in the same place again.
+            shape = tuple(total.shape)
+            total = self.context.buffer("sum over ranks", shape, moved or torch.float32).copy_(
+                total
+            )
+        self._parts = [{"delta": total}]
+
     def sum_parts(self, group: Group, norm: Norm | None) -> None:
-        """Add norm(the sum of the parts of all ranks)."""
-        parts, self._parts = self._parts or [], None
+        """Add norm(the sum of the parts of all ranks), which `join_parts` has joined."""
         half, moved = self.context.dtype, group.moved_type(len(self.h))
-        if moved == half and len(parts) == 1 and "product" in parts[0]:
-            product, x = parts[0]["product"], parts[0]["x"]
-            total = product.out(len(x))
-            group.sum_while(product.pieces(x, self._rows_together(half)))
+        deferred, [part] = self._is_deferred(moved), self._parts or [{}]
+        self._parts = None
+        if deferred:
+            total = part["product"].out(len(part["x"]))
+            group.sum_while(part["product"].pieces(part["x"], self._rows_together(half)))
         elif moved is None:
-            total = group.sum(self._joined(parts).float())
+            total = group.sum(part["delta"])
         else:
-            total = self._joined(parts)
-            if total.dtype != moved:
-                # In a buffer, as the graph of the next product reads it in the same place again.
-                other = self.context.buffer("sum over ranks", tuple(total.shape), moved)
-                total = other.copy_(total)
+            total = part["delta"]
             group.sum_while(total.split(self._rows_together(moved)))
         if total.dtype == half:
             self.add(total, post_norm=norm)
         else:
             self.settled().add_(total if norm is None else norm(total.float()))
 
+    def _is_deferred(self, moved: torch.dtype | None) -> bool:
+        """Return whether the only part is a product that is multiplied while it is summed."""
+        parts = self._parts or []
+        return moved == self.context.dtype and len(parts) == 1 and "product" in parts[0]
+
     def _rows_together(self, moved: torch.dtype) -> int:
         """Return how many rows are summed over ranks at a time."""
-        return max(1, _PIECE_BYTES // (self.h.shape[1] * moved.itemsize))
+        return max(1, PIECE_BYTES // (self.h.shape[1] * moved.itemsize))
 
     def _joined(self, parts: list[dict[str, Any]]) -> torch.Tensor:
         """Return the sum of the parts of this rank, in half or float32, in a buffer."""
