@@ -96,12 +96,10 @@ def _parse(path: Path, text: bytes) -> dict:
         raise MalformedFileError(
             "the header is not UTF-8", file=path, offset=8 + error.start
         ) from None
-    except ValueError as error:
-        position = getattr(error, "pos", None)
+    except ValueError as error:  # also of a number with too many digits, which has no position
+        offset = 8 + error.pos if isinstance(error, json.JSONDecodeError) else 8
         raise MalformedFileError(
-            f"the header is not JSON: {printable(error)}",
-            file=path,
-            offset=8 if position is None else 8 + position,
+            f"the header is not JSON: {printable(error)}", file=path, offset=offset
         ) from None
     return header
 

@@ -86,10 +86,10 @@ def tensor_type_file(path: str) -> list[Rule]:
             lines = file.read().splitlines()
     except FileNotFoundError:
         raise NotFoundError("no such file", file=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise IqforgeError(
-            f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path
-        ) from None
+    except OSError as error:
+        raise IqforgeError(f"cannot be read: {error.strerror or error}", file=path) from None
+    except UnicodeDecodeError as error:
+        raise IqforgeError(f"cannot be read: {error}", file=path) from None
     name = os.path.basename(path)
     return [
         rule
