@@ -75,8 +75,8 @@ def measure(name: str, args: argparse.Namespace, device: torch.device, figures: 
     """Measure the generation of one row."""
     import iqforge.api
     from iqforge.runtime.bench.bench import Test, run_test
-    from iqforge.runtime.commands.bench_settings import open_model
     from iqforge.runtime.commands.bench_flags import OPTIONS
+    from iqforge.runtime.commands.bench_settings import open_model
 
     setting = {option.field: option.default for option in OPTIONS} | {"precision": args.precision}
     with open_model(iqforge.api, name, True, device, setting, context=args.n_gen) as model:
