@@ -120,8 +120,6 @@ def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
         same = comparable(by_token(calls, pieces), wanted, len(tokens))
     # Of positions, if not of experts, some may be chosen otherwise.
     assert same.all() or (shape.indexer is not None and same.sum() >= 128)
-    if SHAPES["short"].architecture == "gemma4":
-        return  # scores are not divided by the size of heads: random ones are too sharp to compare
     off = ((found - expected).square().mean(1).sqrt() / expected.std())[same]
     # Delta nets norm the results of heads, whose zeros are jumps: hence not every token.
     assert off.square().mean().sqrt() < 0.03 and (off < 0.06).double().mean() > 0.98, off
