@@ -62,12 +62,13 @@ class AttentionShape:
     softcap: float = 0.0  # of scores; 0: none
     temperature: tuple[float, int] | None = None  # `specs.Temperature` of the runtime
     own_kv: bool = True  # False: another layer has stored the new rows of the cache
+    scalar: bool = False  # without tensor cores
 
     @property
     def on_tensor_cores(self) -> bool:
         types = {self.type_k, self.type_v}
         alike = types in ({"F16"}, {"BF16"}) or self.decoded
-        return alike and self.key_length % 16 == self.value_length % 16 == 0
+        return not self.scalar and alike and self.key_length % 16 == self.value_length % 16 == 0
 
     @property
     def decoded(self) -> bool:
@@ -91,6 +92,14 @@ class AttentionShape:
             if self.shared_bytes(tile, stages) <= limit:
                 return tile, stages
         return 0, 0
+
+    def fitting(self, limit: int) -> AttentionShape:
+        """Return the shape, or its scalar form if encoded rows next to their tile need too much
+        shared memory.
+        """
+        if self.tile(limit)[0] or not self.decoded:
+            return self
+        return replace(self, scalar=True)
 
     def strides(self) -> tuple[int, int]:
         """Return the bytes of a K row and of a V row in a tile."""
@@ -205,7 +214,7 @@ def fits(shape: AttentionShape, limit: int) -> bool:
         shape.key_length % 8 == shape.value_length % 8 == 0
         and max(shape.key_length, shape.value_length) <= MOST_HEAD
     )
-    return known and sizes and replace(shape, rows=1).tile(limit)[0] > 0
+    return known and sizes and replace(shape, rows=1).fitting(limit).tile(limit)[0] > 0
 
 
 class StepAttention:
@@ -220,10 +229,10 @@ class StepAttention:
             shape = replace(shape, tile_size=64, stages=2)
         self.shape, self._pieces, at_once = shape, [], shape.rows
         # Otherwise a part of the rows at a time.
-        while at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]:
+        while at_once > 1 and not replace(shape, rows=at_once).fitting(limit).tile(limit)[0]:
             at_once = -(-at_once // 2)
         for first in range(0, shape.rows, at_once):
-            part = replace(shape, rows=min(at_once, shape.rows - first))
+            part = replace(shape, rows=min(at_once, shape.rows - first)).fitting(limit)
             kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
             # A fixed number, so that a captured launch stays valid.
             most = min(

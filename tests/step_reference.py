@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from iqforge.cuda_kernels.step_attention import AttentionShape
+from iqforge.cuda_kernels.step_attention import AttentionShape, shared_limit
 from iqforge.cuda_kernels.step_router import Routing
 from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.norm import RMSNorm
@@ -126,7 +126,8 @@ def attention_error(
     )
     same = alike.double().mean().item(), close.double().mean().item()
     stored_k, stored_v = cache.read(n_past + rows)
-    if shape.on_tensor_cores and shape.decoded:
+    used = shape if device.type == "cpu" else shape.fitting(shared_limit(device))
+    if used.on_tensor_cores and used.decoded:
         stored_k, stored_v = stored_k.half(), stored_v.half()
     stored_k, stored_v = stored_k.double(), stored_v.double()
     query = cache.query(ready(q, norms[0])).view(rows, kv, group, dk)

@@ -13,6 +13,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 UBATCH, MIB = 2048, 1 << 20
+LEFT = 512 * MIB  # what libraries and loaded kernels keep
 SPECS = [
     ("llama-8b:IQ4_K", 32768),
     ("qwen3-30b-a3b:IQ4_K", 8192),
@@ -58,4 +59,8 @@ def test_memory_is_what_was_announced(spec, context):
             "driver": taken // MIB,
         },
     )
+    assert peak <= 1.05 * planned.total
+    torch.cuda.empty_cache()
+    if abs(free - torch.cuda.mem_get_info()[0]) > LEFT:
+        pytest.skip("another process took or gave back memory of the GPU meanwhile")
     assert abs(planned.total - taken) <= 0.05 * taken

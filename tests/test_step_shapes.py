@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from iqforge.cuda_kernels import step_attention
-from iqforge.cuda_kernels.step_attention import AttentionShape, StepAttention
+from iqforge.cuda_kernels.step_attention import AttentionShape, StepAttention, fits
 from iqforge.errors import UnsupportedTypeError
 
 
@@ -71,4 +71,20 @@ def test_splits_follow_from_capacity_and_device(launches):
     ]
     wide = AttentionShape(8, 16, 1, 32, 32, "Q8_0", "Q8_0", 32, False)
     # The block that joins holds all shares.
-    assert run(wide, 1 << 20).splits <= wide.most_splits(*wide.tile(101376 - 2048))
+    fitting = wide.fitting(101376 - 2048)
+    assert run(wide, 1 << 20).splits <= fitting.most_splits(*fitting.tile(101376 - 2048))
+
+
+@pytest.mark.parametrize(
+    "length, limit",
+    [(64, 97 << 10), (128, 97 << 10), (256, 97 << 10), (256, 225 << 10), (512, 225 << 10)],
+)
+@pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
+def test_caches_of_every_type_fit(type: str, length: int, limit: int):
+    """Long heads of encoded caches leave the tensor cores where the shared memory is too small."""
+    shape = AttentionShape(1, 4, 2, length, length, type, type, length, True)
+    assert fits(shape, limit)
+    used = shape.fitting(limit)
+    tile, stages = used.tile(limit)
+    assert used.shared_bytes(tile, stages) <= limit
+    assert used.on_tensor_cores or (type != "F16" and length >= 256)
