@@ -15,7 +15,7 @@ from .step_attention import TYPES, shared_limit
 THREADS = 256
 PAIRS = 16  # heads of new positions in a block
 MOST_SPLITS = 256
-SHORTEST = 32  # the fewest positions of a block, and those of a tile
+SHORTEST = 64  # the fewest positions of a block
 SHARES = 4  # of a score, by elements
 KEY_ROWS, VALUE_ROWS = 64, 32  # rows of a head's matrix in a block
 MOST_RANK, MOST_ROWS = 1024, 8
@@ -74,7 +74,7 @@ class LatentShape:
         """Return (positions, tiles in flight) of shared memory such that all of it stays below
         `limit` bytes; (0, 0) if nothing does.
         """
-        for stages in (4, 3, 2, 1):
+        for stages in (2, 1):
             if self.shared_bytes(SHORTEST, stages) <= limit:
                 return SHORTEST, stages
         return 0, 0

@@ -90,7 +90,6 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 
 template <bool> inline void copy16(char* to, const void* from) { memcpy(to, from, 16); }
 template <int BYTES> inline void copy_few(char* to, const void* from) { memcpy(to, from, BYTES); }
-inline void prefetch(const void*) {}
 inline void end_of_copies() {}
 template <int N> void wait_for_copies() {}
 

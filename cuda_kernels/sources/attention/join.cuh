@@ -7,7 +7,6 @@
 template <int PART, int R>
 __device__ __forceinline__ void shares_of_ranges(const float* maxima, int active, float* share, int lane) {
     float most = -INFINITY, sum = 0.f;
-#pragma unroll 4
     for (int s = lane; s < active; s += 32) {
         const float m = __ldcg(maxima + s * PART), l = __ldcg(maxima + s * PART + R);
         const float now = fmaxf(most, m), base = now == -INFINITY ? 0.f : now;

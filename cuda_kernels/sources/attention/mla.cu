@@ -26,7 +26,6 @@ constexpr int STRIDE_K = DK * 2 + 16, STRIDE_V = STRIDE_K;  // bytes; rows start
 constexpr int ROW_K = row_bytes(TYPE_K, DK);
 constexpr float LOG2E = 1.4426950408889634f;
 
-#define OWN_SCORES
 #include "attention/mma.cuh"
 
 // Warps share the elements of a score: SHARES of them have every SHARES-th 16 elements each, for half of the positions.
@@ -257,29 +256,22 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     for (int s = 0; s < STAGES; s++) {
         load(s, 0, CHOSEN ? n_kv : p0);
         clear(s);
-        end_of_copies();
     }
     for (int r = threadIdx.x; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
-    if (!CHOSEN) {  // what is not on its way yet comes to L2 while the previous launch runs
-        constexpr int AHEAD = 256, LINE = 128;
-        const long long from = (long long)(first + STAGES * TILE) * ROW_K, bytes = (long long)min(min(last, p0) - first - STAGES * TILE, AHEAD) * ROW_K;
-        for (long long at = (long long)threadIdx.x * LINE; at < bytes; at += THREADS * LINE) prefetch(cache + from + at);
-    }
 
     wait_for_inputs();
     start_dependents();
     constexpr int UNITS = DK / 8;
     for (int i = threadIdx.x; i < 2 * R * UNITS; i += THREADS) {
         const int unit = i % UNITS, part = i / UNITS % 2, r = i / UNITS / 2;
-        *(uint4*)(q + part * Mixer::Q_PART + r * STRIDE_Q + unit * 16) = __ldcg((const uint4*)(queries + ((long long)(pair + r) * 2 + part) * DK) + unit);
+        copy16<true>(q + part * Mixer::Q_PART + r * STRIDE_Q + unit * 16, (const u8*)(queries + ((long long)(pair + r) * 2 + part) * DK + unit * 8));
     }
-    if (!CHOSEN) {  // new rows of the first tiles; not as copies in flight, so that the first tile need not wait for the others
-        const int low = max(p0, first), high = min(last, first + STAGES * TILE);
-        for (int i = threadIdx.x; i < (high - low) * (ROW_K / 16); i += THREADS) {
-            const int row = low + i / (ROW_K / 16), part = i % (ROW_K / 16), at = row - first;
-            *(uint4*)(shared + at / TILE * STAGE + at % TILE * STRIDE_K + part * 16) = __ldcg((const uint4*)(cache + (long long)row * ROW_K) + part);
-        }
-    }
+#pragma unroll
+    for (int s = 0; s < STAGES; s++)
+        if (!CHOSEN) load(s, p0, n_kv);
+    end_of_copies();  // one group has all of the first tiles
+#pragma unroll
+    for (int s = 1; s < STAGES; s++) end_of_copies();
 
     Mixer mixer;
     Held held;

@@ -7,12 +7,9 @@
 #include "attention/tile.cuh"
 
 constexpr int M_TILES = (R + 15) / 16, N_TILES = (DV / 8 + WARPS - 1) / WARPS;  // of rows; of 8 value elements for each warp
-constexpr int P_TILES = (TILE + 8 * WARPS - 1) / (8 * WARPS);                   // of 8 positions for each warp
+constexpr int P_TILES = TILE / (8 * WARPS);                                     // of 8 positions for each warp
 constexpr int STRIDE_Q = DK * 2 + 16, STRIDE_P = TILE * 2 + 16;                 // bytes
-static_assert(TILE % 16 == 0 && DK % 16 == 0 && DV % 16 == 0 && (TYPE_K == BF16) == (TYPE_V == BF16), "a shape this is made for");
-#ifndef OWN_SCORES
-static_assert(TILE % (8 * WARPS) == 0, "every warp scores as many positions");
-#endif
+static_assert(TILE % (8 * WARPS) == 0 && DK % 16 == 0 && DV % 16 == 0 && (TYPE_K == BF16) == (TYPE_V == BF16), "a shape this is made for");
 
 #ifndef ON_HOST
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }

@@ -17,8 +17,6 @@ __device__ __forceinline__ void copy_few(char* to, const u8* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
 }
 
-__device__ __forceinline__ void prefetch(const u8* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Wait until at most N groups of copies of this thread are in flight.
