@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # What is summed over ranks at a time, at least: smaller sums take longer to start than to run. All
 # ranks use the same pieces, also one that computes nothing.
-PIECE_BYTES = 8 * 2**20
+PIECE_BYTES = 64 * 2**20
 
 
 @dataclass
