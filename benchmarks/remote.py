@@ -45,7 +45,7 @@ def convert(client: str, out: Path, outtype: str) -> int:
             response = get_session().get(url, headers=headers, follow_redirects=True)
             data = response.raise_for_status().content
             size = int(response.headers["Content-Range"].rpartition("/")[2])
-            return http_ranges.FileRange(data, size, response.headers.get("ETag"))
+            return http_ranges.FileRange(data, size, response.headers.get("ETag") or "")
 
         http_ranges.RangeClient.get_range = get_range
     return main(["convert", "--remote", "org/model", "--outfile", str(out), "--outtype", outtype])

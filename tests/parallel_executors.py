@@ -27,8 +27,8 @@ from iqforge.runtime.parallel.ranks import Ranks
 from iqforge.runtime.parallel.share import Share
 from iqforge.runtime.split_model import make_plan
 
-from tests import prompt_on_cpu
-from tests.step_on_cpu import CPU, Graph, kernel
+from tests import prompt_on_cpu  # pyright: ignore[reportMissingImports]  see above
+from tests.step_on_cpu import CPU, Graph, kernel  # pyright: ignore[reportMissingImports]
 
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))
 

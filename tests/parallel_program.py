@@ -18,7 +18,7 @@ from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.ranks import Ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.shared import shared
+from tests.shared import shared  # pyright: ignore[reportMissingImports]  the folder above
 
 TYPES = ("f32", "bf16", "f16", "q8_0")
 
