@@ -224,6 +224,4 @@ def _roles(tensors: Sequence[TensorInfo], plan: SplitPlan) -> tuple[RoleSplit, .
 def _role(tensor: TensorInfo) -> str:
     """Return the name of a tensor without its layer; vectors that are copied are one role."""
     name = TensorName.parse(tensor.name)
-    if name.layer is None:
-        return tensor.name.removesuffix(".weight")
-    return tensor.name.split(".", 2)[2].removesuffix(".weight")
+    return name.stem if name.suffix == "weight" else name.local

@@ -326,6 +326,16 @@ def fast(request, tmp_path):
     return tmp_path / "f32.gguf", tiny.tokens
 
 
+@pytest.fixture
+def latent(tmp_path):
+    """(f32 file, token ids) of a random DeepSeek V3, made before anything is replaced. Encoded keys
+    differ by more than halves do.
+    """
+    tiny = make_tiny_model(CASES["deepseek_v3"], WIDE, tmp_path / "hf", 2 * HALF)
+    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    return tmp_path / "f32.gguf", tiny.tokens
+
+
 def check_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     """Compare rows in half precision with float32."""
     off = (found - expected).abs().amax(1) / expected.abs().max()
@@ -380,14 +390,13 @@ def test_graphs_of_other_architectures(monkeypatch, fast, opened):
     [CacheSettings("bf16"), CacheSettings("q8_0", hadamard_k=True), CacheSettings("f32")],
     ids=lambda s: s.type_k,
 )
-def test_latent_attention_with_other_caches(monkeypatch, tmp_path, opened, settings):
+def test_latent_attention_with_other_caches(monkeypatch, latent, opened, settings):
     """For new sequences and pieces of a kept one; also with keys and values of one head at a
     time.
     """
-    tiny = make_tiny_model(CASES["deepseek_v3"], WIDE, tmp_path / "hf", HALF)
-    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
-    tokens = torch.tensor(tiny.tokens)[None]
-    with load_model(tmp_path / "f32.gguf", cache=settings) as model:
+    file, ids = latent
+    tokens = torch.tensor(ids)[None]
+    with load_model(file, cache=settings) as model:
         path = PromptPath(model.network, context := Context(CPU, torch.float16, settings))
         assert {kind for kind, _ in context.slow} <= {"MoE"}
         expected = model.hidden(tokens)[0]

@@ -6,8 +6,6 @@ import os
 
 from ...errors import ImatrixError, NotFoundError, TruncatedFileError, UsageError
 from ..data import Imatrix
-from ..moments.file import load_moments
-from ..moments.lookup import imatrix_of
 from .dat import load_dat, save_dat
 from .gguf import load_gguf, save_gguf
 
@@ -30,6 +28,10 @@ def load_imatrix(path: str | os.PathLike) -> Imatrix:
     if not first:
         raise TruncatedFileError("is empty, expected an importance matrix", file=path)
     if first[8:] == b"{" and os.fspath(path).endswith(".safetensors"):
+        # Only these files need torch, whose import takes a second and 150 MB.
+        from ..moments.file import load_moments
+        from ..moments.lookup import imatrix_of
+
         return imatrix_of(load_moments(path))
     return load_gguf(path) if first[:4] == b"GGUF" else load_dat(path)
 

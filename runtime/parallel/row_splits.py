@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...formats.tensor_names import TensorName
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.moe import MoE
 from ..weights.split_plan import LayerShare, Range
@@ -145,7 +146,7 @@ def _split_experts(
     n = module.spec.n_experts
     for product in (*inputs, down):
         names = product.tensors
-        alone = len(names) >= n and names[0].endswith(".0.weight")
+        alone = len(names) >= n and TensorName.parse(names[0]).expert is not None
         for index, name in enumerate(names):
             if mode == "whole" and alone:
                 splits.single(name, experts, index % n)

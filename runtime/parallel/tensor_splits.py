@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import TensorName
 from ..weights.shard import local_tensor, unit_of
 from ..weights.split_plan import NOTHING, Range, TensorSplit
 from .apportion import Apportion
@@ -123,7 +124,8 @@ def scaled(range: Range, factor: int, offset: int = 0) -> Range:
 
 def stem(name: str) -> str:
     """Return the name of a tensor without `.weight`."""
-    return name.removesuffix(".weight")
+    parsed = TensorName.parse(name)
+    return name.removesuffix(f".{parsed.suffix}") if parsed.is_weight else name
 
 
 def least_common(*units: int) -> int:
