@@ -17,7 +17,7 @@ from ..quantize.run.report import RunProgress, RunReport, report_plan
 from ..version import __version__
 from .devices import note_choice
 from .outputs import open_outputs, plan_outputs
-from .rounding import loaded_moments, rounding_plans
+from .rounding import loaded_moments, moments_imatrix, rounding_plans
 from .source import (
     PathLike,
     changed_imatrix,
@@ -174,7 +174,6 @@ def quantize_models(
     bytes depend on. restart: start from scratch instead.
     """
     from ..formats.output import real_output, refuse_same_file
-    from ..imatrix.moments.lookup import imatrix_of
     from ..quantize.cuda.devices import find_devices
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
@@ -195,7 +194,7 @@ def quantize_models(
     moments = loaded_moments(hessian, o)
     devices = find_devices("cpu" if moments is not None else o.device)
     if imatrix is None and moments is not None:
-        imatrix = imatrix_of(moments)
+        imatrix = moments_imatrix(moments)
     loaded = selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [RunProgress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:

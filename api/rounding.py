@@ -13,6 +13,7 @@ from .source import PathLike
 if TYPE_CHECKING:
     from ..formats.source import Source
     from ..formats.values import Value
+    from ..imatrix.data import Imatrix
     from ..imatrix.moments.file import MomentsFile
     from ..quantize.options import QuantizeOptions
     from ..quantize.plan.changes import Changes
@@ -29,8 +30,6 @@ def loaded_moments(
     """Return the file of second moments that is given, opened. Raise UsageError for options that
     need one, or exclude one.
     """
-    from ..imatrix.moments.file import load_moments
-
     if hessian is None:
         if options.hessian_shrink is not None or not options.refine:
             raise UsageError(
@@ -44,7 +43,18 @@ def loaded_moments(
         )
     if options.dry_run and options.estimate:
         raise UsageError("with --hessian, --dry-run gives no estimate: add --no-estimate")
-    return load_moments(hessian) if isinstance(hessian, (str, os.PathLike)) else hessian
+    if not isinstance(hessian, (str, os.PathLike)):
+        return hessian
+    from ..imatrix.moments.file import load_moments  # imports torch
+
+    return load_moments(hessian)
+
+
+def moments_imatrix(moments: MomentsFile) -> Imatrix:
+    """Return the importance matrix that second moments have on their diagonals."""
+    from ..imatrix.moments.lookup import imatrix_of
+
+    return imatrix_of(moments)
 
 
 def rounding_plans(
