@@ -51,6 +51,7 @@ def check_exchanged(folder: Path, size: int) -> None:
         assert one["all"] == list(range(size)) and one["agree"] == [True, False]
 
 
+FULL = [pytest.mark.slow, pytest.mark.full]
 QUICK = ("llama", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "gpt_oss_mxfp4")
 
 
@@ -59,8 +60,8 @@ QUICK = ("llama", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "gpt_oss_mxfp4")
     [
         (2, QUICK),
         pytest.param(3, QUICK, marks=pytest.mark.slow),
-        pytest.param(2, GOLDEN, marks=pytest.mark.slow),
-        pytest.param(3, GOLDEN, marks=pytest.mark.slow),
+        pytest.param(2, GOLDEN, marks=FULL),
+        pytest.param(3, GOLDEN, marks=FULL),
     ],
 )
 def test_ranks_give_the_logits_of_one(size, names, tmp_path):
@@ -121,7 +122,7 @@ def test_other_options_on_ranks(tmp_path):
         pytest.param(
             3,
             ("llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen35-tiny:Q8_0"),
-            marks=pytest.mark.slow,
+            marks=FULL,
         ),
     ],
 )
