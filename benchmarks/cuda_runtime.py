@@ -157,7 +157,7 @@ def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: F
     from iqforge.runtime.bench.bench import Test, run_test
     from iqforge.runtime.commands.bench_flags import OPTIONS
     from iqforge.runtime.commands.bench_settings import open_model
-    from iqforge.runtime.cuda.device_facts import device_facts
+    from iqforge.runtime.cuda.common.device_facts import device_facts
 
     tests = {
         "pp": Test(n_prompt=args.n_prompt),

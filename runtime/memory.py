@@ -12,7 +12,7 @@ import torch
 from ..errors import DeviceError
 from ..formats.tensor_names import TensorName
 from .cuda import planned
-from .cuda.registry import Slow, check_description
+from .cuda.common.registry import Slow, check_description
 from .layers.attention import Attention
 from .layers.block import Branch
 from .layers.mla import MLA

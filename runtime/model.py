@@ -212,7 +212,7 @@ class Model:
         """The fast path of precisions below f32."""
         if self.precision == "f32":
             return None
-        from .cuda.context import Context
+        from .cuda.common.context import Context
         from .cuda.engine import Engine
 
         self.load()

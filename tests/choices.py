@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 from iqforge.cuda_kernels import index, prompt
 from iqforge.cuda_kernels.step_router import StepRouter
-from iqforge.runtime.cuda import prompt_graphs
-from iqforge.runtime.cuda.step_path import StepPath
+from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.layers import indexer
 from iqforge.runtime.layers.moe import MoE
 

@@ -10,7 +10,7 @@ import torch
 from iqforge.cuda_kernels.delta_heads import DeltaHeads
 from iqforge.cuda_kernels.prompt_delta import DeltaWeights
 from iqforge.cuda_kernels.step_delta import DeltaShape
-from iqforge.runtime.cuda.delta_shapes import rates_in_order
+from iqforge.runtime.cuda.common.delta_shapes import rates_in_order
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet
 from iqforge.runtime.layers.norm import RMSNorm

@@ -15,11 +15,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda import context as context_module
-from iqforge.runtime.cuda import prompt_stream, step_path
-from iqforge.runtime.cuda.context import Context
-from iqforge.runtime.cuda.prompt_path import PromptPath
-from iqforge.runtime.cuda.step_path import StepPath
+from iqforge.runtime.cuda.common import context as context_module
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.prompt import stream as prompt_stream
+from iqforge.runtime.cuda.prompt.path import PromptPath
+from iqforge.runtime.cuda.step import path as step_path
+from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.model import Model
 from iqforge.runtime.parallel import group as group_module
 from iqforge.runtime.parallel.group import Group

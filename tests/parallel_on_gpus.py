@@ -13,7 +13,7 @@ import iqforge
 import numpy as np
 import torch
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda.links import SharedMemoryLinks
+from iqforge.runtime.cuda.step.links import SharedMemoryLinks
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling
 from iqforge.runtime.parallel.ranks import Ranks

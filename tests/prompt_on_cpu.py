@@ -12,9 +12,10 @@ import torch
 from iqforge.cuda_kernels import prompt, prompt_mla, step_mla
 from iqforge.cuda_kernels.gating import Gating
 from iqforge.cuda_kernels.step_router import Routing
-from iqforge.runtime.cuda import prompt_delta, prompt_graphs
-from iqforge.runtime.cuda.prompt_stream import Stream
-from iqforge.runtime.cuda.prompt_weights import PromptOutput
+from iqforge.runtime.cuda.prompt import delta as prompt_delta
+from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+from iqforge.runtime.cuda.prompt.stream import Stream
+from iqforge.runtime.cuda.prompt.weights import PromptOutput
 from iqforge.runtime.layers.attention import attend, visible
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.ffn import gated

@@ -17,15 +17,13 @@ from iqforge.cuda_kernels.gating import NO_TERMS, Gating
 from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
 from iqforge.cuda_kernels.step_router import Routing
-from iqforge.runtime.cuda import (
-    step_delta,
-    step_frame,
-    step_gemma,
-    step_layers,
-    step_mla,
-    step_moe,
-    step_sampling,
-)
+from iqforge.runtime.cuda.step import delta as step_delta
+from iqforge.runtime.cuda.step import frame as step_frame
+from iqforge.runtime.cuda.step import gemma as step_gemma
+from iqforge.runtime.cuda.step import layers as step_layers
+from iqforge.runtime.cuda.step import mla as step_mla
+from iqforge.runtime.cuda.step import moe as step_moe
+from iqforge.runtime.cuda.step import sampling as step_sampling
 from iqforge.runtime.layers.attention import attend_with_scores, temperature
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet

@@ -20,7 +20,7 @@ from iqforge.runtime.bench.cost import Cost
 from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.bench.sweep import positions, sweep
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda.device_facts import facts_of
+from iqforge.runtime.cuda.common.device_facts import facts_of
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling
 

@@ -13,7 +13,7 @@ from iqforge.cli import main
 from iqforge.cuda_kernels.ops import decode_matrix
 from iqforge.formats.codecs import codec
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda.device_facts import device_facts
+from iqforge.runtime.cuda.common.device_facts import device_facts
 from iqforge.runtime.model import Model
 from iqforge.runtime.profile.profile import profile_model
 from iqforge.runtime.profile.report import measured

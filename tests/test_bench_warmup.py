@@ -14,10 +14,10 @@ from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.bench import run_test
 from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda import prompt_graphs
-from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
-from iqforge.runtime.cuda.step_path import StepPath
+from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.model import Model
 
 from . import prompt_on_cpu

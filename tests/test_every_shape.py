@@ -11,9 +11,9 @@ from iqforge.runtime.bench.gemma_shapes import Gemma4Shape
 from iqforge.runtime.bench.shape import Shape
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda import prompt_path, step_path  # noqa: F401  they register executors
+from iqforge.runtime.cuda import engine  # noqa: F401, it declares executors
+from iqforge.runtime.cuda.common.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
-from iqforge.runtime.cuda.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.model import Model
 from iqforge.runtime.state.cache import CacheSettings
 

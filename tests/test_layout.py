@@ -48,7 +48,6 @@ MORE_FILES = {
     "convert/architectures": 99,
     "runtime/architectures": 99,
     "quantize/search": 22,
-    "runtime/cuda": 34,  # a prompt and a step executor for each kind of layer
 }
 
 

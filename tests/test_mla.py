@@ -12,7 +12,7 @@ import pytest
 import torch
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.architectures.deepseek2 import with_groups
-from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.layers.indexer import best_positions
 from iqforge.runtime.layers.specs import RouterSpec

@@ -14,9 +14,9 @@ from iqforge.cuda_kernels import ops, prompt_grouped
 from iqforge.cuda_kernels.gating import ExpertTerms, Gating
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
-from iqforge.runtime.cuda import prompt_moe
-from iqforge.runtime.cuda.context import Context
-from iqforge.runtime.cuda.registry import PlacedBranch
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.common.registry import PlacedBranch
+from iqforge.runtime.cuda.prompt import moe as prompt_moe
 from iqforge.runtime.layers.block import Branch
 from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.moe import Experts, MoE, Router

@@ -16,11 +16,13 @@ import pytest
 import torch
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda import prompt_graphs, prompt_mla, prompt_weights
-from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
-from iqforge.runtime.cuda.prompt_path import PromptPath
-from iqforge.runtime.cuda.prompt_stream import Stream
+from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+from iqforge.runtime.cuda.prompt import mla as prompt_mla
+from iqforge.runtime.cuda.prompt import weights as prompt_weights
+from iqforge.runtime.cuda.prompt.path import PromptPath
+from iqforge.runtime.cuda.prompt.stream import Stream
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.ranges import RangeName, recording

@@ -82,7 +82,7 @@ def test_fused_experts_are_those_decoded_first(monkeypatch):
 
 def test_attention_of_large_passes(monkeypatch):
     """cuDNN's kernel, if torch has it, and FlashAttention-2 agree."""
-    from iqforge.runtime.cuda import prompt_scores
+    from iqforge.runtime.cuda.prompt import scores as prompt_scores
 
     with model("llama-tiny:Q8_0", precision="f16") as m:
         flash = logits(m)
@@ -95,7 +95,7 @@ def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
     """Passes of 50 rows, which are full ones, and others run eagerly, captured, replayed, and after
     others took their place.
     """
-    from iqforge.runtime.cuda import prompt_graphs
+    from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 
     lengths = (150, 49, 49, 49, 150, 30, 30, 30, 49, 49, 49)
     with monkeypatch.context() as patch, model(spec, ubatch=50) as m:

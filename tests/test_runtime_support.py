@@ -14,9 +14,9 @@ from iqforge.errors import ArchitectureError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.values import string
 from iqforge.runtime.architectures import architecture
-from iqforge.runtime.cuda import prompt_path, step_path  # noqa: F401  they register executors
-from iqforge.runtime.cuda.context import Context
-from iqforge.runtime.cuda.registry import (
+from iqforge.runtime.cuda import engine  # noqa: F401, it declares executors
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.common.registry import (
     PROMPT,
     STEP,
     Slow,

@@ -14,11 +14,11 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
 from iqforge.quantize.plan.recipe import Recipe
-from iqforge.runtime.cuda import step_path
-from iqforge.runtime.cuda.context import Context
-from iqforge.runtime.cuda.prompt_path import PromptPath
-from iqforge.runtime.cuda.step_layers import SlowOutput
-from iqforge.runtime.cuda.step_path import StepPath
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.prompt.path import PromptPath
+from iqforge.runtime.cuda.step import path as step_path
+from iqforge.runtime.cuda.step.layers import SlowOutput
+from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.layers.ffn import GatedFFN
 from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.layers.norm import RMSNorm

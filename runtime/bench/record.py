@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from ...formats.source import Source
-from ..cuda.device_facts import DeviceFacts
+from ..cuda.common.device_facts import DeviceFacts
 from ..describe import model_type
 from .bench import Result, deviation, mean
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ...formats.source import Source
     from ..bench.bench import Result, Test
-    from ..cuda.device_facts import DeviceFacts
+    from ..cuda.common.device_facts import DeviceFacts
     from ..model import Model
 
 _LONGEST_DELAY = 86400
@@ -272,6 +272,6 @@ def _whole_on(model: Model, device: torch.device) -> bool:
 def _facts(device: torch.device) -> DeviceFacts | None:
     if device.type != "cuda":
         return None
-    from ..cuda.device_facts import device_facts
+    from ..cuda.common.device_facts import device_facts
 
     return device_facts(device)

@@ -2,6 +2,6 @@
 the reference path.
 
 `engine.py` runs a network: more than `STEP_ROWS` rows at a time on the prompt path (prefill,
-`prompt_*.py`), fewer on the step path (decode, `step_*.py`). Both find an executor by the class of
+`prompt/`), fewer on the step path (decode, `step/`). Both find an executor by the class of
 a module; a module without one runs on the reference path.
 """

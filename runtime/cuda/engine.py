@@ -11,9 +11,9 @@ import torch
 
 from ...errors import UsageError
 from ..network.network import Network
-from .context import Context
-from .prompt_path import PromptPath
-from .step_path import STEP_ROWS, StepPath
+from .common.context import Context
+from .prompt.path import PromptPath
+from .step.path import STEP_ROWS, StepPath
 
 
 class Engine:

@@ -19,9 +19,9 @@ from ..layers.gemma import DenseAndExperts
 from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..state.cache import CacheSettings
-from .prompt_index import SCORE_BYTES as INDEX_BYTES
-from .prompt_mla import BUFFER_BYTES, CHOSEN_ROWS
-from .prompt_scores import SCORE_BYTES
+from .prompt.index import SCORE_BYTES as INDEX_BYTES
+from .prompt.mla import BUFFER_BYTES, CHOSEN_ROWS
+from .prompt.scores import SCORE_BYTES
 
 _HALF, _FLOAT = 2, 4
 _CHUNK = 64  # tokens of a delta net at a time

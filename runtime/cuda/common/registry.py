@@ -1,0 +1,190 @@
+"""Which executor runs which module on the fast path.
+
+`PROMPT[class]` and `STEP[class]` are factories: `(branch, context) -> executor`. A factory that
+cannot run this module (a bias, a weight on another device, a shape without kernels) raises `Slow`
+with the reason, and the module runs on the reference path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from ...layers.absent import AbsentMixer, AbsentRows
+from ...layers.attention import Attention
+from ...layers.block import Block, Branch
+from ...layers.delta_net import DeltaNet
+from ...layers.ffn import GatedFFN, PlainFFN
+from ...layers.gemma import DenseAndExperts, LayerInput
+from ...layers.mla import MLA
+from ...layers.moe import MoE
+from ...layers.norm import LayerNorm, Norm, RMSNorm
+from .context import Context
+from .expert_terms import gating_of
+
+_Factory = TypeVar("_Factory", bound=Callable)
+
+PROMPT: dict[type, Callable] = {}
+STEP: dict[type, Callable] = {}
+
+
+class Slow(Exception):
+    """This module has no fast path; the message says why. It never reaches a user."""
+
+
+@dataclass(frozen=True)
+class PlacedBranch:
+    """A branch of the residual stream, its layer, and the device on which it computes.
+
+    scale: the number that multiplies the stream after it (None: 1).
+    """
+
+    layer: int
+    branch: Branch
+    device: torch.device
+    scale: torch.Tensor | None = None
+
+    @property
+    def module(self) -> Any:
+        return self.branch.module
+
+    @property
+    def norm(self) -> Norm:
+        """The norm before the module, which `choose` has checked."""
+        return self.branch.norm  # pyright: ignore[reportReturnType]  see there
+
+    @property
+    def is_summed(self) -> bool:
+        """Return whether the module gives a part of a result that is summed over ranks."""
+        return self.branch.sum is not None
+
+    @property
+    def post_norm(self) -> Norm | None:
+        """The norm that an executor applies to its result: none if a sum over ranks comes first."""
+        return None if self.is_summed else self.branch.post_norm
+
+    @property
+    def name(self) -> str:
+        return f"blk.{self.layer} {type(self.module).__name__}"
+
+
+def executor(table: dict[type, Callable], module: type) -> Callable[[_Factory], _Factory]:
+    """Declare the decorated class or function as the executor of modules of this class."""
+
+    def declare(factory: _Factory) -> _Factory:
+        if module in table:
+            raise RuntimeError(f"two executors for {module.__name__}")
+        table[module] = factory
+        return factory
+
+    return declare
+
+
+def placed(blocks: Sequence[Block]) -> list[PlacedBranch]:
+    """Return the branches of all blocks in order."""
+    found = []
+    for layer, block in enumerate(blocks):
+        last = len(block.branches) - 1
+        found += [
+            PlacedBranch(layer, branch, block.device, block.output_scale if i == last else None)
+            for i, branch in enumerate(block.branches)
+        ]
+    return found
+
+
+def choose(table: dict[type, Callable], branch: PlacedBranch, context: Context) -> Any | None:
+    """Return the executor of a branch, or None (reported to `context`) if its module has to run on
+    the reference path.
+    """
+    factory = table.get(type(branch.module))
+    try:
+        if branch.device != context.device:
+            raise Slow(f"the layer works on {branch.device}")
+        check_description(branch.branch)
+        if factory is None:
+            raise Slow("no kernels for this kind of layer")
+        return factory(branch, context)
+    except Slow as reason:
+        context.report(type(branch.module).__name__, str(reason), branch.layer)
+        return None
+
+
+def choose_all(
+    table: dict[type, Callable], branches: Sequence[PlacedBranch], context: Context
+) -> list[Any | None]:
+    """Return what `choose` returns for each branch. Layers with attention to chosen positions hand
+    the choice on: one on the reference path leaves the others there.
+    """
+    found = [choose(table, branch, context) for branch in branches]
+    sparse = [i for i, x in enumerate(branches) if isinstance(x.module, MLA) and x.module.top_k]
+    if any(found[i] is None for i in sparse):
+        for i in sparse:
+            if found[i] is not None:
+                reason = "positions are chosen on the reference path"
+                context.report("MLA", reason, branches[i].layer)
+                found[i] = None
+    return found
+
+
+def check_description(branch: Branch) -> None:
+    """`Slow` for what no kernels evaluate yet, whatever the device and the types of weights."""
+    module = branch.module
+    own_norms = isinstance(module, (DenseAndExperts, LayerInput))
+    if own_norms != (branch.norm is None) or (
+        isinstance(branch.norm, LayerNorm) and not isinstance(module, (Attention, PlainFFN))
+    ):
+        raise Slow("no norm before it, or another one")
+    if branch.post_norm is not None and not isinstance(branch.post_norm, RMSNorm):
+        raise Slow("a norm after it that is no RMS norm")
+    if isinstance(module, Attention):
+        return
+    if isinstance(module, DenseAndExperts):
+        _check_dense_and_experts(module)
+    elif isinstance(module, LayerInput):
+        if module.spec.activation not in ("silu", "gelu", "gelu_erf"):
+            raise Slow(f"activation {module.spec.activation}")
+    elif isinstance(module, MoE):
+        if branch.post_norm is not None and module.shared is not None:
+            raise Slow("a norm after experts and a shared one")
+        if isinstance(module.shared, GatedFFN):
+            _check_gating(module.shared)
+        _check_experts(module)
+    elif isinstance(module, GatedFFN):
+        _check_gating(module)
+    elif isinstance(module, PlainFFN):
+        if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
+            raise Slow(f"activation {module.spec.activation}")
+    elif not isinstance(module, (DeltaNet, MLA, AbsentMixer, AbsentRows)):
+        raise Slow("no kernels for this kind of layer")
+
+
+def _check_dense_and_experts(m: DenseAndExperts) -> None:
+    if m.sum is not None or m.moe is None:
+        raise Slow("norms after parts of a sum over ranks")
+    check_description(Branch(m.norm, m.dense, m.post_norm))
+    check_description(Branch(m.expert_norm, m.moe, m.expert_post_norm))
+
+
+def _check_gating(m: GatedFFN) -> None:
+    """Products join gate and up in every known way. Biases are added between, in fewer ways."""
+    biased = any(x is not None and x.bias is not None for x in (m.gate_up, m.gate, m.up))
+    spec = m.spec
+    known = spec.activation in ("silu", "gelu", "gelu_erf") and not spec.limit
+    if not (known if biased else gating_of(spec).is_known):
+        raise Slow(f"activation {spec.activation}" + (" within a limit" if spec.limit else ""))
+
+
+def _check_experts(m: MoE) -> None:
+    # The softmax of the chosen logits is that of all, normalized, if logits alone decide.
+    by_logits = m.router.bias is None and m.spec.groups == 1
+    beyond = {
+        "scores of the chosen experts by more than logits": m.spec.score == "selected"
+        and not by_logits,
+        f"scores by {m.spec.score}": m.spec.score not in ("softmax", "sigmoid", "selected"),
+        f"activation {m.experts.spec.activation}": not gating_of(m.experts.spec).is_known,
+    }
+    if found := [name for name, has in beyond.items() if has]:
+        raise Slow(" and ".join(found))

@@ -1,0 +1,304 @@
+"""Attention over many rows: one product for q, k and v, one kernel for norms, rotation and the
+cache, flash attention.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ....cuda_kernels import prompt
+from ...layers.attention import Attention, temperature
+from ...layers.batch import Batch
+from ...state.cache import KVCache
+from ..common.context import Context
+from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from .graphs import Stage, Staged
+from .scores import attend
+from .stream import Stream, check_norm, last_rows
+from .weights import Product
+
+_FLOATS = (torch.float16, torch.bfloat16)
+
+
+class _Products(NamedTuple):
+    """The products q, k and v, half[T, ...] of all rows; or k and v, and `queries` half[S, ...] of
+    the last row of each sequence.
+    """
+
+    joined: torch.Tensor
+    queries: torch.Tensor | None = None
+
+
+@executor(PROMPT, Attention)
+class PromptAttention(Staged):
+    """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is
+    bfloat16.
+
+    If only last rows are needed after it, only these have queries; the other rows only have keys
+    and values.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        m: Attention = branch.module
+        check_norm(branch.norm, context)
+        linears = [x for x in ((m.q, m.k, m.v) if m.qkv is None else (m.qkv,)) if x is not None]
+        self.rope = m.rope
+        if m.spec.key_length != m.spec.value_length or not prompt.heads_fit(
+            m.spec.key_length, 0 if m.rope is None else m.rope.n_rot
+        ):
+            raise Slow(f"heads of {m.spec.key_length} and {m.spec.value_length}")
+        if not m.switches.flash_attention:
+            raise Slow("-fa off keeps the matrix of scores")
+        own = m.spec.kv_from is None
+        if own and (
+            (m.q_norm is None) != (m.k_norm is None)
+            or (m.q_norm is not None and m.k_norm is not None and m.q_norm.eps != m.k_norm.eps)
+        ):
+            raise Slow("norms of queries and keys differ")
+        self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
+        self.qkv = Product("qkv", linears, context)
+        n = m.spec.query_rows
+        if m.qkv is None:
+            self.q = Product("last queries", linears[:1], context)
+            self.kv = Product("qkv", linears[1:], context) if own else None
+        else:
+            self.q = Product("last queries", linears, context, slice(0, n))
+            self.kv = Product("qkv", linears, context, slice(n, None))
+        self.output = Product("delta", [m.output], context)
+        self.post_norm = branch.post_norm
+        self.sinks = None if m.sinks is None else m.sinks.float()
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        again = not (self.branch.is_summed and self.context.defers(self.output.rows))
+        return [(True, self._project), (False, self._mix), (again, self._join)]
+
+    def _project(self, stream: Stream, batch: Batch) -> None:
+        x = stream.normed(self.norm)
+        if stream.narrows:
+            stream.keep_last(batch.n_sequences)
+            if self.kv is not None:
+                self.kv(x)
+            self.q(last_rows(x, batch.n_sequences))
+        else:
+            self.qkv(x)
+
+    def _mix(self, stream: Stream, batch: Batch) -> None:
+        """Read the products from their buffers: a graph may have computed them."""
+        rows = batch.n_sequences * batch.n_tokens
+        if not stream.narrows:
+            products = _Products(self.qkv.out(rows))
+        elif self.kv is None:
+            products = _Products(self.q.out(len(stream.h)))
+        else:
+            products = _Products(self.kv.out(rows), self.q.out(len(stream.h)))
+        products, gates = self._without_gates(products) if self.m.spec.gate else (products, None)
+        if self.m.spec.kv_from is not None:
+            mixed = self._borrowed(products, batch, self.m.spec.kv_from)
+        elif batch.states is None:
+            mixed = self._fresh(products, batch)
+        else:
+            mixed = self._cached(products, batch)
+        if gates is not None:
+            mixed = mixed.reshape(gates.shape) * gates.sigmoid()
+        # Converted to the dtype of activations, in a buffer that stays.
+        prompt.converted(mixed, self._mixed(stream))
+
+    def _join(self, stream: Stream, batch: Batch) -> None:
+        stream.add_product(self.output, self._mixed(stream), self.post_norm)
+
+    def _without_gates(self, products: _Products) -> tuple[_Products, torch.Tensor]:
+        """Return products with queries only, and the gates half[rows, heads, length] that follow
+        each query head.
+        """
+        s, (joined, queries) = self.m.spec, products
+        n = s.heads * s.key_length
+        if queries is not None:
+            pairs = queries.view(-1, s.heads, 2, s.key_length)
+            return _Products(joined, pairs[:, :, 0].reshape(-1, n)), pairs[:, :, 1]
+        pairs = joined[:, : 2 * n].unflatten(1, (s.heads, 2, s.key_length))
+        shape = len(joined), joined.shape[1] - n
+        plain = self.context.buffer("queries without gates", shape, joined.dtype)
+        plain[:, :n].unflatten(1, (s.heads, s.key_length)).copy_(pairs[:, :, 0])
+        plain[:, n:].copy_(joined[:, 2 * n :])
+        return _Products(plain), pairs[:, :, 1]
+
+    def _mixed(self, stream: Stream) -> torch.Tensor:
+        return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
+
+    def _fresh(self, qkv: _Products, batch: Batch) -> torch.Tensor:
+        """Sequences that begin here and are not kept. Keys and values are what a cache with the
+        settings of the batch would return.
+        """
+        m, total = self.m, len(qkv.joined)
+        settings = batch.settings
+        dtype = torch.float16 if settings is None else _stored(settings.k.dtype, settings.v.dtype)
+        if dtype is None:
+            if settings is None:
+                raise TypeError("keys and values without settings are float16")
+            cache = m.new_cache(total, settings, qkv.joined.device)
+            return self._converted(qkv, cache, 0, total, batch)
+        # Shared ones are kept until later layers have run.
+        owner = f" of layer {batch.layer}" if m.spec.kv_shared else ""
+        k, v = (
+            self.context.buffer(
+                f"{name}{owner}", (total, m.spec.kv_heads, m.spec.key_length), dtype
+            )
+            for name in ("keys", "values")
+        )
+        q = self._heads(qkv, k, v, 0, batch)
+        if m.spec.kv_shared:
+            batch.scratch["kv", batch.layer] = k, v, None
+        return self._attend(q, k, v, batch)
+
+    def _borrowed(self, qkv: _Products, batch: Batch, source: int) -> torch.Tensor:
+        """Attention to keys and values that the layer `source` has stored in this pass."""
+        cache: KVCache | None
+        if batch.states is None:
+            k, v, cache = batch.scratch["kv", source]
+        else:
+            held, n = batch.states[0].layers[source], batch.start + batch.n_tokens
+            if not isinstance(held, KVCache):
+                raise TypeError(f"layer {source} keeps no keys and values")
+            first = self._first_seen(batch.start)
+            if _reads(held):
+                k, v, cache = held.k[first:n], held.v[first:n], None
+            else:
+                (k, v), cache = held.read(n, first), held
+        k, v = (x.to(self.context.device) for x in (k, v))
+        if k.dtype not in _FLOATS:
+            k, v = k.half(), v.half()
+        q = self._queries(qkv.joined, batch, k.dtype if cache is None else torch.float32)
+        if cache is None:
+            return self._attend(q, k, v, batch)
+        return cache.result(self._attend(cache.query(q).to(k.dtype), k, v, batch).float())
+
+    def _cached(self, qkv: _Products, batch: Batch) -> torch.Tensor:
+        """Tokens of one sequence after those in its cache, which first stores their keys and
+        values.
+        """
+        cache, n = batch.state, batch.start + batch.n_tokens
+        seen = slice(self._first_seen(batch.start), n)
+        if not _reads(cache):
+            return self._converted(qkv, cache, batch.start, n, batch)
+        return self._attend(
+            self._heads(qkv, cache.k, cache.v, batch.start, batch),
+            cache.k[seen],
+            cache.v[seen],
+            batch,
+        )
+
+    def _first_seen(self, start: int) -> int:
+        """Return the first position that the token at `start` sees."""
+        window = self.m.spec.window
+        return max(0, start - window + 1) if window else 0
+
+    def _converted(
+        self, qkv: _Products, cache: KVCache, first: int, n: int, batch: Batch
+    ) -> torch.Tensor:
+        """Other caches are written and read as on the reference path; attention reads their values
+        in float16.
+        """
+        m = self.m
+        k, v = (
+            torch.empty(
+                len(qkv.joined), m.spec.kv_heads, m.spec.key_length, device=qkv.joined.device
+            )
+            for _ in range(2)
+        )
+        q = self._heads(qkv, k, v, 0, batch)
+        cache.write(first, k, v)
+        k, v = (x.half() for x in cache.read(n, self._first_seen(first)))
+        if m.spec.kv_shared and batch.states is None:
+            batch.scratch["kv", batch.layer] = k, v, cache
+        return cache.result(self._attend(cache.query(q).half(), k, v, batch).float())
+
+    def _heads(
+        self, qkv: _Products, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch
+    ) -> torch.Tensor:
+        """Queries [rows that have them, heads, key_length] in the dtype of k; keys and values go to
+        k and v from row `first`.
+        """
+        m = self.m
+        if qkv.queries is not None:  # keys and values of all positions, queries of the last one
+            none = k.new_empty(len(qkv.joined), 0, m.spec.key_length)
+            self._rotated(qkv.joined, none, k, v, first, *self._angles(batch))
+            return self._queries(qkv.queries, batch, k.dtype)
+        q = self._query_buffer(qkv.joined, k.dtype)
+        self._rotated(qkv.joined, q, k, v, first, *self._angles(batch))
+        return self._tempered(q, batch)
+
+    def _queries(self, products: torch.Tensor, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
+        """Queries of products that have nothing else: of all rows, or of the last one of each
+        sequence.
+        """
+        q, (cos, sin) = self._query_buffer(products, dtype), self._angles(batch)
+        if len(products) == batch.n_sequences:
+            cos, sin = cos[-1:], sin[-1:]
+        none = q.new_empty(len(products), 0, self.m.spec.key_length)
+        self._rotated(products, q, none, none, 0, cos, sin)
+        return self._tempered(q, batch)
+
+    def _query_buffer(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        shape = len(rows), self.m.spec.heads, self.m.spec.key_length
+        return self.context.buffer("queries", shape, dtype)
+
+    def _rotated(
+        self,
+        products: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        first: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> None:
+        m = self.m
+        prompt.rotate_heads(
+            products,
+            q,
+            k,
+            v,
+            first,
+            cos,
+            sin,
+            neox=self.rope is not None and self.rope.style == "neox",
+            q_norm=None if m.q_norm is None else m.q_norm.weight,
+            k_norm=None if m.k_norm is None else m.k_norm.weight,
+            eps=0.0 if m.q_norm is None else m.q_norm.eps,
+            value_eps=m.value_eps if m.spec.value_norm else None,
+        )
+
+    def _tempered(self, q: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if self.m.spec.temperature is not None:
+            last = len(q) == batch.n_sequences
+            positions = batch.sequence_positions[-1:] if last else batch.positions
+            q *= temperature(self.m.spec.temperature, positions)[:, None, None].to(q.dtype)
+        return q
+
+    def _angles(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines float32[n, n_rot / 2] of the positions of each sequence."""
+        positions = batch.sequence_positions
+        if self.rope is None:
+            none = torch.empty(len(positions), 0, device=positions.device)
+            return none, none
+        return self.context.angles(self.rope.of_context(batch.contexts[0]), positions)
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """[S, n, heads, length] in the dtype of q, for rows of all sequences."""
+        q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
+        return attend(q, k, v, self.m.spec, self.sinks, batch.n_sequences * batch.n_tokens)
+
+
+def _reads(cache: KVCache) -> bool:
+    """Return whether attention can read keys and values of a cache as they are."""
+    return cache.is_whole and _stored(cache.k.dtype, cache.v.dtype) is not None
+
+
+def _stored(k: torch.dtype, v: torch.dtype) -> torch.dtype | None:
+    """The dtype in which attention can read a cache as it is."""
+    return k if k == v and k in _FLOATS else None

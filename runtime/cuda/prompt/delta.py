@@ -1,0 +1,116 @@
+"""Gated delta nets over many rows: one product for the inputs of the convolution and the gates, the
+rule in chunks in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ....cuda_kernels.delta_heads import DeltaHeads
+from ....cuda_kernels.prompt_delta import (
+    DeltaKernels,
+    DeltaWeights,
+    delta_rule,
+    fitting_stages,
+    rates_product,
+)
+from ....cuda_kernels.step_attention import shared_limit
+from ...layers.batch import Batch
+from ...layers.delta_net import DeltaNet
+from ...state.recurrent import RecurrentState
+from ..common.context import Context
+from ..common.delta_shapes import check_devices, delta_heads, inputs, rates
+from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from .graphs import Stage, Staged
+from .stream import Stream, check_norm, last_rows
+from .weights import Product
+
+
+@executor(PROMPT, DeltaNet)
+class PromptDelta(Staged):
+    """h += delta_net(norm(h)). The state of a kept sequence stays where it is."""
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        net: DeltaNet = branch.module
+        s = net.spec
+        check_norm(branch.norm, context)
+        check_devices(net, context)
+        self.branch, self.norm, self.net, self.context = branch, branch.norm, net, context
+        self.heads = delta_heads(net)
+        if not fitting_stages(self.heads, shared_limit(context.device)):
+            raise Slow(f"heads of {s.key_length} and {s.value_length}")
+        self.inputs = Product("delta inputs", inputs(net), context)
+        self.rates = rates(net, context).flatten(0, 1).to(context.dtype)
+        self.output = Product("delta", [net.output], context)
+        self.weights = DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        again = not (self.branch.is_summed and self.context.defers(self.output.rows))
+        return [(True, self._project), (False, self._mix), (again, self._join)]
+
+    def _project(self, stream: Stream, batch: Batch) -> None:
+        x = stream.normed(self.norm)
+        self.inputs(x)
+        rates_product(x, self.rates, self._rates(len(x)))
+
+    def _mix(self, stream: Stream, batch: Batch) -> None:
+        """Read the products from their buffers: a graph may have computed them."""
+        n, state = batch.n_tokens, batch.state
+        if state is not None:
+            if not isinstance(state, RecurrentState):
+                raise TypeError(f"layer {batch.layer} keeps no recurrent state")
+            state.check(batch.start, batch.layer)
+        rows = batch.n_sequences * n
+        products = self.inputs.out(rows)
+        before = None if state is None else state.memory
+        delta_rule(
+            _kernels(self.heads, self.context.dtype, self.context.device),
+            self.weights,
+            products,
+            products if self.heads.joined else products[:, self.net.spec.channels :],
+            self._rates(rows),
+            batch.n_sequences,
+            None if state is None else state.inputs,
+            before,
+            before,
+            self._mixed(stream),
+            lambda name, shape: self.context.buffer(name, shape, torch.float32),
+        )
+        if state is not None:
+            past = len(state.inputs)
+            last = self._channels(products[max(0, n - past) :])
+            if n < past:
+                last = torch.cat([state.inputs[n:], last])
+            state.inputs.copy_(last)
+            state.n_seen += n
+
+    def _join(self, stream: Stream, batch: Batch) -> None:
+        mixed = self._mixed(stream)
+        if stream.narrows:
+            stream.keep_last(batch.n_sequences)
+            mixed = last_rows(mixed, batch.n_sequences).contiguous()
+        stream.add_product(self.output, mixed, self.branch.post_norm)
+
+    def _channels(self, products: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of the convolution, float32[rows, channels], in its order."""
+        s = self.net.spec
+        if not self.heads.joined:
+            return products[:, : s.channels].float()
+        values = s.value_heads // s.key_heads * s.value_length
+        by_head = products.float().unflatten(1, (s.key_heads, -1))
+        *qkv, _ = by_head.split([s.key_length, s.key_length, values, values], dim=-1)
+        return torch.cat([part.flatten(1) for part in qkv], dim=1)
+
+    def _rates(self, rows: int) -> torch.Tensor:
+        return self.context.buffer("delta rates", (rows, len(self.rates)), torch.float32)
+
+    def _mixed(self, stream: Stream) -> torch.Tensor:
+        return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
+
+
+@functools.cache
+def _kernels(heads: DeltaHeads, half: torch.dtype, device: torch.device) -> DeltaKernels:
+    return DeltaKernels(heads, half, device)

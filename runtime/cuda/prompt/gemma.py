@@ -1,0 +1,82 @@
+"""Executors of a prompt for parts of a block that only Gemma 4 has."""
+
+from __future__ import annotations
+
+import torch
+
+from ....cuda_kernels import prompt
+from ...layers.batch import Batch
+from ...layers.block import Branch
+from ...layers.gemma import DenseAndExperts, LayerInput
+from ...weights.ranges import ranged
+from ..common.context import Context
+from ..common.executor import Executor
+from ..common.expert_terms import gating_of
+from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from .ffn import PromptFFN
+from .graphs import Stage, Staged
+from .moe import PromptMoE
+from .stream import Stream
+from .weights import Product
+
+
+@executor(PROMPT, DenseAndExperts)
+class PromptDenseAndExperts(Staged):
+    """h += norm(norm(dense layer) + norm(experts)), each of which has its norm of h before it."""
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        m: DenseAndExperts = branch.module
+        self.branch, self.context, self.m = branch, context, m
+        if m.moe is None:
+            raise Slow("no experts")
+        dense = Branch(m.norm, m.dense, m.post_norm)
+        experts = Branch(m.expert_norm, m.moe, m.expert_post_norm)
+        self.dense = PromptFFN(PlacedBranch(branch.layer, dense, branch.device), context)
+        self.experts = PromptMoE(PlacedBranch(branch.layer, experts, branch.device), context)
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        return [(self.experts.fused, self._run)]
+
+    def _run(self, stream: Stream, batch: Batch) -> None:
+        m, context, shape = self.m, self.context, tuple(stream.h.shape)
+        both = Stream(context.buffer("sum of branches", shape, torch.float32), context)
+        both.h.zero_()
+        self.dense.add(stream.normed(m.norm), both)
+        both.settled()
+        h, exact = stream.h, context.buffer("normed f32", shape, torch.float32)
+        rounded = context.buffer("normed", shape, context.dtype)
+        prompt.add_norm(h, m.router_scale, m.eps, rounded, exact=exact)
+        routed = self.experts.routed(exact)
+        norm, fused = m.expert_norm, self.experts.fused
+        x = context.buffer("normed", self.experts.input_shape(len(h)), context.dtype)
+        prompt.add_norm(h, norm.weight, norm.eps, x, permuted=fused)
+        both.add(*self.experts.mixed(x, *routed), post_norm=m.expert_post_norm)
+        delta = context.buffer("delta", shape, context.dtype)
+        delta.copy_(both.settled())
+        stream.add(delta, post_norm=self.branch.post_norm)
+
+
+@executor(PROMPT, LayerInput)
+class PromptLayerInput(Executor):
+    """h += norm(projection(activation(gate h) * inputs of the layer))."""
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        m: LayerInput = branch.module
+        self.branch, self.context = branch, context
+        self.gate = Product("layer input", [m.gate], context)
+        self.projection = Product("delta", [m.projection], context)
+        self.gating = gating_of(m.spec)
+
+    @ranged
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        if batch.inputs is None:
+            raise TypeError("the batch has no inputs for layers")
+        h, context = stream.settled(), self.context
+        x = context.buffer("normed", tuple(h.shape), context.dtype)
+        x.copy_(h)
+        gate = self.gate(x)
+        inputs = batch.inputs[:, self.branch.layer].to(context.device, context.dtype).contiguous()
+        gated = context.buffer("gated", tuple(gate.shape), gate.dtype)
+        prompt.join_gate(gate, inputs, gated, self.gating)
+        stream.add(self.projection(gated), post_norm=self.branch.post_norm)

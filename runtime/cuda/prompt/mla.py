@@ -1,0 +1,278 @@
+"""Latent attention over many rows, in the naive form: keys and values of all heads are computed
+from the latent vectors of the cache. To chosen positions it is in the absorbed form.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....cuda_kernels import prompt_mla, step_mla
+from ....cuda_kernels.step_attention import shared_limit
+from ....cuda_kernels.step_mla import PAIRS, LatentShape
+from ...layers.attention import temperature
+from ...layers.batch import Batch
+from ...layers.mla import MLA
+from ...state.cache import KVCache
+from ...state.hadamard import hadamard
+from ...state.latent import read_keys, settings_of, write_keys
+from ..common.context import Context
+from ..common.latent_weights import HeadMatrices
+from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from .graphs import Stage, Staged
+from .index import PromptIndexer
+from .scores import attend_in_memory
+from .stream import Stream, check_norm, last_rows
+from .weights import Product
+
+BUFFER_BYTES = 512 * 2**20  # of keys and values of heads at a time
+CHOSEN_ROWS = 512  # rows at a time that attend to chosen positions
+_MOST_HEAD = 256  # elements, of flash attention
+_LOG2E = 1.4426950408889634
+_FLOATS = (torch.float16, torch.bfloat16)
+
+
+@executor(PROMPT, MLA)
+class PromptLatent(Staged):
+    """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is
+    bfloat16.
+
+    If only last rows are needed after it, only these have queries. If an indexer chooses positions,
+    this layer's or that of the last layer with one, a pass in which it leaves some out computes no
+    keys and values.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        m: MLA = branch.module
+        s = m.spec
+        check_norm(branch.norm, context)
+        if not m.switches.flash_attention:
+            raise Slow("-fa off keeps the matrix of scores")
+        if m.rope.style != "norm" or not prompt_mla.fits(s.nope_length, s.rope_length, s.kv_rank):
+            raise Slow(f"heads of {s.nope_length} and {s.rope_length}, rank {s.kv_rank}")
+        if s.value_length > s.key_length or s.value_length % 8:
+            raise Slow(f"heads of {s.key_length} and {s.value_length}")
+        if (m.q_a is None) != (m.q_norm is None):
+            raise Slow("latent vectors of queries without a norm")
+        for norm in (m.kv_norm, m.q_norm):
+            if norm is not None and norm.weight.device != context.device:
+                raise Slow(f"a norm of latent vectors is not on {context.device}")
+        self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
+        first = m.q if m.q_a is None else m.q_a
+        self.both = Product("latent q and kv", [first, m.kv_a], context)
+        self.kv = Product("latent q and kv", [m.kv_a], context)
+        self.first = Product("latent q", [first], context)
+        self.q = None if m.q_a is None else Product("queries of latent", [m.q], context)
+        self.matrices = HeadMatrices(m, context)
+        self.index = None if m.indexer is None else PromptIndexer(m.indexer, context)
+        if self.index is not None and self.q is None:
+            raise Slow("an indexer without latent vectors of queries")
+        if m.top_k and not step_mla.fits(self._shape("F16"), shared_limit(context.device)):
+            raise Slow(f"latent vectors of {s.kv_rank} of chosen positions")
+        self.output = Product("delta", [m.output], context)
+        self.post_norm = branch.post_norm
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        again = not (self.branch.is_summed and self.context.defers(self.output.rows))
+        return [(True, self._project), (False, self._mix), (again, self._join)]
+
+    def _project(self, stream: Stream, batch: Batch) -> None:
+        x = stream.normed(self.norm)
+        if stream.narrows:
+            stream.keep_last(batch.n_sequences)
+            self.kv(x)
+            q = self.first(last_rows(x, batch.n_sequences))
+        else:
+            q = self.both(x)
+        if self.q is not None and self.m.q_norm is not None:
+            shape = (len(q), self.q.cols)
+            latent = self.context.buffer("query latent", shape, self.context.dtype)
+            norm = self.m.q_norm
+            prompt_mla.norm_rows(q[:, : self.q.cols], norm.weight, norm.eps, latent)
+            self.q(latent)
+            if self.index is not None:
+                self.index.project(x, latent)
+
+    def _mix(self, stream: Stream, batch: Batch) -> None:
+        """Read the products from their buffers: a graph may have computed them."""
+        s, rows = self.m.spec, batch.n_sequences * batch.n_tokens
+        if stream.narrows:
+            q, kv = self.first.out(len(stream.h)), self.kv.out(rows)
+        else:
+            both = self.both.out(rows)
+            q, kv = both[:, : self.first.rows], both[:, self.first.rows :]
+        if self.q is not None:
+            q = self.q.out(len(stream.h))
+        stored = self._fresh(kv, batch) if batch.state is None else self._cached(kv, batch)
+        heads = self.context.buffer("queries", (len(q), s.heads, s.key_length), dtype=stored.dtype)
+        cos, sin, factors = *self._angles(batch), None
+        positions = batch.sequence_positions
+        if stream.narrows:
+            cos, sin, positions = cos[-1:], sin[-1:], positions[-1:]
+        if s.temperature is not None:
+            factors = temperature(s.temperature, positions).float()
+        prompt_mla.latent_heads(q, cos, sin, factors, heads)
+        chosen = self._choose(batch, len(q)) if self.m.top_k else None
+        if chosen is None:
+            self._attend(heads, stored, batch, self._mixed(stream))
+        else:
+            self._attend_chosen(heads, stored, chosen, positions, self._mixed(stream), batch)
+
+    def _choose(self, batch: Batch, n_queries: int) -> torch.Tensor | None:
+        """Return int32[n_queries, top_k], the positions that rows with queries see; None for all
+        before them. Layers of a pass without an indexer see those of the last layer that has one.
+        """
+        if self.index is not None:
+            batch.scratch["chosen"] = self.index(batch, self._angles(batch), n_queries)
+        chosen = batch.scratch["chosen"]
+        if chosen is not None and len(chosen) > n_queries:
+            return last_rows(chosen, batch.n_sequences).contiguous()
+        return chosen
+
+    def _join(self, stream: Stream, batch: Batch) -> None:
+        stream.add_product(self.output, self._mixed(stream), self.post_norm)
+
+    def _mixed(self, stream: Stream) -> torch.Tensor:
+        return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
+
+    def _angles(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        rope = self.m.rope.of_context(batch.contexts[0])
+        return self.context.angles(rope, batch.sequence_positions)
+
+    def _rows(self, kv: torch.Tensor, rows: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
+        norm = self.m.kv_norm
+        prompt_mla.latent_rows(kv, norm.weight, norm.eps, *self._angles(batch), rows, first)
+        return rows
+
+    def _fresh(self, kv: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return rows of sequences that begin here and are not kept, as a cache with the settings
+        of the batch would return them.
+        """
+        width = self.m.spec.cache_width
+        settings = None if batch.settings is None else settings_of(batch.settings)[0]
+        dtype = torch.float16 if settings is None else settings.k.dtype
+        if settings is not None and dtype not in _FLOATS:
+            cache = KVCache.alone(len(kv), 1, width, 0, settings, kv.device)
+            return self._converted(kv, cache, 0, len(kv), batch)
+        return self._rows(kv, self.context.buffer("latents", (len(kv), width), dtype), 0, batch)
+
+    def _cached(self, kv: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Store rows of new tokens, and return those of all tokens of the sequence."""
+        cache, n = batch.state.rows, batch.start + batch.n_tokens
+        if not cache.is_whole or cache.storage.k.dtype not in _FLOATS:
+            return self._converted(kv, cache, batch.start, n, batch)
+        return self._rows(kv, cache.k[:, 0], batch.start, batch)[:n]
+
+    def _converted(
+        self, kv: torch.Tensor, cache: KVCache, first: int, n: int, batch: Batch
+    ) -> torch.Tensor:
+        """Other caches are written and read as on the reference path."""
+        width = self.m.spec.cache_width
+        rows = torch.empty(len(kv), width, device=kv.device)
+        write_keys(cache, first, self._rows(kv, rows, 0, batch))
+        rows = read_keys(cache, n)
+        return (hadamard(rows, cache.hadamard_k) if cache.hadamard_k else rows).half()
+
+    def _attend(self, q: torch.Tensor, rows: torch.Tensor, batch: Batch, out: torch.Tensor) -> None:
+        """Write the results of all heads to out half[rows of q, heads * value length].
+
+        Values are as long as keys for FlashAttention-2 (Dao, 2023); what is beyond their own length
+        is arbitrary, and so are the results there.
+        """
+        s, n_sequences = self.m.spec, batch.n_sequences
+        w_k, w_v = self.matrices.decoded(rows.dtype, self.context)
+        latents, per_head = rows[:, s.rope_length :], 4 * len(rows) * s.key_length
+        step = max(1, min(s.heads, BUFFER_BYTES // max(1, per_head)))
+        by_head = out.view(n_sequences, -1, s.heads, s.value_length)
+        queries = q.unflatten(0, (n_sequences, -1))
+        self._reserve(n_sequences * batch.contexts[0], rows.dtype)
+        for first in range(0, s.heads, step):
+            heads = slice(first, min(first + step, s.heads))
+            shape = (len(rows), heads.stop - first, s.key_length)
+            k, v = (self.context.buffer(x, shape, rows.dtype) for x in ("keys", "values"))
+            c = latents.expand(shape[1], *latents.shape)
+            torch.bmm(c, w_k[heads], out=k[..., : s.nope_length].transpose(0, 1))
+            torch.bmm(c, w_v[heads].mT, out=v[..., : s.value_length].transpose(0, 1))
+            prompt_mla.latent_keys(rows, s.rope_length, k)
+            k, v = (x.unflatten(0, (n_sequences, -1)) for x in (k, v))
+            part = queries[:, :, heads]
+            if s.key_length > _MOST_HEAD:
+                for n in range(n_sequences):
+                    values = v[n][..., : s.value_length]
+                    by_head[n, :, heads].copy_(attend_in_memory(part[n], k[n], values, s.scale))
+                continue
+            mixed = torch.ops.aten._flash_attention_forward(
+                part,
+                k,
+                v,
+                None,
+                None,
+                part.shape[1],
+                k.shape[1],
+                0.0,
+                True,
+                False,
+                scale=s.scale,
+            )[0]
+            by_head[:, :, heads].copy_(mixed[..., : s.value_length])
+
+    def _reserve(self, positions: int, dtype: torch.dtype) -> None:
+        """Let the buffers of keys and values have the size for so many positions now: the memory
+        of buffers that grow from pass to pass stays with the allocator.
+        """
+        most = min(BUFFER_BYTES // 2, 2 * positions * self.m.spec.heads * self.m.spec.key_length)
+        for name in ("keys", "values"):
+            self.context.buffer(name, (most // dtype.itemsize,), dtype)
+
+    def _shape(self, type: str) -> LatentShape:
+        s = self.m.spec
+        sizes = s.nope_length, s.rope_length, s.kv_rank, s.value_length
+        return LatentShape(1, s.heads, *sizes, type, torch.float16, chosen=self.m.top_k)
+
+    def _attend_chosen(
+        self,
+        q: torch.Tensor,
+        rows: torch.Tensor,
+        chosen: torch.Tensor,
+        positions: torch.Tensor,
+        out: torch.Tensor,
+        batch: Batch,
+    ) -> None:
+        """Write the results of all heads to out half[rows of q, heads * value length], for rows of
+        each sequence at `positions`.
+        """
+        s, n_sequences = self.m.spec, batch.n_sequences
+        shape = self._shape("F16" if rows.dtype == torch.float16 else "BF16")
+        w_k, w_v = self.matrices.decoded(rows.dtype, self.context)
+        results = out.view(n_sequences, -1, s.heads, s.value_length)
+        every = q.unflatten(0, (n_sequences, -1))
+        lists, positions = chosen.unflatten(0, (n_sequences, -1)), positions.int()
+        for n, latents in enumerate(rows.chunk(n_sequences)):
+            for first in range(0, every.shape[1], CHOSEN_ROWS):
+                part = slice(first, first + CHOSEN_ROWS)
+                mine = every[n, part]
+                size = len(mine) * shape.row_tiles * shape.part_floats
+                mixed = step_mla.attend_chosen(
+                    shape,
+                    self._absorbed(mine, w_k),
+                    latents,
+                    lists[n, part],
+                    positions[first : first + 1],
+                    self.context.buffer("partial", (size,), torch.float32),
+                )
+                values = torch.bmm(mixed.to(w_v.dtype).transpose(0, 1), w_v.mT)
+                results[n, part].copy_(values.transpose(0, 1))
+
+    def _absorbed(self, q: torch.Tensor, w_k: torch.Tensor) -> torch.Tensor:
+        """Return queries [rotated | W_k^T q], with the factor of exponentials to the base 2, in two
+        parts, the rounded values and the rounding errors: [n * heads + PAIRS, 2, rope + rank].
+        """
+        s = self.m.spec
+        turned = q[..., s.nope_length :].float()
+        inner = torch.bmm(q[..., : s.nope_length].transpose(0, 1), w_k.mT).transpose(0, 1).float()
+        whole = torch.cat([turned, inner], -1).mul_(s.scale * _LOG2E).flatten(0, 1)
+        shape = (len(whole) + PAIRS, 2, s.cache_width)
+        both = self.context.buffer("two parts of queries", shape, q.dtype)
+        both[: len(whole), 0] = whole
+        both[: len(whole), 1] = whole - both[: len(whole), 0].float()
+        return both

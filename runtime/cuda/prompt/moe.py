@@ -1,0 +1,223 @@
+"""Experts over many rows: routed and grouped in a stable order on the device; the host never waits.
+
+On Hopper, grouped products read packed weights. Elsewhere all experts are decoded first, used or
+not: with hundreds of rows few are unused.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....cuda_kernels import ops, prompt, prompt_grouped
+from ....cuda_kernels.gating import ExpertTerms, Gating
+from ...layers.batch import Batch
+from ...layers.ffn import GatedFFN
+from ...layers.moe import MoE
+from ..common.context import Context
+from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
+from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from .graphs import Stage, Staged
+from .stream import Stream, check_norm
+from .weights import Product, packed, stacked
+
+
+@executor(PROMPT, MoE)
+class PromptMoE(Staged):
+    """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending
+    order, or with another activation. The router works in float32.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        m: MoE = branch.module
+        check_norm(branch.norm, context)
+        self.routing = routing_of(m.router)
+        if not prompt.route_fits(m.spec.n_experts, m.spec.n_used, self.routing):
+            raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
+        self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
+        if m.router.linear.device != context.device:
+            raise Slow(f"the weights of {m.router.linear.role} are not on {context.device}")
+        e = m.experts
+        own = {"biased": True, "scaled": True}
+        self.inputs = [packed(linear, context, **own) for linear in inputs_of(e)]
+        self.down = packed(e.down, context, **own)
+        self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
+        self.input_terms = [terms_of(linear, context) for linear in inputs_of(e)]
+        self.shared = None if m.shared is None else _shared(m, context)
+        self.fused = prompt_grouped.gate_up_fits(
+            self.inputs, context.device
+        ) and prompt_grouped.fits([self.down], context.device)
+        self.grouped = None if self.fused else grouped_product(context, branch.layer)
+        if self.grouped is not None and self.grouped is not _one_by_one:
+            context.report(
+                "MoE",
+                "no products that read packed experts of this shape on this device: all are decoded"
+                " first",
+                branch.layer,
+            )
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        return [(self.fused, self._run)]
+
+    def _run(self, stream: Stream, batch: Batch) -> None:
+        exact = self.context.buffer("normed f32", tuple(stream.h.shape), torch.float32)
+        x = stream.normed(self.norm, exact, permuted=self.fused)
+        ids, weights = self.routed(exact)
+        self._add_shared(stream, exact)
+        stream.add(*self.mixed(x, ids, weights), post_norm=self.branch.post_norm)
+
+    def input_shape(self, tokens: int) -> tuple[int, int]:
+        """Return the shape of what `mixed` reads."""
+        width = self.m.experts.down.rows
+        return tokens, prompt_grouped.padded(width) if self.fused else width
+
+    def routed(self, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return experts int32[T, k] and their weights float32[T, k] for float32[T, width]."""
+        m, context, tokens = self.m, self.context, len(exact)
+        ids, weights = (
+            context.buffer(name, (tokens, m.spec.n_used), dtype)
+            for name, dtype in (("expert ids", torch.int32), ("expert weights", torch.float32))
+        )
+        logits = m.router.linear(exact)
+        prompt.route(logits, ids, weights, context.ser, self.routing, m.router.bias)
+        if m.owned is not None:
+            first, last = m.owned
+            ids -= first
+            ids.masked_fill_((ids < 0) | (ids >= last - first), -1)
+        return ids, weights
+
+    def mixed(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the results of experts, the row of each slot, and its weight, for `Stream.add`."""
+        ends, sources, rows = (
+            self.context.buffer(name, shape, torch.int32)
+            for name, shape in (
+                ("expert ends", (self.down.n_matrices,)),
+                ("row sources", (ids.numel(),)),
+                ("slot rows", tuple(ids.shape)),
+            )
+        )
+        prompt.group_rows(ids, ends, sources, rows)
+        return (self._fused if self.fused else self._apart)(x, ends, sources), rows, weights
+
+    def _add_shared(self, stream: Stream, exact: torch.Tensor) -> None:
+        """Add the expert that works on every token."""
+        if self.shared is None:
+            return
+        gate_up, gating, down, share = self.shared
+        x = self.context.buffer("shared normed", tuple(exact.shape), self.context.dtype)
+        x.copy_(exact)
+        gate, up = gate_up(x).chunk(2, dim=1)
+        gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
+        prompt.join_gate(gate, up, gated, gating)
+        y = down(gated)
+        if share is not None:
+            y *= (exact @ share).sigmoid()[:, None].to(y.dtype)
+        stream.add(y)
+        stream.settled()
+
+    def _fused(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
+        """Weights are decoded within the products: half[rows grouped by expert, width]."""
+        hidden = prompt_grouped.padded(self.down.cols)
+        gated = self.context.buffer("gated", (len(sources), hidden), x.dtype)
+        prompt_grouped.grouped_gate_up(
+            self.inputs,
+            ends,
+            x,
+            gated,
+            sources,
+            self.m.spec.n_used,
+            self.gating,
+            self.input_terms,
+        )
+        out = self.context.buffer("delta", (len(sources), self.down.rows), x.dtype)
+        prompt_grouped.grouped_product(self.down, ends, gated, out, terms=self.down_terms)
+        return out
+
+    def _apart(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
+        """All experts are decoded, then multiplied."""
+        grouped = self.context.buffer("grouped", (len(sources), x.shape[1]), x.dtype)
+        prompt.gather_rows(x, sources, self.m.spec.n_used, grouped)
+        both = [
+            self._product(grouped, *pair, ends)
+            for pair in zip(self.inputs, self.input_terms, strict=True)
+        ]
+        gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
+        gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
+        prompt.join_gate(gate, up, gated, self.gating)
+        return self._product(gated, self.down, self.down_terms, ends)
+
+    def _product(
+        self, x: torch.Tensor, matrix: ops.PackedMatrix, terms: ExpertTerms, ends: torch.Tensor
+    ) -> torch.Tensor:
+        """Return half[rows, n_out] of rows grouped by expert; rows after those of the last expert
+        are undefined.
+        """
+        weights = stacked([matrix], self.context).view(matrix.n_matrices, matrix.rows, matrix.cols)
+        y = self.grouped(x, weights, ends)  # pyright: ignore[reportOptionalCall]  not fused
+        return with_terms(y, terms, ends)
+
+
+def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch.Tensor:
+    """Return products half[rows, n_out] of rows grouped by expert with scales and biases."""
+    if not terms:
+        return y
+    rows = torch.arange(len(y), device=y.device, dtype=ends.dtype)
+    experts = torch.searchsorted(ends, rows, right=True).clamp_(max=len(ends) - 1)
+    result = y.float()
+    if terms.scale is not None:
+        result *= terms.scale[experts, None]
+    if terms.bias is not None:
+        result += terms.bias[experts]
+    return result.to(y.dtype)
+
+
+def _shared(m: MoE, context: Context) -> tuple[Product, Gating, Product, torch.Tensor | None]:
+    """Return the products of the shared expert with what is between them, and the vector of its
+    gate.
+    """
+    ffn = m.shared
+    if not isinstance(ffn, GatedFFN):
+        raise Slow("a shared expert without a gate")
+    pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+    gate = m.shared_gate
+    share = None
+    if gate is not None:
+        if gate.device != context.device or gate.bias is not None:
+            raise Slow(f"{gate.role} is not on {context.device}, or has a bias")
+        share = torch.cat([part for _, part in gate.matrix.parts()]).view(-1)
+    return (
+        Product("shared gate_up", pair, context),
+        gating_of(ffn.spec),
+        Product("shared delta", [ffn.down], context),
+        share,
+    )
+
+
+def grouped_product(context: Context, layer: int):
+    """torch's grouped product where the device has one, else a loop over experts that waits for
+    their counts.
+    """
+    if context.dtype == torch.bfloat16 and torch.cuda.get_device_capability(context.device) in (
+        (9, 0),
+        (10, 0),
+    ):
+        # Torch has no public name for it.
+        return lambda x, w, ends: torch._grouped_mm(  # pyright: ignore[reportPrivateImportUsage]
+            x, w.transpose(-2, -1), offs=ends
+        )
+    name = str(context.dtype).removeprefix("torch.")
+    context.report(
+        "MoE", f"no grouped product in {name} on this device: experts one after the other", layer
+    )
+    return _one_by_one
+
+
+def _one_by_one(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    out, start = x.new_empty(len(x), w.shape[1]), 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > start:
+            torch.mm(x[start:end], w[expert].t(), out=out[start:end])
+        start = end
+    return out

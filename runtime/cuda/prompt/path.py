@@ -1,0 +1,210 @@
+"""Many rows at once: the residual stream in float32, all else in the dtype of the context, weights
+decoded when they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from ....cuda_kernels import matvec, ops
+from ....cuda_kernels.matvec_plan import NORM_MATVEC
+from ...layers.batch import Batch
+from ...layers.norm import RMSNorm
+from ...network.network import Network
+from ...state.sequence import State
+from ...weights.ranges import opened, ranged, recording
+from ..common.context import Context
+from ..common.executor import Executor, operation
+from ..common.registry import PROMPT, PlacedBranch, Slow, choose_all, placed
+from . import absent, attention, delta, ffn, gemma, mla, moe  # noqa: F401, they declare executors
+from .graphs import PromptGraphs, Stage, Staged
+from .stream import Stream
+from .weights import PromptOutput, packed
+
+if TYPE_CHECKING:
+    from ...parallel.group import Group
+
+_Made = TypeVar("_Made")
+
+
+class PromptPath:
+    """The executors of a network's branches."""
+
+    def __init__(self, network: Network, context: Context):
+        self.network, self.context = network, context
+        self._steps: list[tuple[int, Stage]] = []
+        self._narrows = 0  # the last step that needs all rows
+        branches = placed(network.blocks)
+        executors = context.same_choices(choose_all(PROMPT, branches, context))
+        for number, branch in enumerate(branches):
+            if branch.branch.takes_batch:
+                self._narrows = len(self._steps)
+            self._steps.append((branch.layer, self._step(branch, executors[number])))
+            if branch.scale is not None:
+                self._steps.append((branch.layer, Scaled(branch, float(branch.scale))))
+        self._graphs = PromptGraphs(context)
+        self._table = self._part("Embedding", lambda: packed(network.embedding, context))
+        self._output = self._part("Output", lambda: PromptOutput(network.output, context))
+
+    def _step(self, branch: PlacedBranch, executor: Any | None) -> Stage:
+        group = self.context.group
+        if executor is None:
+            return SlowBranch(branch)
+        if branch.is_summed and group is not None:
+            return Summed(executor, branch, group, self.context, self.network.width)
+        return executor
+
+    def _part(self, kind: str, make: Callable[[], _Made]) -> _Made | None:
+        try:
+            return make()
+        except Slow as reason:
+            self.context.report(kind, str(reason), 0)
+            return None
+
+    def run(
+        self, tokens: torch.Tensor, start: int, state: State | None = None, *, last: bool = False
+    ) -> torch.Tensor:
+        """The residual stream float32[S * n, width] after all blocks, of tokens int64[S, n] at
+        positions start.. ; with a `state` (then S = 1) they see what is in it, and their keys and
+        values are written into it (`n_past` is the caller's to move). `last`: float32[S, width],
+        the last row of each sequence; others are computed as far as these need them. Valid until
+        the next pass.
+        """
+        with torch.cuda.device(self.context.device):  # kernels are launched on the current device
+            return self._run(tokens, start, state, last)
+
+    def _run(
+        self, tokens: torch.Tensor, start: int, state: State | None, last: bool
+    ) -> torch.Tensor:
+        n_sequences, n_tokens = tokens.shape
+        device = self.context.device
+        batch = (
+            Batch.of(n_sequences, n_tokens, start, device, self.context.settings)
+            if state is None
+            else Batch.after([state], [n_tokens], device)
+        )
+        self.context.forget_angles()
+        h = self.context.buffer("stream", (tokens.numel(), self.network.width), torch.float32)
+        with opened("token_embd", "token_embd"):
+            self._embedded(tokens.reshape(-1), h)
+        batch = self.network.prepared(tokens.reshape(-1), h, batch)
+        stream = Stream(h, self.context)
+        # A graph would run its kernels without names.
+        graphs = None if recording else self._graphs.of(len(h))
+        for again, group in groupby(self._parts(), key=lambda part: part[0]):
+            if again and graphs is not None:
+                graphs.run([part for _, _, part in group], stream, batch)
+                continue
+            for _, layer, part in group:
+                part(stream, batch.at(layer, device))
+        for number, (layer, step) in enumerate(self._steps[self._narrows :]):
+            stream.narrows = last and number == 0
+            step(stream, batch.at(layer, device))
+            if last:
+                stream.keep_last(batch.n_sequences)
+        return stream.settled()
+
+    def _parts(self) -> Iterator[tuple[bool, int, Stage]]:
+        """Yield what runs before the last mixer: whether it is the same in every pass of as many
+        rows, the layer, what to call.
+        """
+        for layer, step in self._steps[: self._narrows]:
+            if isinstance(step, Staged) and not recording:
+                yield from ((again, layer, part) for again, part in step.stages)
+            else:
+                yield False, layer, step
+
+    def next_logits(self, h: torch.Tensor) -> torch.Tensor:
+        """Return float32[vocab] for the last row of the residual stream, by a matrix-vector kernel
+        if possible.
+        """
+        norm, home, h = self.network.output_norm, self.network.output_device, h[-1:]
+        matrix = None if self._output is None or home != h.device else self._output.matrix
+        if (
+            matrix is None
+            or not isinstance(norm, RMSNorm)
+            or not matvec.supported(matrix.type)
+            or not matvec.fits(matrix, NORM_MATVEC)
+        ):
+            return self.logits(norm(h.to(home)))[0]
+        out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
+        with opened("output", "output"):
+            operation(matvec.norm_matvec, h, norm.weight, norm.eps, [matrix], [out])
+        return self._whole(out)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32[rows, width], normed, to float32[rows, vocab] on `network.output_device`."""
+        if self._output is None:
+            return self.network.logits(hidden)
+        with opened("output", "output"):
+            logits = self._output(hidden.to(self.context.device, self.context.dtype))
+        return self._whole(logits).to(self.network.output_device)
+
+    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits of all ranks, capped."""
+        join, cap = self.network.join, self.network.softcap
+        logits = cap * torch.tanh(logits / cap) if cap else logits
+        return logits if join is None else join(logits)
+
+    def _embedded(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
+        if self._table is None:
+            out.copy_(self.network.embed(tokens))
+            return
+        ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)
+        if self.network.embedding_scale != 1:
+            out *= self.network.embedding_scale
+
+
+class Summed(Staged):
+    """An executor whose results are parts of a sum over ranks, and the sum. No graph contains the
+    sum: so ranks may capture at different times.
+    """
+
+    def __init__(
+        self, executor: Any, branch: PlacedBranch, group: Group, context: Context, width: int
+    ):
+        self.executor, self.branch, self.group = executor, branch, group
+        self.context, self.width = context, width
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        inner = self.executor
+        parts = inner.stages if isinstance(inner, Staged) else [(False, inner)]
+        again = not self.context.defers(self.width)
+        return [(False, self._begin), *parts, (again, self._join), (False, self._sum)]
+
+    def _begin(self, stream: Stream, batch: Batch) -> None:
+        stream.begin_parts()
+
+    def _join(self, stream: Stream, batch: Batch) -> None:
+        stream.join_parts(self.group)
+
+    def _sum(self, stream: Stream, batch: Batch) -> None:
+        with opened("", "sum over ranks"):
+            stream.sum_parts(self.group, self.branch.branch.post_norm)
+
+
+class Scaled(Executor):
+    """h *= scale, after the branches of a block."""
+
+    def __init__(self, branch: PlacedBranch, scale: float):
+        self.branch, self.scale = branch, scale
+
+    @ranged
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        stream.scale(self.scale)
+
+
+class SlowBranch(Executor):
+    """A branch on the reference path, on the device of its block."""
+
+    def __init__(self, branch: PlacedBranch):
+        self.branch = branch
+
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        h, branch, device = stream.settled(), self.branch, self.branch.device
+        h += branch.branch(h.to(device), batch.at(branch.layer, device)).to(h.device)

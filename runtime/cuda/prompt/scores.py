@@ -1,0 +1,114 @@
+"""Attention of the rows of a prompt to keys and values in half precision: flash attention where
+there is one, else scores in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....cuda_kernels import prompt
+from ...layers.specs import AttentionSpec
+
+CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
+SCORE_BYTES = 128 << 20  # of scores in memory
+_FLASH_HEAD = 256  # elements of a head for which there is flash attention, at most
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    s: AttentionSpec,
+    sinks: torch.Tensor | None,
+    n_tokens: int,
+) -> torch.Tensor:
+    """Return [S, n, heads, length] in the dtype of q, for half[S, n, heads, length] and [S, N,
+    kv_heads, length]: each of the last n of N positions sees itself and all before it, or a window.
+    n_tokens: of the pass.
+
+    FlashAttention-2 as torch has it (Dao, 2023): causal masks end in the lower right corner,
+    grouped heads are read as they are. cuDNN's kernel is twice as fast on Hopper, but takes up to a
+    second to plan, and has no such corner.
+    """
+    if s.softcap or s.key_length > _FLASH_HEAD:
+        one_by_one = zip(q, k, v, strict=True)
+        options = {"window": s.window, "softcap": s.softcap}
+        return torch.stack([attend_in_memory(*x, s.scale, **options) for x in one_by_one])
+    if (
+        not 0 < s.window < k.shape[1]
+        and q.shape[1] == k.shape[1]
+        and n_tokens >= CUDNN_ROWS
+        and _cudnn_takes(q, k, v)
+    ):
+        by_head = (x.transpose(1, 2) for x in (q, k, v))
+        mixed, log_sums = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            *by_head, None, sinks is not None, 0.0, True, False, scale=s.scale
+        )[:2]
+        mixed = mixed.transpose(1, 2)
+    else:
+        mixed, log_sums = torch.ops.aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            None,
+            None,
+            q.shape[1],
+            k.shape[1],
+            0.0,
+            True,
+            False,
+            scale=s.scale,
+            window_size_left=s.window - 1 if s.window else None,
+            window_size_right=0 if s.window else None,
+        )[:2]
+    if sinks is not None:
+        prompt.take_sinks(mixed, log_sums.reshape(len(mixed), s.heads, -1), sinks)
+    return mixed
+
+
+def attend_in_memory(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """half[n, heads, value_length] for the last n of N positions of a sequence, with scores in
+    memory: q half[n, heads, key_length], k and v half[N, kv_heads, ...]. As many queries at a time
+    as `SCORE_BYTES` allow; keys that none of them sees are left out.
+    """
+    (n, heads, _), (total, kv_heads, _) = q.shape, k.shape
+    step = max(1, SCORE_BYTES // (4 * heads * total))
+    step, out = step // 16 * 16 or step, q.new_empty(n, heads, v.shape[2])
+    for first in range(0, n, step):
+        queries = q[first : first + step].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+        rows = queries.shape[2]
+        seen = total - n + first  # the last key of the first query
+        begin = max(0, seen - window + 1) if window else 0
+        keys, values = (x[begin : seen + rows].transpose(0, 1) for x in (k, v))
+        scores = torch.bmm(queries.flatten(1, 2), keys.transpose(1, 2), out_dtype=torch.float32)
+        shares = torch.empty_like(scores, dtype=q.dtype)
+        prompt.softmax_scores(
+            scores, shares, rows, seen - begin, scale=scale, window=window, softcap=softcap
+        )
+        mixed = torch.bmm(shares, values).unflatten(1, (-1, rows))
+        out[first : first + rows].unflatten(1, (kv_heads, -1)).copy_(mixed.permute(2, 0, 1, 3))
+    return out
+
+
+def _cudnn_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+
+    return can_use_cudnn_attention(
+        SDPAParams(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            None,
+            0.0,
+            True,
+            q.shape[2] != k.shape[2],
+        )
+    )

@@ -1,0 +1,191 @@
+"""The residual stream of a pass, and the result of the last branch as long as it is not added.
+
+A branch ends with `add`; the next norm adds its result on the way, so that the stream is read and
+written once per branch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ....cuda_kernels import prompt, prompt_grouped
+from ...layers.norm import LayerNorm, Norm
+from ..common.context import PIECE_BYTES, Context
+from ..common.registry import Slow
+
+if TYPE_CHECKING:
+    from ...parallel.group import Group
+    from .weights import Product
+
+
+def check_norm(norm: Norm, context: Context) -> None:
+    """`Slow` if the stream's kernels cannot apply this norm."""
+    if norm.weight.device != context.device:
+        raise Slow(f"its norm is not on {context.device}")
+    if not prompt.norm_fits(len(norm.weight)):
+        raise Slow(f"rows of {len(norm.weight)}")
+
+
+class Stream:
+    """h float32[T, width]. `narrows`: after the current branch only the last row of each sequence
+    is needed.
+    """
+
+    def __init__(self, h: torch.Tensor, context: Context):
+        self.h, self.context, self.narrows = h, context, False
+        self._added: dict[str, Any] = {}
+        # While the results of a branch are parts of a sum over ranks, `add` gathers them here.
+        self._parts: list[dict[str, Any]] | None = None
+
+    def normed(
+        self, norm: Norm, exact: torch.Tensor | None = None, permuted: bool = False
+    ) -> torch.Tensor:
+        """Return norm(h) in half (`permuted` for grouped products), and write it in float32 to
+        `exact` if that is given. Valid until the next call.
+        """
+        if isinstance(norm, LayerNorm) and "post_weight" in self._added:
+            self.settled()
+        rows, width = self.h.shape
+        stored = prompt_grouped.padded(width) if permuted else width
+        out = self.context.buffer("normed", (rows, stored), self.context.dtype)
+        prompt.add_norm(
+            self.h,
+            norm.weight,
+            norm.eps,
+            out,
+            exact=exact,
+            permuted=permuted,
+            centered=isinstance(norm, LayerNorm),
+            bias=norm.bias if isinstance(norm, LayerNorm) else None,
+            **self._added,
+        )
+        self._added = {}
+        return out
+
+    def add(
+        self,
+        delta: torch.Tensor,
+        rows: torch.Tensor | None = None,
+        weights: torch.Tensor | None = None,
+        *,
+        post_norm: Norm | None = None,
+    ) -> None:
+        """h += post_norm(delta), or of its weighted rows (see `prompt.add_norm`). The next norm
+        does it; the tensors must not change before.
+        """
+        found: dict[str, Any] = {"delta": delta}
+        if weights is not None:
+            found |= {"rows": rows, "weights": weights}
+        if post_norm is not None:
+            found |= {"post_weight": post_norm.weight, "post_eps": post_norm.eps}
+        if self._parts is not None:
+            self._parts.append(found)
+            return
+        assert not self._added  # two branches without a norm between them
+        self._added = found
+
+    def add_product(self, product: Product, x: torch.Tensor, post_norm: Norm | None) -> None:
+        """h += post_norm(product(x)). Where that is a part of a sum over ranks, `sum_parts`
+        multiplies, so that the sum of some rows runs while the next are multiplied; x must stay
+        as it is.
+        """
+        if self._parts is not None and self.context.defers(self.h.shape[1]):
+            self._parts.append({"product": product, "x": x})
+        else:
+            self.add(product(x), post_norm=post_norm)
+
+    def begin_parts(self) -> None:
+        """What is added from now on is this rank's part of a sum, until `sum_parts`."""
+        self._parts = []
+
+    def join_parts(self, group: Group) -> None:
+        """Add the parts of this rank up, in the type that moves. It can be part of a graph."""
+        moved = group.moved_type(len(self.h))
+        if self._is_deferred(moved):
+            return
+        total = self._joined(self._parts or [])
+        if total.dtype != (moved or torch.float32):
+            # In a buffer, as graphs read it in the same place again.
+            shape = tuple(total.shape)
+            total = self.context.buffer("sum over ranks", shape, moved or torch.float32).copy_(
+                total
+            )
+        self._parts = [{"delta": total}]
+
+    def sum_parts(self, group: Group, norm: Norm | None) -> None:
+        """Add norm(the sum of the parts of all ranks), which `join_parts` has joined."""
+        half, moved = self.context.dtype, group.moved_type(len(self.h))
+        deferred, [part] = self._is_deferred(moved), self._parts or [{}]
+        self._parts = None
+        if deferred:
+            total = part["product"].out(len(part["x"]))
+            group.sum_while(part["product"].pieces(part["x"], self._rows_together(half)))
+        elif moved is None:
+            total = group.sum(part["delta"])
+        else:
+            total = part["delta"]
+            group.sum_while(total.split(self._rows_together(moved)))
+        if total.dtype == half:
+            self.add(total, post_norm=norm)
+        else:
+            self.settled().add_(total if norm is None else norm(total.float()))
+
+    def _is_deferred(self, moved: torch.dtype | None) -> bool:
+        """Return whether the only part is a product that is multiplied while it is summed."""
+        parts = self._parts or []
+        return moved == self.context.dtype and len(parts) == 1 and "product" in parts[0]
+
+    def _rows_together(self, moved: torch.dtype) -> int:
+        """Return how many rows are summed over ranks at a time."""
+        return max(1, PIECE_BYTES // (self.h.shape[1] * moved.itemsize))
+
+    def _joined(self, parts: list[dict[str, Any]]) -> torch.Tensor:
+        """Return the sum of the parts of this rank, in half or float32, in a buffer."""
+        parts = [
+            {"delta": part["product"](part["x"])} if "product" in part else part for part in parts
+        ]
+        if len(parts) == 1 and "weights" not in parts[0]:
+            return parts[0]["delta"]
+        total = self.context.buffer("part of a sum", tuple(self.h.shape), torch.float32)
+        total.zero_()
+        for part in parts:
+            prompt.add_norm(total, None, 0.0, None, **part)
+        return total
+
+    def scale(self, factor: float) -> None:
+        """Multiply h by a factor."""
+        if "post_weight" in self._added:
+            self._added = {**self._added, "scale": factor * self._added.get("scale", 1.0)}
+        else:
+            h = self.settled()
+            h *= factor
+
+    def pending(self) -> dict[str, Any]:
+        """Return what is not added yet, for `left`."""
+        parts = None if self._parts is None else list(self._parts)
+        return {"added": dict(self._added), "parts": parts}
+
+    def left(self, pending: dict[str, Any]) -> None:
+        """Restore the state when `pending` was called: a graph has run the same kernels again."""
+        parts = pending["parts"]
+        self._added = dict(pending["added"])
+        self._parts = None if parts is None else list(parts)
+
+    def settled(self) -> torch.Tensor:
+        """Return h with everything added."""
+        if self._added:
+            prompt.add_norm(self.h, None, 0.0, None, **self._added)
+            self._added = {}
+        return self.h
+
+    def keep_last(self, n_sequences: int) -> None:
+        """Keep only the last row of each of so many sequences."""
+        if len(self.h) > n_sequences:
+            self.h = last_rows(self.settled(), n_sequences).contiguous()
+
+
+def last_rows(x: torch.Tensor, n_sequences: int) -> torch.Tensor:
+    """[S * n, ...] to [S, ...]: the last row of each sequence."""
+    return x.unflatten(0, (n_sequences, -1))[:, -1]

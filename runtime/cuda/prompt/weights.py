@@ -1,0 +1,138 @@
+"""Weights of the prompt path: stored blocks are decoded to the activations' dtype right before the
+product that reads them.
+
+Matrices with the same input are decoded one after the other into one matrix, for one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ....cuda_kernels import ops
+from ...weights.linear import Embedding, Linear
+from ...weights.stacked_linear import ExpertLinear
+from ..common.context import Context
+from ..common.registry import Slow
+
+SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
+
+
+def packed(
+    linear: Linear | ExpertLinear | Embedding,
+    context: Context,
+    *,
+    biased: bool = False,
+    scaled: bool = False,
+) -> ops.PackedMatrix:
+    """Return the packed matrix. biased: the caller adds its bias; scaled: and applies its scale.
+    `Slow` if nobody does, or it is on another device.
+    """
+    held = linear.packed if isinstance(linear, ExpertLinear) else linear.matrix.packed
+    if held is None or held.data.device != context.device:
+        raise Slow(f"the weights of {linear.role} are not on {context.device}")
+    if (linear.bias is not None and not biased) or (linear.scale is not None and not scaled):
+        raise Slow(f"{linear.role} has a bias or a scale")
+    if held.cols % 8 or held.rows % 8:
+        raise Slow(f"{linear.role} is {held.rows} x {held.cols}, not multiples of 8")
+    return held
+
+
+class Product:
+    """x W^T for matrices stacked by rows: half[T, cols] to half[T, all rows], in buffer `name`.
+    part: only these rows of the stack, for one matrix.
+    """
+
+    def __init__(
+        self, name: str, linears: list[Linear], context: Context, part: slice | None = None
+    ):
+        self.name, self.context = name, context
+        self.matrices = [packed(linear, context, biased=True) for linear in linears]
+        self.bias = _joined_bias(linears, context)
+        self.cols, self.rows = self.matrices[0].cols, sum(m.rows for m in self.matrices)
+        self._first, self._is_part = 0, part is not None
+        if part is not None:
+            [_] = linears
+            first, last, _ = part.indices(self.rows)
+            self._first, self.rows = first, last - first
+            self.bias = None if self.bias is None else self.bias[part].contiguous()
+            if first % 8 or self.rows % 8:
+                raise Slow(f"rows {first} to {last} of {linears[0].role}, not multiples of 8")
+
+    def weights(self) -> torch.Tensor:
+        """Decode to half[rows, cols]."""
+        if not self._is_part:
+            return stacked(self.matrices, self.context)
+        [matrix], dtype = self.matrices, self.context.dtype
+        out = self.context.buffer("weights", (self.rows, self.cols), dtype)
+        ops.decode_matrix(matrix, dtype, first_row=self._first, n_rows=self.rows, out=out)
+        return out
+
+    def out(self, rows: int) -> torch.Tensor:
+        """The buffer for the product of so many rows of x."""
+        return self.context.buffer(self.name, (rows, self.rows), self.context.dtype)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.out(len(x))
+        self._multiply(x, self.weights(), out)
+        return out
+
+    def pieces(self, x: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
+        """Compute the product `rows` rows at a time, and yield these rows of `out`. The weights are
+        decoded once.
+        """
+        weights, out = self.weights(), self.out(len(x))
+        for part, result in zip(x.split(rows), out.split(rows), strict=True):
+            self._multiply(part, weights, result)
+            yield result
+
+    def _multiply(self, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+        if self.bias is None:
+            torch.mm(x, weights.t(), out=out)
+        else:
+            torch.addmm(self.bias, x, weights.t(), out=out)
+
+
+def _joined_bias(linears: list[Linear], context: Context) -> torch.Tensor | None:
+    """Return the biases of all rows in half, 0 for matrices without one; None if none has one."""
+    if all(linear.bias is None for linear in linears):
+        return None
+    parts = [
+        torch.zeros(linear.rows, device=context.device)
+        if linear.bias is None
+        else linear.bias.to(context.device)
+        for linear in linears
+    ]
+    return torch.cat(parts).to(context.dtype)
+
+
+def stacked(
+    matrices: list[ops.PackedMatrix], context: Context, name: str = "weights"
+) -> torch.Tensor:
+    """Decode to half[all rows, cols] in a buffer; a stack of experts has the rows of all."""
+    cols, rows = matrices[0].cols, [m.rows * m.n_matrices for m in matrices]
+    out = context.buffer(name, (sum(rows), cols), context.dtype)
+    for matrix, part in zip(matrices, out.split(rows), strict=True):
+        ops.decode_matrix(matrix, context.dtype, out=part)
+    return out
+
+
+class PromptOutput:
+    """Logits float32 of half[T, width]: the output matrix, decoded a slice of rows at a time."""
+
+    def __init__(self, linear: Linear, context: Context):
+        self.context, self.matrix = context, packed(linear, context)
+        step = max(8, SLICE_BYTES // (self.matrix.cols * context.dtype.itemsize) // 32 * 32)
+        self.slices = [
+            (first, min(step, self.matrix.rows - first))
+            for first in range(0, self.matrix.rows, step)
+        ]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(x), self.matrix.rows, dtype=torch.float32, device=x.device)
+        for first, n in self.slices:
+            part = self.context.buffer("weights", (n, self.matrix.cols), self.context.dtype)
+            ops.decode_matrix(self.matrix, self.context.dtype, first_row=first, n_rows=n, out=part)
+            out[:, first : first + n] = torch.mm(x, part.t(), out_dtype=torch.float32)
+        return out

@@ -1,0 +1,365 @@
+"""Executors of a decoding step: `executor(frame, h, state)` launches h += f(norm(h)) for h
+float32[n, width].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from ....cuda_kernels import matvec, step_between
+from ....cuda_kernels.matvec_plan import GATE_UP, MATVEC_ADD, NORM_MATVEC
+from ....cuda_kernels.ops import PackedMatrix, decode_rows
+from ...layers.ffn import GatedFFN, PlainFFN
+from ...layers.norm import Norm, RMSNorm
+from ...network.network import Network
+from ...state.sequence import State
+from ...weights.linear import Embedding, Linear
+from ...weights.ranges import ranged
+from ...weights.stacked_linear import ExpertLinear
+from ..common.context import Context
+from ..common.executor import Executor, operation
+from ..common.expert_terms import gating_of
+from ..common.registry import STEP, PlacedBranch, Slow, executor
+from .frame import Frame, PendingBranch
+
+
+def on_device(
+    linear: Linear | ExpertLinear | Embedding,
+    context: Context,
+    kind: int | None = None,
+    slots: int = 1,
+    *,
+    biased: bool = False,
+    scaled: bool = False,
+) -> PackedMatrix:
+    """Return the packed matrix of a product of this kind, of `slots` experts; without a kind it is
+    only decoded. biased: the caller adds its bias; scaled: and applies its scale. Slow if nobody
+    does, or it is on another device, or has no kernel.
+    """
+    if (linear.bias is not None and not biased) or (linear.scale is not None and not scaled):
+        raise Slow(f"{linear.role} has a bias or a scale")
+    matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
+    matrix = matrices[0].packed
+    if matrix is None or matrix.device != context.device:
+        raise Slow(f"{linear.role} is not on {context.device}")
+    if matrix.n_matrices != len(matrices):
+        raise Slow(f"{linear.role} is not one tensor of all experts")
+    if kind is None:
+        return matrix
+    if not matvec.supported(matrix.type, experts=isinstance(linear, ExpertLinear)):
+        raise Slow(f"{linear.role} is {matrix.type}, for which there is no matrix-vector kernel")
+    if not matvec.fits(matrix, kind, slots):
+        raise Slow(
+            f"{linear.role} has rows of {matrix.cols} elements, too many for the shared memory of"
+            f" {context.device}"
+        )
+    return matrix
+
+
+# of what down reads, all of it in every thread block, and rounds to 8 bits
+BETWEEN = torch.bfloat16
+
+
+class StepExecutor(Protocol):
+    """What launches h += f(norm(h)) for one branch. captured: its launches can be captured.
+    repeatable: running a step twice at the same position leaves what running it once does. joins:
+    it adds what is pending itself (see `Frame`); others get an h with everything added.
+    """
+
+    branch: PlacedBranch
+    captured: bool
+    repeatable: bool
+    joins: bool
+
+    def check(self, state: State) -> None:
+        """Slow if this branch cannot run on what a sequence keeps for it."""
+        ...
+
+    def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None: ...
+
+
+class StepBegin(Protocol):
+    """What launches the embedding at the beginning of a step."""
+
+    captured: bool
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None: ...
+
+
+class StepEnd(Protocol):
+    """What launches the output of some rows at the end of a step."""
+
+    captured: bool
+
+    def __call__(self, frame: Frame, rows: slice) -> None: ...
+
+
+class StepInput:
+    """Products of norm(h). An RMS norm is applied within them, a LayerNorm in a launch before. What
+    is pending is added first, by the first product if it can.
+    """
+
+    def __init__(self, norm: Norm, context: Context):
+        if norm.weight.device != context.device:
+            raise Slow(f"norm is not on {context.device}")
+        self.norm = norm
+
+    def __call__(
+        self,
+        frame: Frame,
+        matrices: Sequence[PackedMatrix | matvec.RowRange],
+        outs: Sequence[torch.Tensor],
+        rows: slice = slice(None),
+    ) -> None:
+        """outs[i] = matrices[i] times norm(h), for these rows of the frame."""
+        norm = self.norm
+        if isinstance(norm, RMSNorm):
+            h, join = frame.joined() if matvec.joins(matrices[0]) else (frame.settled(), None)
+            join = None if join is None else join.rows(rows)
+            operation(matvec.norm_matvec, h[rows], norm.weight, norm.eps, matrices, outs, join)
+            return
+        h = frame.settled()[rows]
+        x = frame.buffer("layer normed", h.shape[1])[: len(h)]
+        step_between.layer_norm(h, norm.weight, norm.bias, norm.eps, x)
+        operation(matvec.plain_matvec, x, matrices, outs)
+
+
+class StepBranch(Executor):
+    """An executor of a branch whose norm is on the device."""
+
+    captured = True  # its launches can be captured
+    repeatable = True  # running a step twice at the same position leaves what running it once does
+    joins = False
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        self.branch, self.layer = branch, branch.layer
+        self.norm, self.eps = branch.norm.weight, branch.norm.eps
+        if self.norm.device != context.device:
+            raise Slow(f"norm is not on {context.device}")
+
+    def check(self, state) -> None:
+        """Slow if this layer cannot run on what a sequence keeps for it."""
+
+
+class StepSum:
+    """h += post_norm(W x + bias) for the last product of a branch. A sum that only has a norm is
+    left pending.
+    """
+
+    def __init__(self, linear: Linear, branch: PlacedBranch, context: Context):
+        self.matrix = on_device(linear, context, MATVEC_ADD, biased=True)
+        self.bias, self.post_norm = linear.bias, branch.post_norm
+
+    @property
+    def leaves_pending(self) -> bool:
+        """Return whether the sum is left pending."""
+        has_norm = self.post_norm is not None
+        return has_norm and self.bias is None and not self.matrix.type.is_float
+
+    def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
+        h = frame.onto(h)
+        norm = self.post_norm
+        if norm is None and (self.bias is None or not self.matrix.type.is_float):
+            operation(matvec.matvec_add, x, self.matrix, h, self.bias)
+        elif norm is not None and self.leaves_pending:
+            delta = frame.buffer("delta", self.matrix.rows)
+            operation(matvec.matvec_set, x, self.matrix, delta)
+            frame.pending = PendingBranch(delta, norm.weight, norm.eps)
+        else:
+            sum = frame.zeros("sum", self.matrix.rows)
+            operation(matvec.matvec_add, x, self.matrix, sum)
+            weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            step_between.add_normed(sum, h, bias=self.bias, weight=weight, eps=eps)
+
+
+@executor(STEP, GatedFFN)
+class StepFFN(StepBranch):
+    """Gate and up with the activation in one launch, down onto h."""
+
+    joins = True
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        ffn: GatedFFN = branch.module
+        pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+        self.input = StepInput(branch.norm, context)
+        self.down = StepSum(ffn.down, branch, context)
+        self.cols, self.activation = self.down.matrix.cols, ffn.spec.activation
+        self.gating = gating_of(ffn.spec)
+        self.biases = _biases_of(pair, self.cols)
+        # Without biases the product itself computes the activation.
+        kind = GATE_UP if self.biases is None else NORM_MATVEC
+        matrices = [on_device(x, context, kind, biased=True) for x in pair]
+        self.matrices = matrices
+        quantized = (
+            len({x.type for x in matrices}) == 1
+            and not matrices[0].type.is_float
+            and not self.down.matrix.type.is_float
+            and self.biases is None
+        )
+        self.between = BETWEEN if quantized else torch.float32
+        self.halves = (
+            [matvec.RowRange(matrices[0], first, self.cols) for first in (0, self.cols)]
+            if len(matrices) == 1
+            else matrices
+        )
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        hidden = frame.buffer("hidden", self.cols, self.between)
+        if self.biases is not None:
+            gate, up = (frame.buffer(name, self.cols) for name in ("gate", "up"))
+            self.input(frame, self.halves, [gate, up])
+            gate_bias, up_bias = self.biases
+            step_between.activate(
+                gate, hidden, self.activation, bias=gate_bias, up=up, up_bias=up_bias
+            )
+        else:
+            gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
+            h, join = frame.joined() if matvec.joins(gate) else (frame.settled(), None)
+            arguments = h, self.norm, self.eps, gate, up, hidden, join, self.gating
+            operation(matvec.gate_up, *arguments)
+        self.down(frame, hidden, frame.h)
+
+
+def _biases_of(
+    pair: list[Linear], rows: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+    """Return the biases of gate and up, which may be one matrix; None if there are none."""
+    if all(x.bias is None for x in pair):
+        return None
+    if len(pair) == 1 and pair[0].bias is not None:
+        return pair[0].bias[:rows].contiguous(), pair[0].bias[rows:].contiguous()
+    return pair[0].bias, pair[1].bias
+
+
+@executor(STEP, PlainFFN)
+class StepPlainFFN(StepBranch):
+    """Up, bias and activation, down onto h."""
+
+    joins = True
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        ffn: PlainFFN = branch.module
+        self.input = StepInput(branch.norm, context)
+        self.up = on_device(ffn.up, context, NORM_MATVEC, biased=True)
+        self.bias, self.activation = ffn.up.bias, ffn.spec.activation
+        self.down = StepSum(ffn.down, branch, context)
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        hidden = frame.buffer("hidden", self.up.rows)
+        self.input(frame, [self.up], [hidden])
+        step_between.activate(hidden, hidden, self.activation, bias=self.bias)
+        self.down(frame, hidden, frame.h)
+
+
+class DeviceEmbedding:
+    """Rows of the embedding for token ids in device memory. It is the first launch of a step and
+    must not be a dependent launch: the draw at the end of the step before writes the token and the
+    position, which later launches of this step read before they wait.
+    """
+
+    captured = True
+
+    def __init__(self, network: Network, context: Context):
+        self.matrix, self.scale = on_device(network.embedding, context), network.embedding_scale
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        decode_rows(self.matrix, frame.sequence.tokens[: frame.n], torch.float32, out=h)
+        if self.scale != 1:
+            step_between.scale(h, self.scale)
+
+
+class StepOutput:
+    """The final norm, the output matrix, and the cap of logits."""
+
+    captured = True
+
+    def __init__(self, network: Network, context: Context):
+        self.input, self.softcap = StepInput(network.output_norm, context), network.softcap
+        self.matrix = on_device(network.output, context, NORM_MATVEC)
+        self.ends = () if context.share is None else context.share.ends
+
+    def __call__(self, frame: Frame, rows: slice) -> None:
+        logits = frame.logits[: rows.stop - rows.start]
+        if frame.links is None or not self.ends:
+            self.input(frame, [self.matrix], [logits], rows)
+        else:
+            own = frame.buffer("own logits", self.matrix.rows)[: len(logits)]
+            self.input(frame, [self.matrix], [own], rows)
+            operation(frame.links.gather, own, logits, self.ends)
+        if self.softcap:
+            step_between.cap(logits, self.softcap)
+
+
+class SlowEmbedding:
+    captured = False
+
+    def __init__(self, network: Network, context: Context):
+        self.network = network
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        h.copy_(self.network.embed(frame.sequence.tokens[: frame.n].long()))
+
+
+class SlowLayerInputs:
+    """They are computed for the batch of the step, which is not captured."""
+
+    captured = False
+
+    def __init__(self, inputs: object, context: Context):
+        pass
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        """Nothing: `Network.prepared` does it."""
+
+
+class SlowBranch(Executor):
+    """A branch on the reference path, on the device of its block."""
+
+    captured = repeatable = joins = False
+
+    def __init__(self, branch: PlacedBranch):
+        self.branch = branch
+
+    def check(self, state) -> None:
+        """Takes any."""
+
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        branch, device = self.branch, self.branch.device
+        h += branch.branch(h.to(device), frame.batch.at(branch.layer, device)).to(h.device)
+
+
+class StepScaled(Executor):
+    """h *= scale, after the branches of a block."""
+
+    captured = repeatable = joins = True
+
+    def __init__(self, branch: PlacedBranch):
+        self.branch = branch
+        self.scale = 1.0 if branch.scale is None else float(branch.scale)
+
+    def check(self, state) -> None:
+        """Takes any."""
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        frame.scaled(self.scale)
+
+
+class SlowOutput:
+    captured = False
+
+    def __init__(self, network: Network, context: Context):
+        self.network = network
+
+    def __call__(self, frame: Frame, rows: slice) -> None:
+        network, h = self.network, frame.settled()[rows]
+        frame.logits[: len(h)].copy_(
+            network.logits(network.output_norm(h.to(network.output_device)))
+        )

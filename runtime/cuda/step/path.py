@@ -1,0 +1,336 @@
+"""One to eight new rows of a sequence as one CUDA graph, from token ids to logits, or to the next
+token.
+
+Executors (registry `STEP`) launch kernels on the current stream. Nothing in a step needs the host:
+token ids and positions are in device memory, so that the launches can be captured once and
+replayed. A graph belongs to a sequence (it contains the addresses of its caches), a number of rows
+and a kind of result. The first use launches the kernels directly, and compiles missing ones; the
+second captures them.
+
+A branch without an executor runs its module on the reference path, on the device of the module.
+Such a step is not captured.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from ....errors import EvaluationError
+from ...layers.batch import Batch
+from ...layers.norm import RMSNorm
+from ...network.network import Network
+from ...network.sampling import Sampling
+from ...state.sequence import State
+from ...weights.ranges import opened
+from ..common.context import Context
+from ..common.executor import operation
+from ..common.registry import STEP, Slow, choose_all, placed
+from . import absent, attention, mla, moe  # noqa: F401, they declare executors
+from .delta import StepDeltaLayer
+from .frame import STEP_ROWS, Frame, PendingBranch, StepSequence
+from .gemma import DeviceLayerInputs
+from .layers import (
+    DeviceEmbedding,
+    SlowBranch,
+    SlowEmbedding,
+    SlowLayerInputs,
+    SlowOutput,
+    StepBegin,
+    StepEnd,
+    StepExecutor,
+    StepOutput,
+    StepScaled,
+)
+from .links import links_of, named_waits
+from .sampling import sampler
+
+_End = TypeVar("_End")  # what begins or ends a step
+
+AHEAD = 4  # steps that run before the host waits for the token of the first one
+# The same where a recurrent state has two places: the second step leaves the state that the first
+# one has written.
+_RECURRENT_AHEAD = 2
+MOST_GRAPHS = 16  # per sequence: a new one replaces the oldest
+_FREED_TOGETHER = 16  # graphs: torch keeps the memory of dropped ones until then
+
+
+class StepPath:
+    """The executors of a network, and the graphs of the sequences that are being continued."""
+
+    def __init__(self, network: Network, context: Context):
+        self.network, self.context = network, context
+        self.frame = Frame(network, context, STEP_ROWS)
+        self._embedding: StepBegin = _or_slow(
+            context, "DeviceEmbedding", DeviceEmbedding, SlowEmbedding, network
+        )
+        self._inputs: StepBegin | None = None
+        if network.inputs is not None:
+            self._inputs = _or_slow(
+                context, "LayerInputs", DeviceLayerInputs, SlowLayerInputs, network.inputs
+            )
+        self._branches: list[StepExecutor] = []
+        branches = placed(network.blocks)
+        chosen = context.same_choices(choose_all(STEP, branches, context))
+        for branch, found in zip(branches, chosen, strict=True):
+            self._branches.append(found or SlowBranch(branch))
+            if branch.scale is not None:
+                self._branches.append(StepScaled(branch))
+        self._recurrent: list[StepDeltaLayer] = [
+            x for x in self._branches if isinstance(x, StepDeltaLayer)
+        ]
+        self._links = links_of(network, context)
+        self.frame.links = self._links
+        self._output: StepEnd = _or_slow(context, "Output", StepOutput, SlowOutput, network)
+        self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
+        # Steps are captured if a sequence's caches suit.
+        self.captures = all(
+            part.captured
+            for part in (self._embedding, self._inputs, *self._branches, self._output)
+            if part is not None
+        )
+        self._dropped = 0  # graphs
+        self._stream = torch.cuda.Stream(context.device)
+
+    @torch.no_grad()
+    def extend(self, tokens: torch.Tensor, state: State, all_logits: bool = False) -> torch.Tensor:
+        """Appends 1 to STEP_ROWS tokens: logits float32[vocab] after the last one, or float32[n,
+        vocab].
+
+        They are evaluated 8, 4, 2 or 1 at a time, as every number of rows needs its own kernels.
+        """
+        sequence, rows = self._sequence(state), []
+        while len(tokens):
+            n = 1 << len(tokens).bit_length() - 1
+            self._check_recurrent(state)
+            sequence.begin(tokens[:n], state.n_past)
+            state.reserve(n)
+            self._run(sequence, state, n, "all" if all_logits else "last")
+            state.advance(n)
+            tokens = tokens[n:]
+            if all_logits or not len(tokens):
+                rows.append(
+                    self.frame.logits[: n if all_logits else 1].to(
+                        self.network.output_device, copy=True
+                    )
+                )
+        return torch.cat(rows) if all_logits else rows[0][0]
+
+    @torch.no_grad()
+    def follow(self, token: int, state: State, n: int, sampling: Sampling) -> Iterator[int]:
+        """Append `token`, then each drawn token, and yield the drawn tokens, at most `n`; the last
+        one is not appended.
+
+        `state.n_past` counts the tokens appended for what has been yielded. The caller may stop at
+        any time: steps that ran ahead leave cache rows that the next call overwrites. Recurrent
+        states are those of `state.n_past` tokens once the iterator has ended or is closed, not
+        before. EvaluationError if logits are not finite.
+        """
+        n = min(n, state.capacity - state.n_past)
+        sequence = self._sequence(state)
+        self._check_recurrent(state)
+        sequence.begin([token], state.n_past, sampling.seed)
+        ahead = self._ahead(sequence)
+        under_way, started, position = deque(), 0, state.n_past
+        try:
+            while started < n or under_way:
+                while started < n and len(under_way) < ahead:
+                    state.reserve(started + 1)
+                    self._run(sequence, state, 1, sampling)
+                    under_way.append(torch.cuda.current_stream(self.context.device).record_event())
+                    started += 1
+                with named_waits(self._links, self.context):
+                    under_way.popleft().synchronize()
+                state.advance(1)
+                position = state.n_past
+                started, n = started - 1, n - 1
+                drawn = int(sequence.history[position])
+                if drawn < 0:
+                    raise EvaluationError(
+                        f"the model's predictions for position {position} are not finite"
+                    )
+                yield drawn
+        finally:
+            for event in under_way:  # they write to host memory, which must not be reused before
+                event.synchronize()
+            if sequence.alternates:
+                self._settle(sequence, state)
+
+    def _ahead(self, sequence: StepSequence) -> int:
+        """Return the steps that run before the host waits for the first one, and let recurrent
+        states alternate between two places if these are more than one.
+        """
+        sequence.alternates = False
+        if not sequence.captures:
+            return 1
+        if all(branch.repeatable for branch in self._branches):
+            return AHEAD
+        others = [x for x in self._branches if not isinstance(x, StepDeltaLayer)]
+        sequence.alternates = all(branch.repeatable for branch in others)
+        return _RECURRENT_AHEAD if sequence.alternates else 1
+
+    def _settle(self, sequence: StepSequence, state: State) -> None:
+        """Put recurrent states where they belong after steps that alternate."""
+        held = [layer.state(state) for layer in self._recurrent]
+        if (state.n_past - sequence.start) % 2:
+            places = [layer.other(state, sequence) for layer in self._recurrent]
+            # Torch has no public name for it.
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+                [x for recurrent in held for x in (recurrent.inputs, recurrent.memory)],
+                [x for place in places for x in place],
+            )
+        for recurrent in held:
+            recurrent.n_seen = state.n_past
+
+    def _sequence(self, state: State) -> StepSequence:
+        held = self._sequences.get(id(state))
+        if held is None or held[0]() is not state:
+            key, mine = id(state), weakref.ref(self)
+
+            def gone(_):
+                path = mine()
+                if path is not None and (old := path._sequences.pop(key, None)) is not None:
+                    path._dropped += len(old[1].graphs)
+
+            instead = self._instead(state)
+            sequence = StepSequence(
+                state.capacity,
+                STEP_ROWS,
+                self.context.device,
+                instead,
+                self.captures and not instead,
+            )
+            held = self._sequences[key] = (weakref.ref(state, gone), sequence)
+        return held[1]
+
+    def _instead(self, state: State) -> dict[int, StepExecutor]:
+        """Return, by number, replacements for executors that cannot use what this sequence keeps:
+        caches of other types than the model's.
+        """
+        found: dict[int, StepExecutor] = {}
+        taken: list[StepExecutor | None] = []
+        for executor in self._branches:
+            try:
+                executor.check(state)
+                taken.append(executor)
+            except Slow as reason:
+                self.context.report(
+                    type(executor.branch.module).__name__, str(reason), executor.branch.layer
+                )
+                taken.append(None)
+        for number, executor in enumerate(self.context.same_choices(taken)):
+            if executor is None:
+                found[number] = SlowBranch(self._branches[number].branch)
+        self.context.report_all()
+        return found
+
+    def _check_recurrent(self, state: State) -> None:
+        """UsageError if recurrent states are not those of the tokens that are in the sequence."""
+        for layer in self._recurrent:
+            layer.state(state).check(state.n_past, layer.layer)
+
+    def _run(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
+        for layer in self._recurrent:
+            layer.state(state).n_seen += n
+        key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
+        graph = sequence.graphs.get(key)
+        with torch.cuda.device(self.context.device):
+            if graph is None and sequence.captures and key in sequence.seen:
+                self._free_before_capture(sequence)
+                graph = sequence.graphs[key] = self._capture(sequence, state, n, wanted)
+            if graph is not None:
+                graph.replay()
+            else:
+                self._launch(sequence, state, n, wanted)
+                sequence.seen.add(key)
+
+    def _free_before_capture(self, sequence: StepSequence) -> None:
+        """Free memory before a capture. What a captured launch allocates is in the private memory
+        of its graph, which torch frees only on request.
+        """
+        if len(sequence.graphs) >= MOST_GRAPHS:
+            oldest = next(iter(sequence.graphs))
+            del sequence.graphs[oldest]
+            sequence.seen.discard(oldest)
+            self._dropped += 1
+        if self._dropped >= _FREED_TOGETHER:
+            self._dropped = 0
+            torch.cuda.empty_cache()
+
+    def _capture(
+        self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling
+    ) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream(self.context.device)
+        self._stream.wait_stream(here)
+        # thread_local: other threads may continue on their own streams
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            self._launch(sequence, state, n, wanted)
+        here.wait_stream(self._stream)
+        return graph
+
+    def _launch(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
+        frame = self.frame
+        batch = None if sequence.captures else Batch.after([state], [n], self.context.device)
+        frame.begin(sequence, n, batch, sequence.alternates and not isinstance(wanted, str))
+        h = frame.h
+        with opened("token_embd", "token_embd"):
+            self._embedding(frame, h)
+            if self._inputs is not None:
+                self._inputs(frame, h)
+        if batch is not None:
+            frame.batch = self.network.prepared(sequence.tokens[:n].long(), h, batch)
+        for number, branch in enumerate(self._branches):
+            executor = sequence.instead.get(number, branch)
+            h = self.frame.h if executor.joins else self.frame.settled()
+            whole = isinstance(executor, (SlowBranch, StepScaled)) or not executor.branch.is_summed
+            if whole or self._links is None:
+                executor(frame, h, state)
+            else:
+                self._summed(executor, h, state)
+        with opened("output", "output"):
+            self._output(frame, slice(0, n) if wanted == "all" else slice(n - 1, n))
+        if not isinstance(wanted, str):
+            sampler(frame, wanted)(frame.logits[0], sequence)
+        frame.end()
+
+    def _summed(self, executor: StepExecutor, h: torch.Tensor, state: State) -> None:
+        """Run an executor whose result is a part of a sum over ranks, and add the sum."""
+        frame, norm, links = self.frame, executor.branch.branch.post_norm, self._links
+        if links is None:
+            raise TypeError("a part of a sum without other ranks")
+        frame.is_part = True
+        try:
+            executor(frame, h, state)
+            part = frame.onto(h)
+        finally:
+            frame.is_part = False
+        h = frame.settled()
+        if not isinstance(norm, RMSNorm):
+            operation(links.sum, part, h)
+            return
+        delta = frame.buffer("delta", h.shape[1])
+        operation(links.assign, part, delta)
+        frame.pending = PendingBranch(delta, norm.weight, norm.eps)
+
+
+def _without_seed(sampling: Sampling) -> tuple:
+    return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+
+
+def _or_slow(
+    context: Context,
+    kind: str,
+    fast: Callable[[Any, Context], _End],
+    slow: Callable[[Any, Context], _End],
+    module: Any,
+) -> _End:
+    try:
+        return fast(module, context)
+    except Slow as reason:
+        context.report(kind, str(reason), 0)
+        return slow(module, context)
