@@ -113,6 +113,10 @@ class TokenizerError(IqforgeError):
     """A vocabulary that cannot be read or reproduced."""
 
 
+class ChatTemplateError(IqforgeError):
+    """A chat template that cannot be read, or that refuses the messages of a conversation."""
+
+
 class ArchitectureError(IqforgeError):
     """A model class or GGUF architecture that is not supported."""
 

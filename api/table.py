@@ -46,6 +46,7 @@ PUBLIC = {
     # Run
     "load_model": "api.runtime",
     "load_tokenizer": "api.runtime",
+    "load_chat_template": "api.chat",
     "random_model": "api.bench",
     "random_source": "api.bench",
     "write_random_model": "api.bench",
