@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..formats.options import checks_keywords
@@ -62,7 +61,7 @@ def collect_hessian(
     options, load = split_options(collect_hessian, model, keywords, HessianOptions, options, load)
     given = [text] if isinstance(text, (str, os.PathLike)) else list(text)
     texts = [Text(*text_of(one)) for one in given]
-    with opened_model(model, replace(load, precision="f32")) as loaded:
+    with opened_model(model, load) as loaded:
         refuse_same_file(out, [*loaded.source.files, *(one.name for one in texts if one.name)])
         tokens = tokens_of_texts(loaded, texts, options)
         total = survey_inputs(loaded, options)
@@ -104,6 +103,7 @@ def _run(model: Model, texts: Sequence[Text], options: HessianOptions) -> dict[s
         "model": model_fingerprint(model.source),
         "text": " ".join(map(_sha256, texts)),
         "device": str(model.device),
+        "precision": model.precision,
         "placement": str(model.weights.placement.request),
         "switches": str(model.weights.switches),
         "iqforge": __version__,

@@ -115,7 +115,9 @@ def collect_imatrix(
     if loaded_files or in_weights:  # errors before any work
         weights = [1.0] * len(loaded_files) if in_weights is None else in_weights
         check_arguments(loaded_files, weights, None, options.weighting)
-    with opened_model(model, replace(load, precision="f32")) as loaded:
+    if options.cold_experts == "all-experts" or similarity is not None:
+        load = replace(load, precision="f32")  # these see the reference path alone
+    with opened_model(model, load) as loaded:
         loaded_files = [
             check_belongs(file, loaded.source.tensors, force=options.force) for file in loaded_files
         ]

@@ -35,6 +35,15 @@ def padded(cols: int) -> int:
 
 
 @functools.cache
+def places(cols: int, device: torch.device) -> torch.Tensor:
+    """Return int64[cols], where the columns of rows of activations are stored."""
+    column = torch.arange(cols, device=device)
+    unit, rest = column % GROUP // 32, column % 32
+    place = 16 * (rest // 4) + 2 * unit + rest % 2 + 8 * (rest % 4 // 2)
+    return column // GROUP * GROUP + place
+
+
+@functools.cache
 def spec(type: GGMLType, half: torch.dtype, gating: Gating = Gating()) -> KernelSpec:
     """Return the kernels for weights of a ggml type and activations of a dtype."""
     short = "f16" if half == torch.float16 else "bf16"

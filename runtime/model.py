@@ -35,6 +35,7 @@ from .weights.hyperparameters import Hyperparameters
 from .weights.placement import Placement, Request, fit
 from .weights.resident import LoadProgress
 from .weights.switches import Switches
+from .weights.taps import FastObserver
 from .weights.weights import Weights
 
 if TYPE_CHECKING:
@@ -226,13 +227,14 @@ class Model:
                 ser=self.weights.switches.ser,
                 verbose=self.verbose,
                 share=self.weights.share,
+                taps=self.weights.taps,
             ),
         )
 
     @property
     def _fast(self) -> Engine | None:
-        """The engine, unless products are observed: observers see those of the reference path."""
-        return None if self.weights.taps.observers else self.engine
+        """The engine, unless an observer sees products of the reference path alone."""
+        return None if self.weights.taps.need_reference_path else self.engine
 
     @_named_errors
     @torch.no_grad()
@@ -421,6 +423,22 @@ class Model:
         finally:
             taps.observers.remove(callback)
             taps.readers -= reads
+
+    @contextmanager
+    def observe_fast(self, observer: FastObserver) -> Iterator[None]:
+        """While the context is open, show `observer` what products read on the fast path, in
+        bfloat16 or float16; layers that cannot show it run on the reference path. With precision
+        f32, or beside an observer of `observe`, this is `observe`.
+
+        Only `hidden` and `logits` show inputs on the fast path.
+        """
+        taps = self.weights.taps
+        with self.observe(observer):
+            taps.fast.append(observer)
+            try:
+                yield
+            finally:
+                taps.fast.remove(observer)
 
     def close(self) -> None:
         """Close the file and free the memory of GPUs: weights, and the graphs of sequences, even of

@@ -17,7 +17,6 @@ from ...runtime.commands.flags import (
     add_load_flags,
     add_model_flag,
     chunks_per_pass,
-    note,
     open_model,
 )
 from ...runtime.commands.watch import watched
@@ -62,9 +61,6 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError("-m MODEL and -f TEXT are needed, or --show F")
     from ...runtime.evaluate.chunks import read_text
 
-    if args.precision not in (None, "f32"):
-        note(f"--precision {args.precision}", "inputs of products are observed in float32")
-    args.precision = "f32"
     for path in args.file:
         read_text(path)  # an error before the model is loaded
     if len(args.file) == 1:

@@ -93,9 +93,6 @@ def _collect(args: argparse.Namespace, api) -> int:
     from ...runtime.evaluate.report import final_estimate
     from ..similarity import LayerSimilarity
 
-    if args.precision not in (None, "f32"):
-        note(f"--precision {args.precision}", "inputs of products are observed in float32")
-    args.precision = "f32"
     if args.split_mode != "data":
         on_one_device(args)
     texts = args.file or ()

@@ -14,6 +14,7 @@ from ...formats.tensor_names import TensorName
 from ...runtime.evaluate.chunks import Chunks, Clock, ProgressCallback
 from ...runtime.model import Model
 from ...runtime.weights.stacked_linear import ExpertLinear, HeadLinear
+from ...runtime.weights.taps import GroupedRows
 from ..texts import Text, chunks_of, text_at
 from .data import FOLDS, MomentInput
 from .options import HessianOptions
@@ -95,12 +96,7 @@ class MomentCollector:
                 )
             return
         info, key = self.total.inputs[name], (name, self.fold)
-        if key not in self.total.sums:
-            shape = (info.n_matrices, info.n_cols, info.n_cols)
-            self.total.sums[key] = torch.zeros(shape, dtype=torch.float32, device=x.device)
-            self.total.counts[key] = torch.zeros(info.n_matrices, dtype=torch.int64)
-        # Sums of a resumed run come from a file, not from the device.
-        sums = self.total.sums[key] = self.total.sums[key].to(x.device)
+        sums, _ = self._sums_of(name, x.device)
         finite = torch.isfinite(x).all(dim=1)
         if not finite.all():
             self.total.dropped += int((~finite).sum())
@@ -118,6 +114,70 @@ class MomentCollector:
             if len(rows):
                 into.addmm_(rows.T, rows)
         self.total.counts[key] += counts
+
+    def see(
+        self,
+        names: Sequence[str],
+        x: torch.Tensor,
+        groups: GroupedRows | None = None,
+        places: torch.Tensor | None = None,
+    ) -> None:
+        """Add the products of what the fast path reads up: exact products of half numbers, summed
+        in float32.
+        """
+        name = next((name for name in names if self._owners.get(name) == name), None)
+        if name is None:
+            for one in names:
+                if not self._skips(one) and one not in self._owners:
+                    self(one, x, None)  # says what is wrong
+            return
+        info = self.total.inputs[name]
+        sums, counts = self._sums_of(name, x.device)
+        x = x if places is None else x[:, places]
+        x, ends = (x, None) if groups is None else _grouped(x, groups)
+        finite = torch.isfinite(x).all(dim=1)
+        if dropped := int((~finite).sum()):
+            self.total.dropped += dropped
+            x = torch.where(finite[:, None], x, 0)
+        if info.n_matrices == 1 or ends is None:
+            _add_products(sums[0], x)
+            counts[0] += len(x) - dropped
+            return
+        start = 0
+        for expert, end in enumerate(ends):
+            if end > start:
+                _add_products(sums[expert], x[start:end])
+                counts[expert] += int(finite[start:end].sum()) if dropped else end - start
+            start = end
+
+    def _sums_of(self, name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sums of an input in the current fold, on `device`, and its counts."""
+        info, key = self.total.inputs[name], (name, self.fold)
+        if key not in self.total.sums:
+            shape = (info.n_matrices, info.n_cols, info.n_cols)
+            self.total.sums[key] = torch.zeros(shape, dtype=torch.float32, device=device)
+            self.total.counts[key] = torch.zeros(info.n_matrices, dtype=torch.int64)
+        # Sums of a resumed run come from a file, not from the device.
+        sums = self.total.sums[key] = self.total.sums[key].to(device)
+        return sums, self.total.counts[key]
+
+
+def _grouped(x: torch.Tensor, groups: GroupedRows) -> tuple[torch.Tensor, list[int]]:
+    """Return the rows that experts read, grouped by expert, and where those of each end."""
+    ends = groups.ends.tolist()
+    if groups.sources is None:
+        return x[: ends[-1]], ends
+    return x[groups.sources[: ends[-1]].long() // groups.n_slots], ends
+
+
+def _add_products(sums: torch.Tensor, x: torch.Tensor) -> None:
+    """Add x^T x to float32[n, n]. Products of half numbers are exact in float32."""
+    if x.dtype == torch.float32:
+        sums.addmm_(x.T, x)
+    elif x.is_cuda:
+        sums.add_(torch.mm(x.T, x, out_dtype=torch.float32))
+    else:
+        sums.addmm_(x.T.float(), x.float())
 
 
 def folds_of(chunks: Chunks) -> tuple[Chunks, list[str]]:
@@ -169,7 +229,7 @@ def collect_moments(
     if total.done > len(cut):
         raise ImatrixError(f"the snapshot has {total.done} chunks, the texts only {len(cut)}")
     collector, clock = MomentCollector(model, options, total), Clock(cut, progress, total.done)
-    with model.observe(collector):
+    with model.observe_fast(collector):
         for first, end in cut.passes(options.batch_tokens, total.done):
             collector.fold = folds[first]
             passed = model.hidden(cut.inputs(first, end))

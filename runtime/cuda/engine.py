@@ -1,8 +1,8 @@
 """A network on one CUDA device in bfloat16 or float16: many rows through tensor cores, few through
 matrix-vector kernels.
 
-Products are observed (`Model.observe`) on the reference path only, as observers must see its
-float32 inputs. `Model` does not use the engine while there are observers.
+`Model` does not use the engine while products are observed (`Model.observe`), unless the observers
+take what it reads (`Model.observe_fast`).
 """
 
 from __future__ import annotations

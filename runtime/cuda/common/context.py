@@ -13,6 +13,7 @@ import torch
 
 from ...layers.rope import Rope
 from ...state.cache import CacheSettings
+from ...weights.taps import Taps
 
 if TYPE_CHECKING:
     from ...parallel.group import Group
@@ -32,7 +33,8 @@ class Context:
     `ubatch`: the most tokens in one pass of the prompt path. `ser`: None or (K, t), the K best
     experts and further ones only if their probability exceeds t times the largest. `verbose` gets a
     line, with the reason, for every kind of layer that runs on a slower path. `share`: what this
-    tensor-parallel rank computes, None for a whole model.
+    tensor-parallel rank computes, None for a whole model. `taps`: what looks at the inputs of
+    products.
     """
 
     device: torch.device
@@ -42,6 +44,7 @@ class Context:
     ser: tuple[int, float] | None = None
     verbose: Callable[[str], None] | None = None
     share: Share | None = None
+    taps: Taps = field(default_factory=Taps)
     growths: int = 0  # times that a buffer was replaced by a larger one
     # From (module class, reason) to layers.
     slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)

@@ -20,6 +20,7 @@ class Executor:
     """
 
     branch: PlacedBranch
+    shows_inputs = True  # of every product in `context.taps`, where a prompt runs without a state
 
     @property
     def range(self) -> RangeName:

@@ -42,6 +42,8 @@ class PromptDelta(Staged):
         if not fitting_stages(self.heads, shared_limit(context.device)):
             raise Slow(f"heads of {s.key_length} and {s.value_length}")
         self.inputs = Product("delta inputs", inputs(net), context)
+        small = (net.ba, net.beta, net.alpha)
+        self.observed_rates = [n for linear in small if linear is not None for n in linear.observed]
         self.rates = rates(net, context).flatten(0, 1).to(context.dtype)
         self.output = Product("delta", [net.output], context)
         self.weights = DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
@@ -54,6 +56,7 @@ class PromptDelta(Staged):
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
         self.inputs(x)
+        self.context.taps.show(self.observed_rates, x)
         rates_product(x, self.rates, self._rates(len(x)))
 
     def _mix(self, stream: Stream, batch: Batch) -> None:

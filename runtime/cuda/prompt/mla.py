@@ -41,6 +41,8 @@ class PromptLatent(Staged):
     keys and values.
     """
 
+    shows_inputs = False  # those of the matrices of heads are computed in the absorbed form alone
+
     def __init__(self, branch: PlacedBranch, context: Context):
         m: MLA = branch.module
         s = m.spec

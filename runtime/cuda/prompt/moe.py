@@ -13,6 +13,7 @@ from ....cuda_kernels.gating import ExpertTerms, Gating
 from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN
 from ...layers.moe import MoE
+from ...weights.taps import GroupedRows
 from ..common.context import Context
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
@@ -99,20 +100,37 @@ class PromptMoE(Staged):
             )
         )
         prompt.group_rows(ids, ends, sources, rows)
+        if self.context.taps.fast:
+            names = [name for linear in inputs_of(self.m.experts) for name in linear.observed]
+            groups = GroupedRows(ends, sources, self.m.spec.n_used)
+            self.context.taps.show(names, x, groups, self._places(self.inputs[0].cols))
         return (self._fused if self.fused else self._apart)(x, ends, sources), rows, weights
+
+    def _places(self, cols: int) -> torch.Tensor | None:
+        """Return where columns are in rows of activations; None if they are in order."""
+        return prompt_grouped.places(cols, self.context.device) if self.fused else None
+
+    def _show_gated(self, gated: torch.Tensor, ends: torch.Tensor) -> None:
+        """Show the input of the down matrices, whose rows are grouped by expert."""
+        down = self.m.experts.down
+        if self.context.taps.fast:
+            places = self._places(self.down.cols)
+            self.context.taps.show(down.observed, gated, GroupedRows(ends), places)
 
     def _add_shared(self, stream: Stream, exact: torch.Tensor) -> None:
         """Add the expert that works on every token."""
         if self.shared is None:
             return
         gate_up, gating, down, share = self.shared
+        shared_gate = self.m.shared_gate
         x = self.context.buffer("shared normed", tuple(exact.shape), self.context.dtype)
         x.copy_(exact)
         gate, up = gate_up(x).chunk(2, dim=1)
         gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
         prompt.join_gate(gate, up, gated, gating)
         y = down(gated)
-        if share is not None:
+        if share is not None and shared_gate is not None:
+            self.context.taps.show(shared_gate.observed, exact)
             y *= (exact @ share).sigmoid()[:, None].to(y.dtype)
         stream.add(y)
         stream.settled()
@@ -131,6 +149,7 @@ class PromptMoE(Staged):
             self.gating,
             self.input_terms,
         )
+        self._show_gated(gated, ends)
         out = self.context.buffer("delta", (len(sources), self.down.rows), x.dtype)
         prompt_grouped.grouped_product(self.down, ends, gated, out, terms=self.down_terms)
         return out
@@ -146,6 +165,7 @@ class PromptMoE(Staged):
         gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt.join_gate(gate, up, gated, self.gating)
+        self._show_gated(gated, ends)
         return self._product(gated, self.down, self.down_terms, ends)
 
     def _product(

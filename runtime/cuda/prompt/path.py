@@ -37,15 +37,22 @@ class PromptPath:
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
         self._steps: list[tuple[int, Stage]] = []
+        self._observed: list[tuple[int, Stage]] = []  # while inputs are shown
         self._narrows = 0  # the last step that needs all rows
         branches = placed(network.blocks)
         executors = context.same_choices(choose_all(PROMPT, branches, context))
         for number, branch in enumerate(branches):
             if branch.branch.takes_batch:
                 self._narrows = len(self._steps)
-            self._steps.append((branch.layer, self._step(branch, executors[number])))
+            made = executors[number]
+            step = self._step(branch, made)
+            shown = made is None or made.shows_inputs
+            self._steps.append((branch.layer, step))
+            self._observed.append((branch.layer, step if shown else SlowBranch(branch)))
             if branch.scale is not None:
-                self._steps.append((branch.layer, Scaled(branch, float(branch.scale))))
+                scaled = branch.layer, Scaled(branch, float(branch.scale))
+                self._steps.append(scaled)
+                self._observed.append(scaled)
         self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
@@ -93,6 +100,10 @@ class PromptPath:
             self._embedded(tokens.reshape(-1), h)
         batch = self.network.prepared(tokens.reshape(-1), h, batch)
         stream = Stream(h, self.context)
+        if self.context.taps.fast:
+            for layer, step in self._observed:
+                step(stream, batch.at(layer, device))
+            return stream.settled()
         # A graph would run its kernels without names.
         graphs = None if recording else self._graphs.of(len(h))
         for again, group in groupby(self._parts(), key=lambda part: part[0]):
@@ -140,8 +151,10 @@ class PromptPath:
         """float32[rows, width], normed, to float32[rows, vocab] on `network.output_device`."""
         if self._output is None:
             return self.network.logits(hidden)
+        hidden = hidden.to(self.context.device)
+        self.context.taps.show(self.network.output.observed, hidden)
         with opened("output", "output"):
-            logits = self._output(hidden.to(self.context.device, self.context.dtype))
+            logits = self._output(hidden.to(self.context.dtype))
         return self._whole(logits).to(self.network.output_device)
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:

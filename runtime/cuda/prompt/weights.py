@@ -49,6 +49,7 @@ class Product:
     ):
         self.name, self.context = name, context
         self.matrices = [packed(linear, context, biased=True) for linear in linears]
+        self.observed = [name for linear in linears for name in linear.observed]
         self.bias = _joined_bias(linears, context)
         self.cols, self.rows = self.matrices[0].cols, sum(m.rows for m in self.matrices)
         self._first, self._is_part = 0, part is not None
@@ -74,6 +75,7 @@ class Product:
         return self.context.buffer(self.name, (rows, self.rows), self.context.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.context.taps.show(self.observed, x)
         out = self.out(len(x))
         self._multiply(x, self.weights(), out)
         return out
