@@ -132,7 +132,7 @@ class Collector:
 
     def end_of_pass(self) -> None:
         """Hand what the fast path has added up to the owner of `seen`, if there is one."""
-        self._last = None
+        self.forget_inputs()
         if self.seen is None:
             return
         self._check_inputs()
@@ -166,6 +166,10 @@ class Collector:
     def names(self) -> Set[str]:
         """Return the names of the tensors seen so far."""
         return self._sums.keys() | {name for names in self._inputs for name in names}
+
+    def forget_inputs(self) -> None:
+        """Drop the last input, which would be kept alive otherwise."""
+        self._last = None
 
     def entries(self) -> dict[str, Entry]:
         """Return the entries in order of names. Counts are float64, as weights may make them
