@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from ..runtime.evaluate.chunks import ProgressCallback
     from ..runtime.evaluate.divergence import Divergence, Statistics
     from ..runtime.evaluate.perplexity import Perplexity
+    from ..runtime.evaluate.tasks import TaskItem, TaskScore
     from ..runtime.generate import Generation
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
-    from ..runtime.text_options import GenerateOptions, PerplexityOptions
+    from ..runtime.text_options import ChunkOptions, GenerateOptions, PerplexityOptions
     from ..runtime.tokenizer import Tokenizer
 
 
@@ -42,6 +43,8 @@ def measure_perplexity(
 
     - n_ctx (512): tokens per chunk. chunks: at most this many chunks, if positive. batch_tokens
       (2048): tokens per pass, in whole chunks.
+    - ppl_stride: score the last ppl_stride tokens of windows that begin every ppl_stride tokens, as
+      `runtime.evaluate.strided` describes.
     - kl_divergence_base: a file that the predictions are saved to. With kl_divergence the model is
       compared with the predictions in that file, on its text (`text` may be None); on_chunk is
       called with (chunk, statistics so far).
@@ -72,6 +75,21 @@ def measure_perplexity(
     if text is None:
         raise UsageError("a text is needed")
     content, path = text_of(text)
+    if options.ppl_stride:
+        if base is not None:
+            raise UsageError("a base file has no windows that overlap: it cannot have ppl_stride")
+        from ..runtime.evaluate.strided import measure_strided
+
+        with opened_model(model, load) as loaded:
+            return measure_strided(
+                loaded,
+                content,
+                options.ppl_stride,
+                n_ctx=options.n_ctx,
+                chunks=options.chunks,
+                batch_tokens=options.batch_tokens,
+                progress=progress,
+            )
     if base is not None and path:
         refuse_same_file(base, [path])
     with opened_model(model, load) as loaded:
@@ -83,6 +101,52 @@ def measure_perplexity(
             batch_tokens=batch,
             save_logits=base if loaded.is_first else None,
             progress=progress,
+        )
+
+
+def measure_tasks(
+    model: PathLike | Model,
+    file: PathLike,
+    kind: str,
+    n_tasks: int | None = None,
+    *,
+    options: ChunkOptions | None = None,
+    load: LoadOptions | None = None,
+    on_task: Callable[[int, TaskItem], None] | None = None,
+    **keywords: Any,
+) -> TaskScore:
+    """Measure how often `model` chooses the right answer in a file of tasks.
+
+    kind: "hellaswag", "winogrande" or "multiple-choice"; see `runtime.evaluate.task_files` for the
+    formats. n_tasks: at most this many of them, drawn at random, always the same ones (None: 400 of
+    HellaSwag, otherwise all; 0: all). keywords: fields of `runtime.text_options.ChunkOptions`
+    (n_ctx, the most tokens of a task; batch_tokens) and, for a path, of
+    `runtime.options.LoadOptions`. on_task(index, item) is called after each task.
+
+    Results have `.accuracy` and `.error`, `.random_chance`, and `.items` with the scores.
+    """
+    from ..formats.arguments import path, whole_number
+    from ..runtime.evaluate import task_files, tasks
+    from ..runtime.text_options import ChunkOptions
+
+    readers = {
+        "hellaswag": task_files.read_hellaswag,
+        "winogrande": task_files.read_winogrande,
+        "multiple-choice": task_files.read_multiple_choice,
+    }
+    options, load = split_options(measure_tasks, model, keywords, ChunkOptions, options, load)
+    if kind not in readers:
+        raise UsageError(f"kind is {kind!r}, expected {', '.join(readers)}")
+    if n_tasks is None:
+        n_tasks = task_files.HELLASWAG_TASKS if kind == "hellaswag" else 0
+    found = readers[kind](path("file", file), whole_number("n_tasks", n_tasks, 0))
+    with opened_model(model, load) as loaded:
+        return tasks.measure_tasks(
+            loaded,
+            found,
+            n_ctx=options.n_ctx,
+            batch_tokens=options.tokens_per_pass(load.ubatch),
+            on_task=on_task,
         )
 
 

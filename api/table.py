@@ -36,6 +36,7 @@ PUBLIC = {
     "merge_model": "formats.tools.split",
     # Measure
     "measure_perplexity": "api.runtime",
+    "measure_tasks": "api.runtime",
     "measure_sensitivity": "api.sensitivity",
     "quantize_stats": "api.searches",
     "benchmark_types": "api.searches",

@@ -45,6 +45,13 @@ class PerplexityOptions(ChunkOptions):
     kl_divergence: bool = option(
         False, "--kl-divergence", help="compare with the base file instead of writing it"
     )
+    ppl_stride: int = option(
+        0,
+        "--ppl-stride",
+        least=0,
+        metavar="N",
+        help="score only the last N tokens of windows that begin every N tokens",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,16 @@
-"""`iqforge perplexity`: perplexity of a model on a text, or its divergence from a base model."""
+"""`iqforge perplexity`: perplexity of a model on texts, its divergence from a base model, or its
+score in tasks with several answers.
+"""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..options import LoadOptions
-from ..text_options import PerplexityOptions
+from ..text_options import ChunkOptions, PerplexityOptions
 from .flags import (
     RunningOutput,
     add_chunk_flags,
@@ -18,16 +21,27 @@ from .flags import (
 )
 from .watch import watched
 
+if TYPE_CHECKING:
+    from ..model import Model
+
+_TASKS = {
+    "hellaswag": "HellaSwag",
+    "winogrande": "Winogrande",
+    "multiple-choice": "multiple choice",
+}
+_DEFAULT_TASKS = {"hellaswag": 400}
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure perplexity over chunks of a text. With --kl-divergence-base F alone the"
-        " predictions are also saved to F. With --kl-divergence they are compared with those saved"
-        " in F, on the text that F holds."
+        "Measure perplexity over chunks of a text, or of several. With --kl-divergence-base F alone"
+        " the predictions are also saved to F. With --kl-divergence they are compared with those"
+        " saved in F, on the text that F holds. --hellaswag, --winogrande and --multiple-choice"
+        " count right answers in a file of tasks instead."
     )
     add_model_flag(parser)
-    add_chunk_flags(parser)
-    PerplexityOptions.add_flags(parser, only=("kl_divergence_base", "kl_divergence"))
+    add_chunk_flags(parser, several_texts=True)
+    PerplexityOptions.add_flags(parser, only=("kl_divergence_base", "kl_divergence", "ppl_stride"))
     parser.add_argument(
         "--ppl-output-type",
         type=int,
@@ -35,47 +49,155 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="1: one line per chunk (default: 0)",
     )
+    group = parser.add_argument_group("tasks with several answers, read from -f")
+    for kind, name in _TASKS.items():
+        default = _DEFAULT_TASKS.get(kind, 0)
+        group.add_argument(f"--{kind}", action="store_true", help=f"count right answers in {name}")
+        group.add_argument(
+            f"--{kind}-tasks",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"draw N of them at random, always the same ones (default: {default or 'all'})",
+        )
+    group.add_argument(
+        "-bf", "--binary-file", metavar="FILE", help="the file of --multiple-choice, instead of -f"
+    )
     add_load_flags(parser)
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ...formats.output import refuse_same_file
-    from ..evaluate import report
     from ..evaluate.base_file import BaseFile
     from ..evaluate.chunks import read_text
 
     options = PerplexityOptions.from_flags(args)
+    texts = args.file or []
+    if kind := _task_kind(args, options, texts):
+        return _score_tasks(args, api, kind)
+    if args.binary_file:
+        raise UsageError("-bf is the file of --multiple-choice")
     base = options.kl_divergence_base
     if options.kl_divergence:
         if not base:
             raise UsageError("--kl-divergence needs --kl-divergence-base F")
         options = replace(options, n_ctx=BaseFile(base).n_ctx)
-    elif not args.file:
+    elif not texts:
         raise UsageError("-f TEXT is needed")
     else:
-        read_text(args.file)  # an error before the model is loaded
+        for text in texts:
+            read_text(text)  # an error before the model is loaded
         if base:
-            refuse_same_file(base, (args.model, args.file))
+            _check_base(base, args.model, texts, options)
     load = LoadOptions.from_flags(args)
+    if not options.ppl_stride:
+        options = replace(options, batch_tokens=options.tokens_per_pass(load.ubatch))
     rows = options.tokens_per_pass(load.ubatch)
-    options = replace(options, batch_tokens=rows)
-    values = not options.kl_divergence and args.ppl_output_type == 0
-    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
+    with (
+        open_model(args, api, rows=rows, chunk=options.n_ctx) as model,
+        watched(model, "first pass", [(rows, 1)], every=float("inf")),
+    ):
         if options.kl_divergence:
-            print(f"\n{report.TABLE_HEADER}")
-        with watched(model, "first pass", [(rows, 1)], every=float("inf")):
-            result = api.measure_perplexity(
-                model,
-                args.file,
-                options=options,
-                progress=RunningOutput(chunks_per_pass(options, load), values),
-                on_chunk=lambda chunk, found: print(report.table_row(chunk, found), flush=True),
-            )
-    if options.kl_divergence:
-        if result.statistics.n >= report.LEAST_FOR_SUMMARY:
-            print("\n" + "\n".join(report.summary(result.statistics)))
-        return 0
+            _compare(api, model, options, load)
+            return 0
+        for text in texts:
+            _measure(args, api, model, text, options, load)
+    return 0
+
+
+def _compare(api, model: Model, options: PerplexityOptions, load: LoadOptions) -> None:
+    from ..evaluate import report
+
+    print(f"\n{report.TABLE_HEADER}")
+    result = api.measure_perplexity(
+        model,
+        None,
+        options=options,
+        progress=RunningOutput(chunks_per_pass(options, load), False),
+        on_chunk=lambda chunk, s: print(report.table_row(chunk, s), flush=True),
+    )
+    if result.statistics.n >= report.LEAST_FOR_SUMMARY:
+        print("\n" + "\n".join(report.summary(result.statistics)))
+
+
+def _measure(
+    args: argparse.Namespace,
+    api,
+    model: Model,
+    text: str,
+    options: PerplexityOptions,
+    load: LoadOptions,
+) -> None:
+    from ..evaluate import report
+
+    several = len(args.file) > 1
+    result = api.measure_perplexity(
+        model,
+        text,
+        options=options,
+        progress=RunningOutput(
+            chunks_per_pass(options, load), args.ppl_output_type == 0 and not several
+        ),
+    )
     if args.ppl_output_type == 1:
-        print("\n".join(map(report.running_line, result.running)))
-    print(report.final_estimate(result))
+        line = report.strided_line if options.ppl_stride else report.running_line
+        print("\n".join(map(line, result.running)))
+    if several:
+        print(report.text_line(text, result), flush=True)
+    elif not options.ppl_stride:
+        print(report.final_estimate(result))
+
+
+def _check_base(base, model: str, texts: list[str], options: PerplexityOptions) -> None:
+    from ...formats.output import refuse_same_file
+
+    if len(texts) > 1:
+        raise UsageError("a base file holds one text: give one -f with --kl-divergence-base")
+    if options.ppl_stride:
+        raise UsageError("a base file has no windows that overlap: not with --ppl-stride")
+    refuse_same_file(base, (model, *texts))
+
+
+def _task_kind(
+    args: argparse.Namespace, options: PerplexityOptions, texts: list[str]
+) -> str | None:
+    """Return the kind of tasks that the flags ask for. UsageError for flags that exclude each
+    other.
+    """
+    given = [kind for kind in _TASKS if getattr(args, kind.replace("-", "_"))]
+    if not given:
+        return None
+    kind = given[0]
+    others = [f"--{other}" for other in given[1:]]
+    others += ["--kl-divergence"] * options.kl_divergence
+    others += ["--kl-divergence-base"] * (options.kl_divergence_base is not None)
+    others += ["--ppl-stride"] * (options.ppl_stride > 0)
+    if others:
+        raise UsageError(f"--{kind} and {others[0]} cannot be given together")
+    files = texts + [args.binary_file] * (args.binary_file is not None)
+    if len(files) != 1:
+        raise UsageError(f"--{kind} needs one file of tasks: -f FILE")
+    if args.binary_file and kind != "multiple-choice":
+        raise UsageError("-bf is the file of --multiple-choice")
+    return kind
+
+
+def _score_tasks(args: argparse.Namespace, api, kind: str) -> int:
+    from ..evaluate import report
+
+    options, load = ChunkOptions.from_flags(args), LoadOptions.from_flags(args)
+    rows = options.tokens_per_pass(load.ubatch)
+    line = report.winogrande_line if kind == "winogrande" else report.choice_line
+    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
+        if kind != "winogrande":
+            print(report.TASK_HEADER)
+        score = api.measure_tasks(
+            model,
+            args.binary_file or args.file[0],
+            kind,
+            max(0, getattr(args, f"{kind.replace('-', '_')}_tasks")),
+            options=options,
+            on_task=lambda index, item: print(line(index, item), flush=True),
+        )
+    for one in report.task_summary(kind, score):
+        print(one)
     return 0

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from .divergence import Statistics
 from .perplexity import Perplexity, RunningScore
+from .tasks import TaskItem, TaskScore
 
 TABLE_HEADER = (
     "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence"
     "              Δp RMS            Same top p"
 )
-LEAST_FOR_SUMMARY = 100  # scored tokens
+LEAST_FOR_SUMMARY = 100  # scored tokens, or tasks
 _FRACTIONS = {
     "99.9%": 0.999,
     "99.0%": 0.99,
@@ -39,6 +40,51 @@ def running_line(score: RunningScore) -> str:
     error.
     """
     return f"{score.start:8d}  {score.perplexity:.4f}  {score.mean_nll:4f}  {score.nll_error:4f}"
+
+
+def strided_line(score: RunningScore) -> str:
+    """One line per window: start token, perplexity."""
+    return f"{score.start:8d}  {score.perplexity:.4f}"
+
+
+def text_line(name: str, result: Perplexity) -> str:
+    """One line per text, where there are several."""
+    return (
+        f"{name}: PPL = {result.perplexity:.4f} +/- {result.uncertainty:.5f} over"
+        f" {result.n_chunks} chunks"
+    )
+
+
+TASK_HEADER = "\ntask\tacc_norm"
+
+
+def choice_line(index: int, item: TaskItem) -> str:
+    """Number and accuracy in percent so far, of HellaSwag and multiple choice."""
+    return f"{index + 1}\t{100 * item.accuracy:.8f}"
+
+
+def winogrande_line(index: int, item: TaskItem) -> str:
+    """Number, accuracy in percent so far, scores, chosen and right answer."""
+    one, two = item.scores
+    chosen = item.chosen + 1
+    right = chosen if item.is_right else 3 - chosen
+    return f"{index + 1}\t{100 * item.accuracy:.4f}\t{one:10.6f}  {two:10.6f}  {chosen}  {right}"
+
+
+def task_summary(kind: str, score: TaskScore) -> list[str]:
+    """The lines after those of the tasks."""
+    n, accuracy = len(score.items), f"{100 * score.accuracy:.4f} +/- {100 * score.error:.4f}"
+    if kind == "winogrande":
+        enough = n >= LEAST_FOR_SUMMARY
+        return ["", f"Final Winogrande score({n} tasks): {accuracy}"] if enough else []
+    if kind == "multiple-choice":
+        chance, error = score.random_chance
+        return [
+            "",
+            f" Final result: {accuracy}",
+            f"Random chance: {100 * chance:.4f} +/- {100 * error:.4f}",
+        ]
+    return []
 
 
 def table_row(chunk: int, s: Statistics) -> str:
