@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..formats.options import checks_keywords
-from .models import opened_model, split_options, text_of
+from .models import opened_model, split_options, texts_of
 from .source import PathLike
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def collect_hessian(
     write it to `out` and return that file, opened.
 
     model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
-    with a line break in it), or several of them. keywords: fields of
+    with a line break in it), or "default", or several of them. keywords: fields of
     `imatrix.moments.options.HessianOptions` and, for a path, of `runtime.options.LoadOptions`.
 
     - n_ctx (512): tokens per chunk. chunks: at most this many chunks of each text. from_chunk: skip
@@ -59,8 +59,7 @@ def collect_hessian(
     from ..imatrix.texts import Text
 
     options, load = split_options(collect_hessian, model, keywords, HessianOptions, options, load)
-    given = [text] if isinstance(text, (str, os.PathLike)) else list(text)
-    texts = [Text(*text_of(one)) for one in given]
+    texts = [Text(*one) for several in texts_of(text) for one in several]
     with opened_model(model, load) as loaded:
         refuse_same_file(out, [*loaded.source.files, *(one.name for one in texts if one.name)])
         tokens = tokens_of_texts(loaded, texts, options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, printable
 from ..formats.options import checks_keywords, from_keywords
-from .models import opened_model, split_options, text_of
+from .models import opened_model, split_options, texts_of
 from .source import PathLike, loaded_imatrix
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def collect_imatrix(
     """Run `text` through `model` in chunks and collect sums of squares per input channel.
 
     model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
-    with a line break in it, or any with a `dataset` to name it by); or several of them, each cut
-    into chunks separately. The result is written to `out`, unless that is None, as legacy `.dat`
+    with a line break in it, or any with a `dataset` to name it by), or "default"; or several of
+    them, each cut into chunks separately. The result is written to `out`, unless that is None, as legacy `.dat`
     or GGUF. keywords: fields of `imatrix.options.CollectOptions` and, for a path, of
     `runtime.options.LoadOptions`; they win over `options` and `load`.
 
@@ -170,9 +170,13 @@ def _texts(
 
     if not given or (weights is not None and len(weights) != len(given)):
         raise UsageError(f"{len(weights or ())} weights are given for {len(given)} texts")
+    contents = (
+        texts_of(given) if dataset is None else [[(os.fspath(one), dataset)] for one in given]
+    )
     return [
-        Text(*(text_of(one) if dataset is None else (os.fspath(one), dataset)), weight)
-        for one, weight in zip(given, weights or [1.0] * len(given), strict=True)
+        Text(*one, weight)
+        for several, weight in zip(contents, weights or [1.0] * len(given), strict=True)
+        for one in several
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +28,16 @@ def text_of(text: PathLike) -> tuple[str, str]:
     if isinstance(text, str) and "\n" in text:
         return text, ""
     return read_text(text), os.fspath(text)
+
+
+def texts_of(given: PathLike | Sequence[PathLike]) -> list[list[tuple[str, str]]]:
+    """Return what `text_of` returns for each text; several for "default", the calibration text that
+    comes with the package.
+    """
+    from ..imatrix.default_texts import DEFAULT, default_texts
+
+    texts = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    return [default_texts() if text == DEFAULT else [text_of(text)] for text in texts]
 
 
 _MODEL_KEYWORDS = ("cache_bytes", "placement", "switches", "cache", "context", "verbose")

@@ -60,10 +60,12 @@ def run(args: argparse.Namespace, api) -> int:
     if not args.model or not args.file:
         raise UsageError("-m MODEL and -f TEXT are needed, or --show F")
     from ...runtime.evaluate.chunks import read_text
+    from ..default_texts import DEFAULT
 
     for path in args.file:
-        read_text(path)  # an error before the model is loaded
-    if len(args.file) == 1:
+        if path != DEFAULT:
+            read_text(path)  # an error before the model is loaded
+    if len(args.file) == 1 and args.file != [DEFAULT]:
         print(
             "note: with one text, the result may gain on that kind of text and lose on others",
             file=sys.stderr,

@@ -91,13 +91,15 @@ def run(args: argparse.Namespace, api) -> int:
 def _collect(args: argparse.Namespace, api) -> int:
     from ...runtime.evaluate.chunks import read_text
     from ...runtime.evaluate.report import final_estimate
+    from ..default_texts import DEFAULT
     from ..similarity import LayerSimilarity
 
     if args.split_mode != "data":
         on_one_device(args)
     texts = args.file or ()
     for path in texts:
-        read_text(path)  # an error before the model is loaded
+        if path != DEFAULT:
+            read_text(path)  # an error before the model is loaded
     load = LoadOptions.from_flags(args)
     options = CollectOptions.from_flags(
         args,

@@ -42,7 +42,8 @@ def add_chunk_flags(
         "--file",
         metavar="TEXT",
         action="append" if several_texts else "store",
-        help="UTF-8 text to evaluate" + (" (repeatable)" if several_texts else ""),
+        help="UTF-8 text to evaluate"
+        + (" (repeatable), or 'default', which comes with iqforge" if several_texts else ""),
     )
     ChunkOptions.add_flags(parser, only=("n_ctx", "chunks", "batch_tokens"), **defaults)
     parser.add_argument("-s", "--seed", help=argparse.SUPPRESS)  # nothing here is random
