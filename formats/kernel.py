@@ -256,6 +256,15 @@ def specialize(template: Any, **names: Any) -> Any:
     the copies cost nothing at run time. Types for which all names that `template` uses are equal
     share one copy, which is compiled once.
     """
+    return _bound(template, names, _internal)
+
+
+def specialized_loop(template: Callable, **names: Any) -> CompiledLoop:
+    """Return `specialize` of a template that Python calls."""
+    return _bound(template, names, CompiledLoop)
+
+
+def _bound(template: Any, names: dict[str, Any], compiled: Callable[[Callable], Any]) -> Any:
     code = template.__code__
     scope = template.__globals__ | names
     used = [f"{name} {_constant(scope[name])}" for name in sorted(code.co_names) if name in scope]
@@ -270,7 +279,7 @@ def specialize(template: Any, **names: Any) -> Any:
             template.__closure__,
         )
         copy.__module__ = template.__module__
-        _copies[template, digest] = _internal(copy)
+        _copies[template, digest] = compiled(copy)
     return _copies[template, digest]
 
 

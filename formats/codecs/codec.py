@@ -98,6 +98,15 @@ def decode(
     return out
 
 
+def decode_plain(type: GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
+    """Return the float32[rows, n_cols] that products use of rows whose interleaving, if the type
+    has any, is undone: what `quantize.encode.row_encoder` writes.
+    """
+    out = np.empty((len(data), n_cols), dtype=np.float32)
+    _block_decoder(type, n_cols, True)(data, out)
+    return out
+
+
 @checks_keywords
 def decode_tensor(
     type: str | GGMLType,

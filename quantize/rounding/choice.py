@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...formats.codecs.codec import decode
+from ...formats.codecs.codec import decode, decode_plain
 from ...formats.source import Source, TensorInfo
 from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType
 from ..encode import row_encoder
 from ..plan.plan import PlannedTensor
 from .factor import factored
-from .methods import guides, rounder_of
+from .methods import UNGUIDED, guides, rounder_of
 from .moments import MomentsLookup, Rounding, TensorMoments
 
 SHRINKS = (0.1, 0.25, 0.5, 0.75)
@@ -103,7 +103,7 @@ def plan_rounding(
         left = tuple(plan.target.name for plan, m in found if m is None or plan.symmetric)
         if not guides(plans[0].target.type):
             names = tuple(plan.target.name for plan in plans)
-            why = "as second moments do not guide this type"
+            why = UNGUIDED.get(plans[0].target.type.plain.name, "")
             made.choices.append(RoleChoice(role, type, names, None, why=why))
             continue
         if left:
@@ -184,7 +184,7 @@ class _Trial:
 
     def _error(self, type: GGMLType, made: np.ndarray) -> float:
         rest = self.x.astype(np.float64)
-        rest -= decode(type, made, self.x.shape[1], as_weights=True)
+        rest -= decode_plain(type, made, self.x.shape[1])
         return float(((rest @ self.hold) * rest).sum())
 
 

@@ -31,6 +31,24 @@ class Factor:
     feedback: np.ndarray
     weights: np.ndarray
 
+    def ordered(self, order: np.ndarray) -> Factor:
+        """Return the factor for columns in another order, int64[n]."""
+        made = self.moments.astype(np.float64)[np.ix_(order, order)]
+        return _of(made)
+
+
+def _of(made: np.ndarray) -> Factor:
+    """Return the factor of definite moments float64[n, n]; raise LinAlgError for others."""
+    # The upper factor of H is the lower factor of H with both axes reversed.
+    r = np.linalg.cholesky(made[::-1, ::-1])[::-1, ::-1]
+    pivots = np.diagonal(r)
+    feedback = np.triu(r / pivots[None, :], 1)
+    return Factor(
+        np.ascontiguousarray(made, dtype=np.float32),
+        np.ascontiguousarray(feedback, dtype=np.float32),
+        pivots**2,
+    )
+
 
 def shrunk(h: np.ndarray, shrink: float, damping: float = DAMPING) -> np.ndarray:
     """Return float64[n, n]: (1 - shrink) H + shrink diag(H), damped. A column that is always zero
@@ -58,17 +76,28 @@ def factored(h: np.ndarray, shrink: float, name: str = "") -> Factor:
     for _ in range(_TRIES):
         made = shrunk(h, shrink, damping)
         try:
-            # The upper factor of H is the lower factor of H with both axes reversed.
-            r = np.linalg.cholesky(made[::-1, ::-1])[::-1, ::-1]
+            return _of(made)
         except np.linalg.LinAlgError:
             damping *= 10
             log.warning("%s: second moments are not definite; damping is now %g", name, damping)
-            continue
-        pivots = np.diagonal(r)
-        feedback = np.triu(r / pivots[None, :], 1)
-        return Factor(
-            np.ascontiguousarray(made, dtype=np.float32),
-            np.ascontiguousarray(feedback, dtype=np.float32),
-            pivots**2,
-        )
     raise ImatrixError("its second moments cannot be factored", tensor=name)
+
+
+def diagonal_blocks(matrix: np.ndarray, size: int) -> np.ndarray:
+    """Return float64[n / size, size, size] of [n, n]."""
+    n = len(matrix) // size
+    return matrix.reshape(n, size, n, size)[np.arange(n), :, np.arange(n)]
+
+
+def metric_of_words(factor: Factor, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (inverse, metric), float32[n / size, size, size]. With the feedback within a word B =
+    I + feedback, the target is w + (compensation of the columns before) B^-1, and the metric of
+    what is left is B diag(weights) B^T.
+    """
+    b = diagonal_blocks(factor.feedback.astype(np.float64), size) + np.eye(size)
+    weights = factor.weights.reshape(-1, 1, size)
+    metric = (b * weights) @ b.transpose(0, 2, 1)
+    return (
+        np.ascontiguousarray(np.linalg.inv(b), dtype=np.float32),
+        np.ascontiguousarray(metric, dtype=np.float32),
+    )

@@ -73,7 +73,13 @@ SCALES = {
     "IQ5_KS": (Scale(0, half=False),),
     "MXFP4": (),  # powers of two, which are not refitted
     "NVFP4": (),  # one in 8 bits for each group, of which all are tried
+    "Q1_0_G128": (Scale(0),),
+    "Q2_0": (Scale(0),),
+    "TQ2_0": (Scale(64),),
+    "IQ2_BN": (Scale(0, half=False),),
 }
+# Types whose last codes are not used: encoders write three values only.
+CODES: dict[str, int] = {"TQ2_0": 3, "IQ2_BN": 3}
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,8 @@ class CodeLayout:
 
     @property
     def n_codes(self) -> int:
-        return 1 << self.bits.shape[1]
+        n_bits = int(self.bits.shape[1])
+        return CODES.get(self.type.name, 1 << n_bits)
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         """Return the bytes uint8[rows, owners, bytes] that scales are in: headers, or blocks."""
@@ -100,6 +107,10 @@ class CodeLayout:
     def with_codes(self, rows: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Return rows of bytes with other codes uint8[rows, n]."""
         return put_bits(self.type, rows, self.bits, codes)
+
+    def codes(self, rows: np.ndarray) -> np.ndarray:
+        """Return int64[rows, n], the codes of rows of bytes."""
+        return get_bits(self.type, rows, self.bits)
 
     def with_choices(self, rows: np.ndarray, choices: np.ndarray) -> np.ndarray:
         """Return rows of bytes with other scales and shifts int64[rows, groups]."""

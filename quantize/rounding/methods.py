@@ -1,4 +1,4 @@
-"""Which rounder a type has."""
+"""Which rounder a type has, and why some have none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,22 @@ from ...formats.types import GGMLType
 from .factor import Factor
 from .layout import code_layout
 from .rounder import Rounder
+from .ternary_rounder import TWINS, TernaryRounder
 from .vector_layout import vector_layout
 from .vector_rounder import VectorRounder
+from .word_layout import word_layout
+from .word_rounder import WordRounder
+
+_EIGHT_BITS = "as its error is already small beside that of the rest of a model"
+# Quantized types that second moments do not guide, and why. Interleaved ones are rounded as their
+# plain types.
+UNGUIDED = {
+    "Q8_0": _EIGHT_BITS,
+    "Q8_KV": _EIGHT_BITS,
+    "Q8_K_R8": _EIGHT_BITS,
+    "Q8_K_R16": _EIGHT_BITS,
+    "I2_S": "as nothing is quantized to it",
+}
 
 
 class RowRounder(Protocol):
@@ -32,9 +46,7 @@ def guides(type: GGMLType) -> bool:
     """Return whether second moments guide the rounding to a type. An interleaved type is rounded as
     its plain type.
     """
-    return type.is_quantized and (
-        code_layout(type.plain.name) is not None or vector_layout(type.plain.name) is not None
-    )
+    return type.is_quantized and type.plain.name not in UNGUIDED
 
 
 def rounder_of(type: GGMLType, n_cols: int, factor: Factor, passes: int) -> RowRounder:
@@ -45,4 +57,8 @@ def rounder_of(type: GGMLType, n_cols: int, factor: Factor, passes: int) -> RowR
         return Rounder(type, n_cols, factor, passes)
     if vector_layout(type.name) is not None:
         return VectorRounder(type, n_cols, factor, passes)
+    if word_layout(type.name) is not None:
+        return WordRounder(type, n_cols, factor, passes)
+    if type.name in TWINS:
+        return TernaryRounder(type, n_cols, factor, passes)
     raise UnsupportedTypeError(f"{type.name} cannot be rounded with second moments")

@@ -16,7 +16,7 @@ from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
 from ..encode import row_encoder
 from . import kernels, vector_kernels
-from .factor import Factor
+from .factor import Factor, diagonal_blocks, metric_of_words
 from .vector_kernels import SIZE
 from .vector_layout import VectorLayout, vector_layout
 
@@ -37,8 +37,8 @@ class VectorRounder:
             row_encoder(type, size, factor.weights[first : first + size])
             for first in range(0, n_cols, size)
         ]
-        self._inverse, self._metric = _of_vectors(factor)
-        blocks = _diagonal_blocks(factor.moments.astype(np.float64))
+        self._inverse, self._metric = metric_of_words(factor, SIZE)
+        blocks = diagonal_blocks(factor.moments.astype(np.float64), SIZE)
         self._inverse_moments = np.linalg.inv(blocks).astype(np.float32)
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
@@ -118,23 +118,3 @@ class VectorRounder:
         kernels.refit(self._values(unit)[None], scales, q, g, self.factor.moments, True)
         layout.scale.write(layout.owners(made), scales[:, :, 0])
         return made
-
-
-def _diagonal_blocks(matrix: np.ndarray) -> np.ndarray:
-    """Return float64[n / 8, 8, 8] of [n, n]."""
-    n = len(matrix) // SIZE
-    return matrix.reshape(n, SIZE, n, SIZE)[np.arange(n), :, np.arange(n)]
-
-
-def _of_vectors(factor: Factor) -> tuple[np.ndarray, np.ndarray]:
-    """Return (inverse, metric), float32[n / 8, 8, 8]. With the feedback within a vector B = I +
-    feedback, the target is w + (compensation of the columns before) B^-1, and the metric of what
-    is left is B diag(weights) B^T.
-    """
-    b = _diagonal_blocks(factor.feedback.astype(np.float64)) + np.eye(SIZE)
-    weights = factor.weights.reshape(-1, 1, SIZE)
-    metric = (b * weights) @ b.transpose(0, 2, 1)
-    return (
-        np.ascontiguousarray(np.linalg.inv(b), dtype=np.float32),
-        np.ascontiguousarray(metric, dtype=np.float32),
-    )

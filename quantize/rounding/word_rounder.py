@@ -1,0 +1,260 @@
+"""Round rows of weights with a factor of second moments, for types that store words: IQ1_S, IQ1_M,
+IQ2_KL and trellis types.
+
+For every group of a block, the scales that may be best are tried: the words of the group are chosen
+one after another by the metric of their columns, each with the errors before it, and the scale with
+the least error is kept. Refinement moves words, then scales of blocks or rows, then words again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...errors import UnsupportedTypeError
+from ...formats.codecs.codec import decode_plain
+from ...formats.codecs.trellis import PRODUCT_FACTORS
+from ...formats.kernel import CompiledLoop, specialize, specialized_loop, unbound
+from ...formats.types import GGMLType
+from ..encode import row_encoder
+from ..search.lanes import largest_magnitude
+from ..search.trellis import SETTINGS
+from ..search.trellis import rows as trellis_rows
+from ..search.trellis.tree import CODEBOOKS, FAN, LEAF
+from . import kernels, word_kernels
+from .factor import Factor, diagonal_blocks, metric_of_words
+from .word_layout import ParityLayout, WordLayout, word_layout
+
+_TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
+# The part of the best error beyond which boxes are skipped: from 0.3 on, the held-out error of
+# mini-llama is that of an exact search within 0.5 %.
+_REACH = 0.3
+
+guess_scale = choose_d = unbound
+
+
+def _row_scales(w, weights, d):
+    """d float32[rows] = what the search of a trellis type starts with."""
+    groups = np.empty((w.shape[1] // 32, 2), dtype=np.float32)
+    own = np.empty(w.shape[1], dtype=np.float32)
+    for r in range(len(w)):
+        top = largest_magnitude(w[r])
+        d[r] = np.float32(0)
+        if top == 0:
+            continue
+        for b in range(len(groups)):
+            energy = np.float32(0)
+            for i in range(32 * b, 32 * b + 32):
+                own[i] = abs(w[r, i]) / top
+                energy += (weights[i] * own[i]) * own[i]
+            groups[b, 0] = guess_scale(own[32 * b : 32 * b + 32], weights[32 * b : 32 * b + 32])
+            groups[b, 1] = energy
+        d[r] = choose_d(groups) * top
+
+
+@functools.cache
+def _loops(
+    name: str, dim: int, parity: bool
+) -> tuple[CompiledLoop, CompiledLoop, CompiledLoop | None]:
+    """Return the compiled loops of a type: rounding, refinement, and the scales of rows."""
+    k = word_kernels
+    trellis = name in CODEBOOKS
+    names: dict[str, Any] = {"DIM": dim, "LEAF": LEAF if trellis else 0, "MAGNITUDES": False}
+    if trellis:
+        book, settings = CODEBOOKS[name], SETTINGS[name]
+        names |= settings.names(name) | {
+            "NODES": book.nodes(LEAF),
+            "FAN": FAN,
+            "REACH": _REACH,
+            "MAGNITUDES": book.magnitudes,
+        }
+        integers = settings.spread > 0
+        of_rows = {
+            "closeness": trellis_rows._closeness_of_integers
+            if integers
+            else trellis_rows._closeness_in_table,
+            "choose_trials": trellis_rows._spread_multiples
+            if integers
+            else trellis_rows._nearest_multiples,
+            "guess_scale": trellis_rows._guess_scale,
+            "choose_d": trellis_rows._choose_d,
+        }
+        for one, template in of_rows.items():
+            names[one] = specialize(template, **names)
+        names["score_one"] = specialize(k._score_one, **names)
+    names["prepare"] = specialize(k._prepare, **names)
+    if parity:
+        names["conditional"] = specialize(k._conditional, **names)
+        names["codes_in_turn"] = specialize(k._codes_in_turn, **names)
+    put = k._put_codes if parity else k._put_word
+    names["put_word"] = specialize(put, **names)
+    find = k._nearest_even if parity else k._nearest_in_tree if trellis else k._nearest_in_table
+    names["nearest"] = specialize(find, **names)
+    names["candidates"] = specialize(
+        k._candidates_by_norm if trellis else k._candidates_near, **names
+    )
+    return (
+        specialized_loop(k._round_words, **names),
+        specialized_loop(k._descend_words, **names),
+        specialized_loop(_row_scales, **names) if trellis else None,
+    )
+
+
+class WordRounder:
+    """Round rows to a plain type of words; used as `rounder.Rounder` is."""
+
+    def __init__(self, type: GGMLType, n_cols: int, factor: Factor, passes: int = 1):
+        layout = word_layout(type.name)
+        if layout is None:
+            raise UnsupportedTypeError(f"{type.name} cannot be rounded with second moments")
+        self.type, self.n_cols, self.factor, self.passes = type, n_cols, factor, passes
+        self.layout: WordLayout = layout
+        self.order = layout.order_of(n_cols)
+        if self.order is not None:
+            original, factor = factor, factor.ordered(self.order)
+            self.factor = factor
+        else:
+            original = factor
+        self.weights = factor.weights.astype(np.float32)
+        width = n_cols if type.header_bytes else type.block_size
+        self.searches = (
+            []
+            if layout.is_trellis
+            else [
+                row_encoder(type, width, original.weights[first : first + width])
+                for first in range(0, n_cols, width)
+            ]
+        )
+        self._inverse, self._metric = metric_of_words(factor, layout.dim)
+        blocks = diagonal_blocks(factor.moments.astype(np.float64), layout.dim)
+        self._inverse_moments = np.linalg.inv(blocks).astype(np.float32)
+        self._round, self._descend, self._row_scales = _loops(
+            type.name, layout.dim, isinstance(layout, ParityLayout)
+        )
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        step = max(1, _TILE_ELEMENTS // self.n_cols)
+        for start in range(0, len(x), step):
+            rows = slice(start, min(start + step, len(x)))
+            *_, out[rows] = self.stages(x[rows])
+
+    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the bytes of rows after error feedback, and after each refinement."""
+        searched = np.ascontiguousarray(x, dtype=np.float32)
+        w = searched if self.order is None else np.ascontiguousarray(searched[:, self.order])
+        layout, n, size = self.layout, self.n_cols, self.type.block_size
+        found = np.zeros((len(w), n // layout.dim), dtype=np.int64)
+        signs = np.zeros_like(found)
+        delta = np.zeros(w.shape, dtype=np.float32)
+        made = self._searched_rows(searched)
+        d = self._scales_of(made)
+        chosen = layout.chosen(made)
+        per_block = len(layout.group_bits)
+        for number, first in enumerate(range(0, n, size)):
+            t = w[:, first : first + size].copy()
+            kernels.compensate(delta, self.factor.feedback, t, first)
+            blocks = slice(number * per_block, (number + 1) * per_block)
+            if not self.type.header_bytes:
+                at = slice(number * self.type.block_bytes, (number + 1) * self.type.block_bytes)
+                piece = np.empty((len(w), self.type.block_bytes), dtype=np.uint8)
+                self.searches[number](t, piece)
+                made[:, at] = piece
+                d = self._scales_of(piece)
+                chosen[:, blocks] = layout.chosen(piece)
+            of_block = np.ascontiguousarray(chosen[:, blocks])
+            self._round(
+                w,
+                t,
+                self.factor.feedback,
+                self._inverse,
+                self._metric,
+                self.weights,
+                np.ascontiguousarray(d[:, 0]),
+                layout.factors,
+                layout.book_of,
+                layout.near,
+                *layout.tables,
+                of_block,
+                found,
+                signs,
+                delta,
+                first,
+            )
+            chosen[:, blocks] = of_block
+        made = layout.with_words(made, chosen, found, signs)
+        if layout.is_trellis:  # its scale is a guess until now
+            g = self._errors(w, made)
+            made = self._rescaled(made, g)
+            yield made
+        else:
+            yield made
+            if not self.passes:
+                return
+            g = self._errors(w, made)
+        for _ in range(self.passes):
+            made = self._moved(made, chosen, found, signs, g)
+            made = self._moved(self._rescaled(made, g), chosen, found, signs, g)
+            yield made
+
+    def _searched_rows(self, w: np.ndarray) -> np.ndarray:
+        """Return the bytes of rows with the scales of a type that has one for a row."""
+        made = np.zeros((len(w), self.type.row_bytes(self.n_cols)), dtype=np.uint8)
+        if self._row_scales is not None:
+            d = np.empty(len(w), dtype=np.float32)
+            self._row_scales(w, self.weights, d)
+            d /= np.float32(PRODUCT_FACTORS.get(self.type.name, 1.0))
+            self.layout.scale.write(self.layout.owners(made), d[:, None])
+        elif self.type.header_bytes:
+            self.searches[0](w, made)
+        return made
+
+    def _scales_of(self, made: np.ndarray) -> np.ndarray:
+        return self.layout.scale.read(self.layout.owners(made))
+
+    def _values(self, made: np.ndarray) -> np.ndarray:
+        values = decode_plain(self.type, made, self.n_cols)
+        return values if self.order is None else np.ascontiguousarray(values[:, self.order])
+
+    def _errors(self, w: np.ndarray, made: np.ndarray) -> np.ndarray:
+        g = np.empty_like(w)
+        kernels.product(w - self._values(made), self.factor.moments, g)
+        return g
+
+    def _moved(
+        self,
+        made: np.ndarray,
+        chosen: np.ndarray,
+        found: np.ndarray,
+        signs: np.ndarray,
+        g: np.ndarray,
+    ) -> np.ndarray:
+        """Return bytes with better words. g: float32[rows, n], (weights - values) H, is kept up."""
+        layout = self.layout
+        d = self._scales_of(made)
+        scales = np.repeat(d, chosen.shape[1] // d.shape[1], axis=1) * layout.factors[chosen]
+        self._descend(
+            self._values(made),
+            g,
+            self.factor.moments,
+            self._inverse_moments,
+            np.ascontiguousarray(scales, dtype=np.float32),
+            layout.book_of[chosen],
+            *layout.tables,
+            found,
+            signs,
+        )
+        return layout.with_words(made, chosen, found, signs)
+
+    def _rescaled(self, made: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """Return bytes with better scales of blocks or rows; g as in `_moved`."""
+        layout, q, made = self.layout, self._values(made), made.copy()
+        scales = self._scales_of(made)[:, :, None]
+        unit = made.copy()
+        layout.scale.write(layout.owners(unit), 1.0)
+        half = layout.scale.half
+        kernels.refit(self._values(unit)[None], scales, q, g, self.factor.moments, half)
+        layout.scale.write(layout.owners(made), scales[:, :, 0])
+        return made
