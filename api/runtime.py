@@ -169,9 +169,10 @@ def generate(
 
     - n (128, if they fit): the most tokens to generate; below 0: until the context is full.
       context: the most tokens in all, prompt included; 0: as many as needed.
-    - temperature (0.8), top_k (40), top_p (0.95), min_p (0.05), seed (0): see
-      `runtime.network.sampling`. Temperature 0 takes the most probable token each time; the same
-      seed gives the same text.
+    - temperature (0.8), top_k (40), top_p (0.95), min_p (0.05), seed (0), and the other samplers of
+      `runtime.sampling.options.SamplerOptions`. Temperature 0 takes the most probable token each
+      time; the same seed gives the same text.
+    - stop: texts that end the text before them.
     - ignore_eos: continue after tokens that end a text. special: also yield control tokens.
     - device, precision, threads, ...: see `load_model`.
 
@@ -194,10 +195,13 @@ def _generate(
     record: Generation | None,
 ) -> Iterator[str]:
     from ..formats.arguments import whole_numbers
-    from ..runtime.generate import end_tokens, generate_tokens, prompt_tokens
-    from ..runtime.tokenizer import TextStream
+    from ..runtime.generate import end_tokens, generate_tokens, plan_length, prompt_tokens
+    from ..runtime.network.sampling import GREEDY
+    from ..runtime.sampling.chain import SamplerChain
+    from ..runtime.tokenizer.stream import StopText, TextStream
 
-    sampling = options.sampling()
+    settings = options.settings()
+    sampling = settings.plain()
     with opened_model(model, load) as loaded:
         tokens = (
             prompt_tokens(loaded.tokenizer, prompt)
@@ -208,17 +212,31 @@ def _generate(
         end = frozenset() if options.ignore_eos else end_tokens(loaded)
         if record is not None:
             record.prompt_tokens = len(tokens)
+        chain = None
+        if sampling is None:
+            context, _ = plan_length(tokens, options.n, options.context, loaded.hyperparameters)
+            chain = SamplerChain(settings, loaded.tokenizer.token_bytes, context)
         following = generate_tokens(
-            loaded, tokens, options.n, sampling, context=options.context, end=end, record=record
+            loaded,
+            tokens,
+            options.n,
+            sampling or GREEDY,
+            context=options.context,
+            end=end,
+            record=record,
+            chain=chain,
         )
         if echo:  # also where the first token completes a character of the prompt
             for token in tokens:
                 if piece := stream.feed(token):
                     yield piece
+        stops = StopText(options.stop)
         for token in following:
-            if piece := stream.feed(token):
+            if piece := stops.feed(stream.feed(token)):
                 yield piece
-        if piece := stream.end():
+            if stops.found is not None:
+                return
+        if piece := stops.feed(stream.end()) + stops.end():
             yield piece
 
 

@@ -47,7 +47,9 @@ PUBLIC = {
     # Run
     "load_model": "api.runtime",
     "load_tokenizer": "api.runtime",
-    "load_chat_template": "api.chat",
+    "chat": "api.conversation",
+    "open_chat": "api.conversation",
+    "load_chat_template": "api.conversation",
     "random_model": "api.bench",
     "random_source": "api.bench",
     "write_random_model": "api.bench",

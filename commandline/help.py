@@ -38,7 +38,6 @@ ELSEWHERE = {
     "llama_completion": "generate",
     "cli": "generate",
     "run": "generate",
-    "chat": "generate",
     "ppl": "perplexity",
     "kld": "perplexity",
     "merge": "gguf-split",

@@ -121,6 +121,12 @@ COMMANDS = {
         'iqforge generate -m model-iq4_k.gguf -p "The capital of France is" -n 64',
         ranks=True,
     ),
+    "chat": Command(
+        ".runtime.commands.chat",
+        "run",
+        "talk to a model",
+        "iqforge chat -m model-iq4_k.gguf",
+    ),
     "tokenize": Command(
         ".runtime.commands.tokenize",
         "run",

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 _FLAGS = {
-    "chat mode": "-cnv --conversation -no-cnv --no-conversation -i --interactive -if"
-    " --interactive-first -mli --multiline-input -st --single-turn --in-prefix --in-suffix",
-    "stopping at a text": "-r --reverse-prompt",
-    "chat templates": "--jinja --chat-template --chat-template-file -sys --system-prompt",
+    "a dialogue without a chat template": "-i --interactive -if --interactive-first --in-prefix"
+    " --in-suffix",
     "grammars": "--grammar --grammar-file -j --json-schema --json-schema-file",
     "adapters while running": "--lora --lora-scaled --control-vector --control-vector-scaled",
     "speculative decoding": "-md --model-draft --draft --draft-max --draft-min -ngld",
     "images and audio": "--mmproj --image --audio",
     "downloading GGUF files": "-hf -hfr --hf-repo -hff --hf-file -mu --model-url",
-    "penalties for repetition": "--repeat-penalty --repeat-last-n --presence-penalty"
-    " --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length",
-    "this sampler": "--mirostat --mirostat-lr --mirostat-ent --typical --xtc-probability"
-    " --xtc-threshold --top-nsigma --samplers --sampling-seq --dynatemp-range --logit-bias -l",
     "changing the context by RoPE scaling": "--rope-scaling --rope-scale --rope-freq-base"
     " --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor -gan -gaw",
     "shifting the context": "--keep --context-shift --no-context-shift",

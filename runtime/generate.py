@@ -13,6 +13,7 @@ from ..formats.arguments import whole_number
 from ..formats.values import get
 from .model import Model
 from .network.sampling import GREEDY, Sampling, sample
+from .sampling.chain import SamplerChain
 from .state.cache import CacheSettings
 from .state.sequence import State
 from .tokenizer import Tokenizer, TokenType
@@ -22,23 +23,40 @@ log = logging.getLogger(__name__)
 
 DEFAULT_TOKENS = 128  # to generate, if the context has space for them
 
-# Control tokens that end a turn, under the names that vocabularies give them.
+# Tokens that end a turn or a text, under the names that vocabularies give them.
 _TURN_ENDS = {
     "<|eot_id|>",
     "<|eom_id|>",
+    "<|eot|>",
+    "<|eom|>",
     "<|im_end|>",
     "<|end|>",
     "<|endoftext|>",
     "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
     "<end_of_turn>",
     "<turn|>",
+    "<|end_of_turn|>",
+    "<end_of_utterance>",
+    "[|endofturn|]",
     "</s>",
+    "<eos>",
+    "<seed:eos>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "<|end_of_text|>",
     "<|user|>",
+    "<|observation|>",
     "<|END_OF_TURN_TOKEN|>",
     "<EOT>",
     "_<EOT>",
+    "< EOT >",
+    "[EOT]",
+    "[EOS]",
+    "<|EOT|>",
 }
+_ENDS_WITH_CHANNELS = {"<|return|>", "<|call|>"}  # with these, <|end|> is between two channels
 
 
 @dataclass
@@ -89,11 +107,15 @@ def end_tokens(model: Model) -> frozenset[int]:
         found.add(
             get(metadata, f"tokenizer.ggml.{name}_token_id", int, None, file=str(model.source.path))
         )
-    found |= {
-        i
+    added = (TokenType.CONTROL, TokenType.USER_DEFINED)
+    named = {
+        text: i
         for i, text in enumerate(tokenizer.tokens)
-        if text in _TURN_ENDS and tokenizer.types[i] == TokenType.CONTROL
+        if text in _TURN_ENDS and tokenizer.types[i] in added
     }
+    if named.keys() >= _ENDS_WITH_CHANNELS:
+        named.pop("<|end|>", None)
+    found |= set(named.values())
     return frozenset(token for token in found if token is not None)
 
 
@@ -138,14 +160,16 @@ def generate_tokens(
     context: int = 0,
     end: frozenset[int] = frozenset(),
     record: Generation | None = None,
+    chain: SamplerChain | None = None,
 ) -> Iterator[int]:
     """Return up to `n` tokens that follow `prompt`, including the one in `end` that stops them.
 
     n, context: see `plan_length`. settings: those of the cache, by default the model's. `record` is
-    filled in along the way. A text that may become longer than the context that the model was
-    trained for is logged as a warning. EvaluationError for tokens that do not fit or logits that
-    are not finite, UsageError for a cache that does not suit the model. Arguments and
-    memory are checked, and the warning is logged, before the first token is asked for.
+    filled in along the way. chain: samplers that draw on the host instead of `sampling`. A text
+    that may become longer than the context that the model was trained for is logged as a warning.
+    EvaluationError for tokens that do not fit or logits that are not finite, UsageError for a cache
+    that does not suit the model. Arguments and memory are checked, and the warning is logged,
+    before the first token is asked for.
     """
     n, context = None if n is None else whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))
@@ -161,10 +185,10 @@ def generate_tokens(
             trained,
         )
     state = model.new_state(context, settings)
-    return _generated(model, prompt, n, sampling, state, end, record)
+    return continued(model, prompt, n, sampling, state, end, record, chain)
 
 
-def _generated(
+def continued(
     model: Model,
     prompt: Sequence[int],
     n: int,
@@ -172,17 +196,41 @@ def _generated(
     state: State,
     end: frozenset[int],
     record: Generation,
+    chain: SamplerChain | None = None,
 ) -> Iterator[int]:
+    """Append `prompt` to the sequence of `state` and yield up to `n` tokens that follow, as
+    `generate_tokens` does. A `chain` must know the tokens before `prompt`.
+
+    `state.n_past` counts what was appended; the last token that was yielded is not.
+    """
     started = time.perf_counter()
     logits = model.extend(prompt, state)
-    first = sample(logits, sampling, state.n_past) if n > 0 else None
+    first = None
+    if chain is not None:
+        chain.accept(prompt)
+    if n > 0:
+        at = state.n_past
+        first = sample(logits, sampling, at) if chain is None else chain.sample(logits, at)
     record.prompt_seconds, started = time.perf_counter() - started, time.perf_counter()
     if first is None:
         return
-    for token in itertools.chain([first], model.follow(first, state, n - 1, sampling)):
+    if chain is None:
+        following = model.follow(first, state, n - 1, sampling)
+    else:
+        following = _drawn_on_host(model, first, state, n - 1, chain)
+    for token in itertools.chain([first], following):
         record.seconds = time.perf_counter() - started
         record.tokens.append(token)
         yield token
         if token in end:
             record.ended = True
             return
+
+
+def _drawn_on_host(
+    model: Model, token: int, state: State, n: int, chain: SamplerChain
+) -> Iterator[int]:
+    """Append `token`, then every token that the chain draws, and yield these `n` tokens."""
+    for _ in range(n):
+        token = chain.sample(model.extend([token], state), state.n_past)
+        yield token

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..formats.options import Options, option
-
-if TYPE_CHECKING:
-    from .network.sampling import Sampling
+from .sampling.options import SamplerOptions
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class PerplexityOptions(ChunkOptions):
 
 
 @dataclass(frozen=True)
-class GenerateOptions(Options):
+class GenerateOptions(SamplerOptions):
     """How text is generated."""
 
     n: int | None = option(
@@ -75,30 +72,14 @@ class GenerateOptions(Options):
         metavar="N",
         help="most tokens in all, prompt included (default: as many as needed)",
     )
-    temperature: float = option(
-        0.8,
-        "--temp",
-        "--temperature",
-        metavar="T",
-        help="0: always the most probable token",
-    )
-    top_k: int = option(40, "--top-k", metavar="K", help="the K best tokens, 0: all")
-    top_p: float = option(
-        0.95, "--top-p", metavar="P", help="the fewest tokens with probability P in all, 1: all"
-    )
-    min_p: float = option(
-        0.05,
-        "--min-p",
-        metavar="P",
-        help="tokens at least P times as probable as the best, 0: all",
-    )
-    seed: int = option(
-        0, "-s", "--seed", metavar="N", help="the same seed gives the same text, -1: any"
+    stop: tuple[str, ...] = option(
+        (),
+        "-r",
+        "--reverse-prompt",
+        kind=str,
+        many=True,
+        metavar="TEXT",
+        help="end before this text (repeatable)",
     )
     ignore_eos: bool = option(False, "--ignore-eos", help="continue after tokens that end a text")
     special: bool = option(False, "--special", help="print control tokens too")
-
-    def sampling(self) -> Sampling:
-        from .network.sampling import Sampling
-
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)

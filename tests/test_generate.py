@@ -15,7 +15,7 @@ import pytest
 import torch
 from iqforge.cli import main
 from iqforge.errors import EvaluationError, ShapeError, UsageError
-from iqforge.runtime.commands.generate import unescape
+from iqforge.runtime.commands.prompt_flags import unescape
 from iqforge.runtime.generate import (
     Generation,
     end_tokens,

@@ -40,6 +40,7 @@ from iqforge.quantize.options import (
 from iqforge.quantize.plan.changes import Changes
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.options import BenchOptions, SweepOptions
+from iqforge.runtime.chat.options import ChatOptions
 from iqforge.runtime.commands.bench_flags import OPTIONS
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.text_options import GenerateOptions, PerplexityOptions
@@ -187,6 +188,7 @@ def test_keywords_win_over_options():
     [
         ("perplexity", [LoadOptions, PerplexityOptions]),
         ("generate", [LoadOptions, GenerateOptions]),
+        ("chat", [LoadOptions, ChatOptions]),
         ("imatrix", [LoadOptions, CollectOptions, MergeOptions]),
         ("sensitivity", [LoadOptions, SensitivityOptions]),
         ("bench", [BenchOptions]),

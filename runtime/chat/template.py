@@ -9,6 +9,7 @@ special tokens, and the variables `messages`, `tools`, `documents` and `add_gene
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -27,6 +28,8 @@ from ...formats.values import Value, get
 from ..tokenizer.vocabulary import PREFIX, SpecialTokens
 
 Message = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
 
 KEY = "tokenizer.chat_template"
 _FOLDER = Path(__file__).parent / "templates"
@@ -119,6 +122,26 @@ class ChatTemplate:
         return ChatTemplateError(
             f"{printable(self.name, 200)} cannot render these messages: {printable(problem, 400)}"
         )
+
+
+def chosen_template(
+    metadata: Mapping[str, Value],
+    chosen: str | None = None,
+    has_tools: bool = False,
+    *,
+    file: str | None = None,
+) -> ChatTemplate:
+    """Return the template for a conversation: see `ChatTemplate.of_model`. A conversation with
+    tools gets the model's `tool_use` if there is one, and a model without any gets `chatml`, with a
+    warning.
+    """
+    if chosen is None and has_tools and f"{KEY}.tool_use" in metadata:
+        chosen = "tool_use"
+    found = ChatTemplate.of_model(metadata, chosen, file=file)
+    if found is None:
+        log.warning("%s has no chat template; using chatml", printable(file or "the model", 400))
+        found = ChatTemplate(named_template("chatml"), special_texts(metadata, file), name="chatml")
+    return found
 
 
 def template_names() -> list[str]:

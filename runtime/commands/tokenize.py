@@ -9,7 +9,7 @@ import sys
 
 from ...errors import EvaluationError, NotFoundError, UsageError, utf_8
 from .flags import add_model_flag
-from .generate import unescape
+from .prompt_flags import unescape
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

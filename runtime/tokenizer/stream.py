@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 
 from .tokenizer import Tokenizer
 from .vocabulary import TokenType
@@ -34,3 +35,39 @@ class TextStream:
     def end(self) -> str:
         """Return what is left of a character that never became whole."""
         return self._decoder.decode(b"", final=True)
+
+
+class StopText:
+    """Ends a text before the first of the `stops`. What could begin one of them is held back."""
+
+    def __init__(self, stops: Sequence[str]):
+        self.stops = [stop for stop in stops if stop]
+        self.found: str | None = None
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Return the text that is certain not to belong to a stop; nothing after one is found."""
+        if self.found is not None:
+            return ""
+        text = self._held + text
+        places = [(text.find(stop), stop) for stop in self.stops if stop in text]
+        if places:
+            at, self.found = min(places)
+            self._held = ""
+            return text[:at]
+        kept = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def end(self) -> str:
+        """Return what was held back: the text has ended."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of `text` begin `stop`."""
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0

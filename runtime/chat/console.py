@@ -1,0 +1,315 @@
+"""The dialogue on a terminal: lines in, commands, answers out."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ...errors import EvaluationError, IqforgeError, NotFoundError, UsageError, printable
+from ...formats.options import did_you_mean
+from .session import Answer, ChatSession
+from .template import Message
+
+COMMANDS = {
+    "/help": "list these commands",
+    "/clear": "start over (the system message stays)",
+    "/regen": "answer the last message again, with another seed",
+    "/system TEXT": "set the system message and start over",
+    "/read FILE": "send the text of a file",
+    "/save FILE": "write the conversation as JSON",
+    "/load FILE": "continue a conversation that was saved",
+    "/exit": "leave (also Ctrl-D)",
+}
+_WITH_VALUE = {name.split()[0] for name in COMMANDS if " " in name}
+_PROMPT, _MORE = "> ", ". "
+_QUOTES = '"""'
+
+
+class Console:
+    """Reads messages from standard input, and prints what the model answers.
+
+    messages: a conversation to start with. n: the most tokens of an answer. multiline: a message
+    ends with a line that ends with a backslash, instead of continuing there.
+    """
+
+    def __init__(
+        self,
+        session: ChatSession,
+        messages: Sequence[Message] = (),
+        *,
+        n: int | None = None,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        multiline: bool = False,
+        timings: bool = False,
+    ):
+        self.session, self.messages = session, list(messages)
+        self.n, self.multiline, self.timings = n, multiline, timings
+        self.context = {"tools": tools, "documents": documents}
+        self._variant = 0  # of the answer to the same message
+        self._is_terminal = sys.stdin.isatty()
+        if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may not be UTF-8
+            sys.stdin.reconfigure(errors="replace")
+
+    def run(self, first: str | None = None, *, once: bool = False) -> None:
+        """Converse until the input ends; with `once` until the first answer. first: the message to
+        begin with.
+        """
+        if first is not None:
+            self.say(first)
+        elif self.messages and self.messages[-1].get("role") in ("user", "tool"):
+            self.answer()
+        if once and (first is not None or self._answered):
+            return
+        for text in self._inputs():
+            if text.startswith("/") and not text.startswith("//"):
+                try:
+                    if not self.command(text):
+                        return
+                except IqforgeError as error:
+                    self._note(f"error: {error}")
+            elif text.strip():
+                self.say(text[1:] if text.startswith("//") else text)
+            if once and self._answered:
+                return
+
+    @property
+    def _answered(self) -> bool:
+        return bool(self.messages) and self.messages[-1].get("role") == "assistant"
+
+    def say(self, text: str) -> None:
+        """Send a message of the user."""
+        self._variant = 0
+        self.messages.append({"role": "user", "content": text})
+        if not self.answer():
+            self.messages.pop()
+
+    def answer(self) -> bool:
+        """Print the model's answer to the messages, and append it to them. False if there is none,
+        as they do not fit the context or the template refuses them.
+        """
+        record = Answer()
+        seed = (self.session.settings.seed + self._variant) % 2**64
+        try:
+            with _interruptible() as interrupted:
+                for piece in self.session.answer(
+                    self.messages,
+                    self.n,
+                    record=record,
+                    seed=seed,
+                    interrupted=interrupted,
+                    **self.context,
+                ):
+                    print(piece, end="", flush=True)
+        except IqforgeError as error:
+            self._note(f"error: {error}")
+            return False
+        print(flush=True)
+        why = {
+            "interrupted": "interrupted",
+            "context": f"the context of {self.session.context} tokens is full, and the answer is"
+            " cut: /clear starts over, -c N allocates a larger one",
+        }
+        if record.reason in why:
+            self._note(why[record.reason])
+        if self.timings:
+            self._note(_timings(record))
+        self.messages.append(_message(record.text))
+        return True
+
+    def command(self, text: str) -> bool:
+        """Run a command; False for the one that ends the dialogue."""
+        name, _, value = text.partition(" ")
+        value = value.strip()
+        known = [command.split()[0] for command in COMMANDS]
+        if name not in (*known, "/quit", "/regenerate"):
+            hint = did_you_mean(name, [one.lstrip("/") for one in known])
+            hint = hint.replace("'", "'/", 1) or "; /help lists them"
+            raise UsageError(f"'{printable(name, 40)}' is not a command{hint}")
+        if (name in _WITH_VALUE) != bool(value):
+            wanted = next(one for one in COMMANDS if one.split()[0] == name)
+            raise UsageError(f"expected {wanted}")
+        if name in ("/exit", "/quit"):
+            return False
+        if name == "/help":
+            for command, help in COMMANDS.items():
+                print(f"  {command:<14}{help}")
+            print(f"  {_QUOTES:<14}begins and ends a message of several lines")
+            print("  \\             at the end of a line continues the message; // sends a /")
+        elif name == "/clear":
+            self._start_over(self.messages[:1])
+        elif name == "/system":
+            self._start_over([{"role": "system", "content": value}])
+        elif name in ("/regen", "/regenerate"):
+            self._regenerate()
+        elif name == "/read":
+            self.say(_text_of(value))
+        elif name == "/save":
+            self._save(Path(value))
+        elif name == "/load":
+            self.messages = read_messages(value)
+            self._note(f"{len(self.messages)} messages")
+        return True
+
+    def _start_over(self, messages: list[Message]) -> None:
+        self.messages = [one for one in messages if one.get("role") == "system"]
+        self._variant = 0
+
+    def _regenerate(self) -> None:
+        if not self._answered:
+            raise UsageError("there is no answer yet")
+        last = self.messages.pop()
+        self._variant += 1
+        if self.session.settings.temperature == 0:
+            self._note("the temperature is 0: the answer is the same")
+        if not self.answer():
+            self.messages.append(last)
+
+    def _save(self, path: Path) -> None:
+        text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot be written: {error.strerror}", file=path) from None
+        self._note(f"{len(self.messages)} messages written to {printable(path, 400)}")
+
+    def _inputs(self) -> Iterator[str]:
+        """Yield what is typed, until the input ends. Ctrl-C drops a line; twice in a row ends."""
+        interrupted = False
+        while True:
+            try:
+                text = self._read()
+            except KeyboardInterrupt:
+                if interrupted or not self._is_terminal:
+                    raise
+                interrupted = True
+                print(flush=True)
+                self._note("Ctrl-C again, Ctrl-D or /exit ends the conversation")
+                continue
+            except EOFError:
+                if self._is_terminal:
+                    print(flush=True)
+                return
+            interrupted = False
+            yield text
+
+    def _read(self) -> str:
+        """Return one message. EOFError at the end of the input."""
+        lines: list[str] = []
+        quoted = False
+        while True:
+            try:
+                line = self._line(_MORE if lines or quoted else _PROMPT)
+            except EOFError:
+                if lines:
+                    return "\n".join(lines)
+                raise
+            if not lines and not quoted and line.startswith("/"):
+                return line
+            if not lines and not quoted and line.startswith(_QUOTES):
+                quoted, line = True, line[len(_QUOTES) :]
+                if not line:
+                    continue
+            if quoted:
+                if line.endswith(_QUOTES):
+                    return "\n".join([*lines, line.removesuffix(_QUOTES)]).rstrip("\n")
+                lines.append(line)
+                continue
+            ends_with_mark = line.endswith("\\")
+            lines.append(line[:-1] if ends_with_mark else line)
+            if ends_with_mark == self.multiline:
+                return "\n".join(lines)
+
+    def _line(self, prompt: str) -> str:
+        if self._is_terminal:
+            return input(prompt)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.removesuffix("\n")
+
+    def _note(self, text: str) -> None:
+        print(f"[{text}]", file=sys.stderr, flush=True)
+
+
+def read_messages(path: str) -> list[Message]:
+    """Return the messages of a JSON file: a list of objects with a role, passed on as they are."""
+    found = read_json(path)
+    if isinstance(found, dict) and "messages" in found:
+        found = found["messages"]
+    if not isinstance(found, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) for one in found
+    ):
+        raise EvaluationError("expected a list of messages, each with a role", file=path)
+    return found
+
+
+def read_list(path: str) -> list[Any]:
+    """Return the list in a JSON file, such as tools."""
+    found = read_json(path)
+    if not isinstance(found, list):
+        raise EvaluationError("expected a list", file=path)
+    return found
+
+
+def read_json(path: str) -> Any:
+    """Return what is in a JSON file."""
+    try:
+        return json.loads(_text_of(path))
+    except json.JSONDecodeError as error:
+        raise EvaluationError(f"is not JSON: line {error.lineno}: {error.msg}", file=path) from None
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFoundError("no such file", file=path) from None
+    except UnicodeDecodeError as error:
+        raise EvaluationError("the text is not UTF-8", file=path, offset=error.start) from None
+    except OSError as error:
+        raise EvaluationError(f"cannot be read: {error.strerror}", file=path) from None
+
+
+def _message(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _timings(answer: Answer) -> str:
+    generation = answer.generation
+    new = generation.prompt_tokens - answer.reused
+    return (
+        f"prompt: {new} new tokens, {answer.reused} in the cache,"
+        f" {generation.prompt_seconds:.2f} s; generated: {len(generation.tokens)} tokens,"
+        f" {generation.per_second:.2f} tokens/s"
+    )
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Within this context, Ctrl-C makes the function that it gives return True; the second one is a
+    KeyboardInterrupt.
+    """
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,295 @@
+"""A conversation with a model, whose cache keeps what the next turn begins with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...errors import EvaluationError, UsageError
+from ..generate import Generation, continued, end_tokens
+from ..model import Model
+from ..network.sampling import GREEDY
+from ..sampling.chain import Constraint, SamplerChain
+from ..sampling.settings import SamplerSettings
+from ..state.sequence import Snapshot
+from ..tokenizer.stream import StopText, TextStream
+from ..tokenizer.tokenizer import Tokenizer
+from ..weights.hyperparameters import Hyperparameters
+from .options import ChatOptions
+from .template import ChatTemplate, Message, chosen_template
+
+MOST_CONTEXT = 8192  # that is allocated without being asked for
+
+
+@dataclass
+class Answer:
+    """What happened while a model answered.
+
+    reason: "end" of the turn, a "stop" text, the most tokens that were asked for ("length"), a full
+    "context", or "interrupted". reused: tokens of the prompt that were in the cache.
+    """
+
+    text: str = ""
+    reason: str = ""
+    reused: int = 0
+    generation: Generation = field(default_factory=lambda: Generation(0))
+
+
+def conversation_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of what a template made: texts of control tokens become these tokens, and
+    BOS is in front once if the model wants it.
+    """
+    special = tokenizer.special
+    tokens = tokenizer.encode(text, add_special=False, parse_special=True)
+    if special.add_bos and special.bos is not None and tokens[:1] != [special.bos]:
+        tokens.insert(0, special.bos)
+    return tokens
+
+
+def chat_context(hyperparameters: Hyperparameters, context: int) -> int:
+    """Return the tokens of a conversation to allocate: `context`, or a default if it is 0."""
+    if context > 0:
+        return context
+    return min(hyperparameters.integer("context_length", MOST_CONTEXT), MOST_CONTEXT)
+
+
+class ChatSession:
+    """One sequence of `model` that answers conversations.
+
+    Consecutive calls of `answer` evaluate only what differs from the sequence so far, such as the
+    last message. context: its most tokens; 0 for a default. template: else the model's own.
+    variables: what the template is given besides messages, such as `enable_thinking`. constraint:
+    returns, for every answer, what it has to look like.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        template: ChatTemplate,
+        settings: SamplerSettings | None = None,
+        *,
+        context: int = 0,
+        stop: Sequence[str] = (),
+        special: bool = False,
+        ignore_eos: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        constraint: Callable[[], Constraint] | None = None,
+    ):
+        self.model, self.template = model, template
+        self.settings = settings or SamplerSettings()
+        self.stop, self.special, self.variables = tuple(stop), special, dict(variables or {})
+        self.context = chat_context(model.hyperparameters, context)
+        self.end = frozenset() if ignore_eos else end_tokens(model)
+        self._constraint = constraint
+        self._state = model.new_state(self.context)
+        self._tokens: list[int] = []  # that the state has
+        self._snapshot: Snapshot | None = None
+
+    @classmethod
+    def with_options(
+        cls,
+        model: Model,
+        options: ChatOptions,
+        *,
+        template: ChatTemplate | None = None,
+        has_tools: bool = False,
+    ) -> ChatSession:
+        """Return a session as `options` say. template: if it has been read already."""
+        metadata, file = model.source.metadata, str(model.source.path)
+        return cls(
+            model,
+            template or chosen_template(metadata, options.chat_template, has_tools, file=file),
+            options.settings(),
+            context=options.context,
+            stop=options.stop,
+            special=options.special,
+            ignore_eos=options.ignore_eos,
+            variables=options.variables(),
+        )
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """Return the text of a conversation. A system message goes into the first message of the
+        user if the template has no place for it.
+        """
+        if messages and messages[0].get("role") == "system" and not self.template.keeps_system:
+            messages = _without_system(messages)
+        return self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, **self.variables | variables
+        )
+
+    def tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """Return the tokens of a conversation, up to where the answer begins."""
+        return conversation_tokens(self.model.tokenizer, self.render(messages, **variables))
+
+    def answer(
+        self,
+        messages: Sequence[Message],
+        n: int | None = None,
+        *,
+        record: Answer | None = None,
+        seed: int | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
+        **variables: Any,
+    ) -> Iterator[str]:
+        """Return the model's answer to a conversation, in pieces as it comes; `record` gets the
+        rest.
+
+        n: the most tokens; None or negative: until the context is full. interrupted: is asked
+        before every token whether to end. Raise EvaluationError for a conversation that does not
+        fit the context, ChatTemplateError for one that the template refuses.
+        """
+        record = record if record is not None else Answer()
+        tokens = self.tokens(messages, **variables)
+        free = self.context - len(tokens)
+        if free < 1:
+            raise EvaluationError(
+                f"the conversation has {len(tokens)} tokens, and the context {self.context}: start"
+                " over, or allocate a larger one (-c)"
+            )
+        stable = self._stable(messages, tokens, variables)
+        return self._answered(tokens, stable, free, n, record, seed, interrupted)
+
+    def clear(self) -> None:
+        """Forget the sequence. Not needed for a new conversation, which replaces the old one."""
+        self._state.clear()
+        self._tokens, self._snapshot = [], None
+
+    def _answered(
+        self,
+        tokens: list[int],
+        stable: int,
+        free: int,
+        n: int | None,
+        record: Answer,
+        seed: int | None,
+        interrupted: Callable[[], bool],
+    ) -> Iterator[str]:
+        limit = free if n is None or n < 0 else min(n, free)
+        generation = record.generation = Generation(len(tokens))
+        settings = self.settings if seed is None else replace(self.settings, seed=seed)
+        stream = TextStream(self.model.tokenizer, self.special)
+        stops, record.reason = StopText(self.stop), "interrupted"
+        started = time.perf_counter()
+        try:
+            record.reused = self._reuse(tokens)
+            if not self._evaluate(tokens, stable, interrupted):
+                return
+            before = time.perf_counter() - started
+            chain = self._chain(settings, tokens)
+            rest = tokens[self._state.n_past :]
+            plain = settings.plain() or GREEDY
+            following = continued(
+                self.model, rest, limit, plain, self._state, self.end, generation, chain
+            )
+            for token in following:
+                self._tokens = (tokens + generation.tokens)[: self._state.n_past]
+                if token in self.end and not self.special:
+                    continue
+                if piece := stops.feed(stream.feed(token)):
+                    record.text += piece
+                    yield piece
+                if stops.found is not None or interrupted():
+                    break
+            generation.prompt_seconds += before
+            record.reason = self._reason(generation, stops, limit, free, interrupted)
+            if stops.found is None and (piece := stops.feed(stream.end()) + stops.end()):
+                record.text += piece
+                yield piece
+        finally:
+            kept = (tokens + generation.tokens)[: self._state.n_past]
+            self._tokens = kept if len(kept) == self._state.n_past else []
+
+    def _reason(
+        self,
+        generation: Generation,
+        stops: StopText,
+        limit: int,
+        free: int,
+        interrupted: Callable[[], bool],
+    ) -> str:
+        if stops.found is not None:
+            return "stop"
+        if generation.ended:
+            return "end"
+        if len(generation.tokens) >= limit:
+            return "context" if limit == free else "length"
+        return "interrupted" if interrupted() else "end"
+
+    def _chain(self, settings: SamplerSettings, tokens: list[int]) -> SamplerChain | None:
+        """Return the samplers of an answer, which know the tokens in the cache; None if a kernel or
+        `network.sampling` draws.
+        """
+        constraint = None if self._constraint is None else self._constraint()
+        if constraint is None and settings.plain() is not None:
+            return None
+        token_bytes = self.model.tokenizer.token_bytes
+        chain = SamplerChain(settings, token_bytes, self.context, constraint)
+        chain.accept(tokens[: self._state.n_past])
+        return chain
+
+    def _reuse(self, tokens: list[int]) -> int:
+        """Cut the sequence back to what it has in common with `tokens`; return how much that is. At
+        least one token stays to be evaluated.
+        """
+        common = min(_common(self._tokens, tokens), len(tokens) - 1)
+        if len(self._tokens) != self._state.n_past:  # an error has come between
+            self.clear()
+            return 0
+        try:
+            self._state.truncate(common)
+        except UsageError:  # a recurrent state, or a window that has moved on
+            snapshot = self._snapshot
+            if snapshot is None or snapshot.n_past > common:
+                self.clear()
+                return 0
+            self._state.restore(snapshot)
+        self._tokens = self._tokens[: self._state.n_past]
+        return self._state.n_past
+
+    def _stable(self, messages: Sequence[Message], tokens: list[int], variables: Any) -> int:
+        """Return where to take a snapshot, if the sequence cannot simply be cut back: the tokens
+        that the next turn of this conversation has as well, whatever the answer is.
+        """
+        layers = [layer for layer in self._state.layers if layer is not None]
+        if all(layer.by_position for layer in layers) and not any(self._state.tables):
+            return 0
+        text = self.render(messages, add_generation_prompt=False, **variables)
+        return _common(conversation_tokens(self.model.tokenizer, text), tokens[:-1])
+
+    def _evaluate(self, tokens: list[int], stable: int, interrupted: Callable[[], bool]) -> bool:
+        """Evaluate all pieces of a long prompt but the last; False if that was interrupted."""
+        ubatch = self.model.ubatch
+        while True:
+            done = self._state.n_past
+            stop = stable if done < stable else len(tokens) - 1
+            stop = min(stop, done + ubatch)
+            if stop <= done or (done >= stable and len(tokens) - done <= ubatch):
+                return True
+            if interrupted():
+                return False
+            self.model.extend(tokens[done:stop], self._state)
+            self._tokens = tokens[: self._state.n_past]
+            if stop == stable:
+                self._snapshot = self._state.snapshot()
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two lists begin with in common."""
+    for i, (x, y) in enumerate(zip(a, b)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose system message is in front of the first one of the user."""
+    system, rest = messages[0], list(messages[1:])
+    for i, message in enumerate(rest):
+        if message.get("role") == "user" and isinstance(message.get("content"), str):
+            rest[i] = {**message, "content": f"{system['content']}\n\n{message['content']}"}
+            return rest
+    return [{"role": "user", "content": system["content"]}, *rest]

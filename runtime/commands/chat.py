@@ -1,0 +1,128 @@
+"""`iqforge chat`: a conversation with a model."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import sys
+from dataclasses import replace
+
+from ...errors import UsageError, utf_8
+from ..chat.options import ChatOptions
+from ..parallel.modes import has_ranks
+from .flags import add_load_flags, add_model_flag, open_model
+from .prompt_flags import prompt_text, unescape
+from .sampler_flags import ANSWER_FIELDS, add_sampler_flags
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Talk to a model. Messages become text by the model's chat template. The cache keeps what"
+        " was said, so that a turn only evaluates what is new. Ctrl-C stops an answer. A backslash"
+        ' at the end of a line continues it, """ begins and ends a message of several lines, and'
+        " /help lists commands."
+    )
+    add_model_flag(parser)
+    parser.add_argument(
+        "-p", "--prompt", type=utf_8, metavar="TEXT", help="the first message of the user"
+    )
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", help="a UTF-8 file with the first message of the user"
+    )
+    add_chat_flags(parser)
+    ChatOptions.add_flags(parser, only=ANSWER_FIELDS)
+    parser.add_argument(
+        "--no-escape", action="store_true", help="take backslashes in -p and -sys as they are"
+    )
+    add_sampler_flags(parser)
+    add_load_flags(parser)
+
+
+def add_chat_flags(parser: argparse._ActionsContainer) -> None:
+    """Add the flags that only conversations have."""
+    ChatOptions.add_flags(parser, only=("system", "chat_template", "chat_template_kwargs"))
+    parser.add_argument("--jinja", action="store_true", help=argparse.SUPPRESS)  # always so
+    parser.add_argument(
+        "--messages",
+        metavar="FILE",
+        help="a conversation to continue: a JSON list of messages, of tools too",
+    )
+    parser.add_argument(
+        "--tools", metavar="FILE", help="a JSON list of tools, which the template is given"
+    )
+    parser.add_argument(
+        "--documents", metavar="FILE", help="a JSON list of documents, which the template is given"
+    )
+    parser.add_argument(
+        "-st", "--single-turn", action="store_true", help="end after the first answer"
+    )
+    parser.add_argument(
+        "-mli",
+        "--multiline-input",
+        action="store_true",
+        help="a backslash at the end of a line ends the message instead of continuing it",
+    )
+
+
+CHAT_FLAGS = {
+    "system": "-sys",
+    "chat_template": "--chat-template",
+    "chat_template_kwargs": "--chat-template-kwargs",
+    "messages": "--messages",
+    "tools": "--tools",
+    "documents": "--documents",
+    "single_turn": "-st",
+    "multiline_input": "-mli",
+}
+
+
+def run(args: argparse.Namespace, api) -> int:
+    from ..chat.console import Console, read_list, read_messages
+    from ..chat.session import ChatSession, chat_context
+    from ..chat.template import chosen_template
+    from ..weights.hyperparameters import Hyperparameters
+
+    options = ChatOptions.from_flags(args)
+    if options.seed == -1:
+        options = replace(options, seed=secrets.randbits(32))
+    if options.system is not None and not args.no_escape:
+        options = replace(options, system=unescape(options.system))
+    options.settings()  # their errors before the model is opened
+    options.variables()
+    if has_ranks(args.split_mode):
+        raise UsageError(f"-sm {args.split_mode} does not go together with a conversation")
+    first = prompt_text(args, needed=False)
+    messages = options.with_system(read_messages(args.messages) if args.messages else [])
+    tools = read_list(args.tools) if args.tools else None
+    documents = read_list(args.documents) if args.documents else None
+    source = api.open_source(args.model)
+    try:
+        file = str(source.path)
+        template = chosen_template(source.metadata, options.chat_template, bool(tools), file=file)
+        context = chat_context(Hyperparameters(source.metadata, file), options.context)
+    except BaseException:
+        source.close()
+        raise
+    with open_model(args, api, source=source, context=context) as model:
+        session = ChatSession.with_options(model, options, template=template)
+        console = Console(
+            session,
+            messages,
+            n=options.n,
+            tools=tools,
+            documents=documents,
+            multiline=args.multiline_input,
+            timings=args.verbose,
+        )
+        if sys.stdin.isatty() and not args.single_turn:
+            _edit_lines()
+            print("/help lists commands, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
+        console.run(first, once=args.single_turn)
+    return 0
+
+
+def _edit_lines() -> None:
+    """Let the terminal edit lines and recall earlier ones, where Python can."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  importing it is what turns it on

@@ -1,0 +1,46 @@
+"""The prompt that -p or -f gives. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from ...errors import UsageError, printable
+
+_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
+
+
+def prompt_text(args: argparse.Namespace, *, needed: bool = True) -> str | None:
+    """Return the text of -p, or of the file of -f. None without either, unless one is needed."""
+    if (args.prompt is not None and args.file is not None) or (
+        needed and args.prompt is None and args.file is None
+    ):
+        raise UsageError(f"{'either' if needed else 'only one of'} -p PROMPT or -f FILE is needed")
+    if args.prompt is not None:
+        return args.prompt if args.no_escape else unescape(args.prompt)
+    if args.file is None:
+        return None
+    from ..evaluate.chunks import read_text
+
+    return read_text(args.file)
+
+
+def unescape(text: str) -> str:
+    r"""Replace \n, \r, \t, \", \', \\ and \xHH by what they stand for; other backslashes stay.
+
+    \xHH is a byte of UTF-8, as in the reference. UsageError for bytes that are none.
+    """
+
+    def meant(found: re.Match[bytes]) -> bytes:
+        return _ESCAPES[found[1]] if found[1] else bytes.fromhex(found[2].decode())
+
+    replaced = re.sub(
+        rb"\\(?:([nrt'\"\\])|x([0-9a-fA-F]{2}))", meant, text.encode("utf-8", "surrogatepass")
+    )
+    try:
+        return replaced.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the text is not UTF-8 at byte {error.start}:"
+            f" {printable(replaced[error.start : error.end], 40)}"
+        ) from None

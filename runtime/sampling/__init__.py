@@ -1,0 +1,1 @@
+"""Samplers on the host: from the logits of a position and a history to the next token."""

@@ -1,0 +1,197 @@
+"""Which samplers run, in which order, and their values. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import UsageError, printable
+from ...formats.options import did_you_mean
+
+if TYPE_CHECKING:
+    from ..network.sampling import Sampling
+
+# In the default order, with the letters of --sampling-seq.
+SAMPLERS = {
+    "penalties": "e",
+    "dry": "d",
+    "top_n_sigma": "s",
+    "top_k": "k",
+    "typ_p": "y",
+    "top_p": "p",
+    "min_p": "m",
+    "xtc": "x",
+    "temperature": "t",
+}
+DEFAULT_ORDER = tuple(SAMPLERS)
+BREAKERS = ("\n", ":", '"', "*")
+_OTHER_NAMES = {
+    "typical": "typ_p",
+    "typical_p": "typ_p",
+    "typ": "typ_p",
+    "nucleus": "top_p",
+    "temp": "temperature",
+    "top_nsigma": "top_n_sigma",
+}
+_PLAIN = ("top_k", "top_p", "min_p", "temperature")  # what kernels compute, in their order
+_LEAST = 0  # the smallest value of most numbers
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """Values of all samplers, with the names and defaults of llama-cli. Those that are neutral do
+    nothing.
+
+    temperature 0 always takes the most probable of the tokens that are left. UsageError for values
+    outside of their range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int = 0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_breakers: tuple[str, ...] = BREAKERS
+    mirostat: int = 0
+    mirostat_lr: float = 0.1
+    mirostat_ent: float = 5.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    order: tuple[str, ...] = DEFAULT_ORDER
+
+    def __post_init__(self):
+        for name, low, high in (
+            ("temperature", 0, None),
+            ("top_k", 0, None),
+            ("min_p", 0, 1),
+            ("typical_p", 0, 1),
+            ("xtc_probability", 0, 1),
+            ("xtc_threshold", 0, 1),
+            ("dynatemp_range", 0, None),
+            ("repeat_last_n", -1, None),
+            ("dry_multiplier", 0, None),
+            ("dry_allowed_length", 0, None),
+            ("dry_penalty_last_n", -1, None),
+            ("mirostat", 0, 2),
+            ("mirostat_ent", 0, None),
+            ("seed", 0, 2**64 - 1),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value and (high is None or value <= high)):
+                expected = f"{low} or more" if high is None else f"{low} to {high}"
+                raise UsageError(f"{name} is {value}, expected {expected}")
+        for name in (
+            "repeat_penalty",
+            "frequency_penalty",
+            "presence_penalty",
+            "dynatemp_exponent",
+            "top_n_sigma",
+            "dry_base",
+            "mirostat_lr",
+        ):
+            if not math.isfinite(getattr(self, name)):
+                raise UsageError(f"{name} is {getattr(self, name)}, expected a number")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
+        if self.repeat_penalty <= 0:
+            raise UsageError(f"repeat_penalty is {self.repeat_penalty}, expected more than 0")
+        if any(math.isnan(bias) for _, bias in self.logit_bias):
+            raise UsageError("a logit bias is not a number")
+
+    def plain(self) -> Sampling | None:
+        """Return the settings of the draw that a GPU's kernels make, if nothing else has an effect;
+        None if the samplers have to run on the host.
+        """
+        from ..network.sampling import Sampling
+
+        if self.mirostat or self.logit_bias or self.dynatemp_range > 0:
+            return None
+        used = [name for name in self.order if self.has_effect(name)]
+        places = [_PLAIN.index(name) if name in _PLAIN else -1 for name in used]
+        if -1 in places or places != sorted(set(places)):
+            return None
+        return Sampling(
+            self.temperature if "temperature" in self.order else 1.0,
+            self.top_k if "top_k" in used else 0,
+            self.top_p if "top_p" in used else 1.0,
+            self.min_p if "min_p" in used else 0.0,
+            self.seed,
+        )
+
+    def has_effect(self, name: str) -> bool:
+        """Return whether a sampler can change anything with these values."""
+        return {
+            "penalties": self.repeat_last_n != 0
+            and (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0),
+            "dry": self.dry_multiplier > 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0,
+            "top_n_sigma": self.top_n_sigma > 0,
+            "top_k": self.top_k > 0,
+            "typ_p": self.typical_p < 1,
+            "top_p": self.top_p < 1,
+            "min_p": self.min_p > 0,
+            "xtc": self.xtc_probability > 0 and self.xtc_threshold <= 0.5,
+            "temperature": True,
+        }[name]
+
+
+def sampler_order(names: str) -> tuple[str, ...]:
+    """Return the samplers of a text such as "top_k;temperature", in that order."""
+    found = []
+    for word in names.split(";"):
+        name = re.sub(r"[-\s]", "_", word.strip().lower())
+        name = _OTHER_NAMES.get(name, name)
+        if not name:
+            continue
+        if name not in SAMPLERS:
+            hint = did_you_mean(name, SAMPLERS) or f"; samplers are {', '.join(SAMPLERS)}"
+            raise UsageError(f"'{printable(word, 40)}' is not a sampler{hint}")
+        found.append(name)
+    return tuple(found)
+
+
+def sampler_sequence(letters: str) -> tuple[str, ...]:
+    """Return the samplers of letters such as "kt", in that order."""
+    by_letter = {letter: name for name, letter in SAMPLERS.items()}
+    for letter in letters:
+        if letter not in by_letter:
+            known = ", ".join(f"{letter} {name}" for name, letter in SAMPLERS.items())
+            raise UsageError(f"'{printable(letter, 4)}' is not a sampler; letters are {known}")
+    return tuple(by_letter[letter] for letter in letters)
+
+
+def read_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    """Return (token, bias) of texts such as "15043+1" and "29871-inf". Biases of one token add
+    up.
+    """
+    found: dict[int, float] = {}
+    for text in texts:
+        parts = re.fullmatch(r"(\d+)([+-].+)", text.strip())
+        try:
+            if parts is None:
+                raise ValueError
+            token, bias = int(parts[1]), float(parts[2])
+        except ValueError:
+            raise UsageError(
+                f"logit bias '{printable(text, 60)}': expected a token id and a bias, such as"
+                " 15043+1 or 15043-inf"
+            ) from None
+        if math.isnan(bias) or bias == math.inf:
+            raise UsageError(f"logit bias '{printable(text, 60)}': expected a number or -inf")
+        found[token] = found.get(token, 0.0) + bias
+    return tuple(found.items())
