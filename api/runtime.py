@@ -33,6 +33,7 @@ def measure_perplexity(
     load: LoadOptions | None = None,
     progress: ProgressCallback | None = None,
     on_chunk: Callable[[int, Statistics], None] | None = None,
+    against: PathLike | Model | None = None,
     **keywords: Any,
 ) -> Perplexity | Divergence:
     """Measure the perplexity of `model` on `text` over chunks of n_ctx tokens.
@@ -48,6 +49,9 @@ def measure_perplexity(
     - kl_divergence_base: a file that the predictions are saved to. With kl_divergence the model is
       compared with the predictions in that file, on its text (`text` may be None); on_chunk is
       called with (chunk, statistics so far).
+    - kl_divergence_compact: save a tenth of that; see `runtime.evaluate.compact_base`.
+    - against: a model, or its path, that is evaluated at the same time and compared with, without
+      a base file.
     - device, precision, threads, ...: see `load_model`.
 
     Results have `.perplexity` and `.uncertainty`, a divergence also `.mean_kld` and `.statistics`.
@@ -60,6 +64,10 @@ def measure_perplexity(
         measure_perplexity, model, keywords, PerplexityOptions, options, load
     )
     base, batch = options.kl_divergence_base, options.tokens_per_pass(load.ubatch)
+    if against is not None and (base is not None or options.kl_divergence or options.ppl_stride):
+        raise UsageError("against needs no base file, and cannot be given with ppl_stride")
+    if options.kl_divergence_compact and (base is None or options.kl_divergence):
+        raise UsageError("kl_divergence_compact is for a base file that is written")
     if options.kl_divergence:
         if base is None:
             raise UsageError("kl_divergence needs kl_divergence_base")
@@ -75,6 +83,18 @@ def measure_perplexity(
     if text is None:
         raise UsageError("a text is needed")
     content, path = text_of(text)
+    if against is not None:
+        with opened_model(against, load) as other, opened_model(model, load) as loaded:
+            return divergence.measure_divergence_between(
+                loaded,
+                other,
+                content,
+                n_ctx=options.n_ctx,
+                chunks=options.chunks,
+                batch_tokens=batch,
+                progress=progress,
+                on_chunk=on_chunk,
+            )
     if options.ppl_stride:
         if base is not None:
             raise UsageError("a base file has no windows that overlap: it cannot have ppl_stride")
@@ -100,6 +120,7 @@ def measure_perplexity(
             chunks=options.chunks,
             batch_tokens=batch,
             save_logits=base if loaded.is_first else None,
+            compact=options.kl_divergence_compact,
             progress=progress,
         )
 

@@ -42,6 +42,11 @@ class PerplexityOptions(ChunkOptions):
     kl_divergence: bool = option(
         False, "--kl-divergence", help="compare with the base file instead of writing it"
     )
+    kl_divergence_compact: bool = option(
+        False,
+        "--kl-divergence-compact",
+        help="write a base file of a tenth of the size, from which KL divergence is estimated",
+    )
     ppl_stride: int = option(
         0,
         "--ppl-stride",

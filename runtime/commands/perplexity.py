@@ -36,12 +36,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure perplexity over chunks of a text, or of several. With --kl-divergence-base F alone"
         " the predictions are also saved to F. With --kl-divergence they are compared with those"
-        " saved in F, on the text that F holds. --hellaswag, --winogrande and --multiple-choice"
+        " saved in F, on the text that F holds. --kl-divergence-against BASE compares two models"
+        " without a file. --hellaswag, --winogrande and --multiple-choice"
         " count right answers in a file of tasks instead."
     )
     add_model_flag(parser)
     add_chunk_flags(parser, several_texts=True)
-    PerplexityOptions.add_flags(parser, only=("kl_divergence_base", "kl_divergence", "ppl_stride"))
+    PerplexityOptions.add_flags(
+        parser, only=("kl_divergence_base", "kl_divergence", "kl_divergence_compact")
+    )
+    parser.add_argument(
+        "--kl-divergence-against",
+        metavar="BASE",
+        help="compare with this model, which is evaluated at the same time, without a base file",
+    )
+    PerplexityOptions.add_flags(parser, only=("ppl_stride",))
     parser.add_argument(
         "--ppl-output-type",
         type=int,
@@ -67,8 +76,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ..evaluate.base_file import BaseFile
     from ..evaluate.chunks import read_text
+    from ..evaluate.compact_base import open_base
 
     options = PerplexityOptions.from_flags(args)
     texts = args.file or []
@@ -77,10 +86,9 @@ def run(args: argparse.Namespace, api) -> int:
     if args.binary_file:
         raise UsageError("-bf is the file of --multiple-choice")
     base = options.kl_divergence_base
+    _check_bases(args, options)
     if options.kl_divergence:
-        if not base:
-            raise UsageError("--kl-divergence needs --kl-divergence-base F")
-        options = replace(options, n_ctx=BaseFile(base).n_ctx)
+        options = replace(options, n_ctx=open_base(base or "").n_ctx)
     elif not texts:
         raise UsageError("-f TEXT is needed")
     else:
@@ -97,25 +105,45 @@ def run(args: argparse.Namespace, api) -> int:
         watched(model, "first pass", [(rows, 1)], every=float("inf")),
     ):
         if options.kl_divergence:
-            _compare(api, model, options, load)
-            return 0
-        for text in texts:
-            _measure(args, api, model, text, options, load)
+            _compare(api, model, None, options, load)
+        elif args.kl_divergence_against:
+            words = argparse.Namespace(**vars(args) | {"model": args.kl_divergence_against})
+            with open_model(words, api, rows=rows, chunk=options.n_ctx) as other:
+                for text in texts:
+                    name = text if len(texts) > 1 else ""
+                    _compare(api, model, text, options, load, against=other, name=name)
+        else:
+            for text in texts:
+                _measure(args, api, model, text, options, load)
     return 0
 
 
-def _compare(api, model: Model, options: PerplexityOptions, load: LoadOptions) -> None:
+def _compare(
+    api,
+    model: Model,
+    text: str | None,
+    options: PerplexityOptions,
+    load: LoadOptions,
+    *,
+    against: Model | None = None,
+    name: str = "",
+) -> None:
+    """Print the table and the summary of a comparison, or one line that begins with `name`."""
     from ..evaluate import report
 
-    print(f"\n{report.TABLE_HEADER}")
+    if not name:
+        print(f"\n{report.TABLE_HEADER}")
     result = api.measure_perplexity(
         model,
-        None,
+        text,
         options=options,
+        against=against,
         progress=RunningOutput(chunks_per_pass(options, load), False),
-        on_chunk=lambda chunk, s: print(report.table_row(chunk, s), flush=True),
+        on_chunk=None if name else lambda chunk, s: print(report.table_row(chunk, s), flush=True),
     )
-    if result.statistics.n >= report.LEAST_FOR_SUMMARY:
+    if name:
+        print(report.divergence_line(name, result), flush=True)
+    elif result.statistics.n >= report.LEAST_FOR_SUMMARY:
         print("\n" + "\n".join(report.summary(result.statistics)))
 
 
@@ -157,6 +185,20 @@ def _check_base(base, model: str, texts: list[str], options: PerplexityOptions) 
     refuse_same_file(base, (model, *texts))
 
 
+def _check_bases(args: argparse.Namespace, options: PerplexityOptions) -> None:
+    base = options.kl_divergence_base
+    if options.kl_divergence and not base:
+        raise UsageError("--kl-divergence needs --kl-divergence-base F")
+    if options.kl_divergence_compact and (not base or options.kl_divergence):
+        raise UsageError(
+            "--kl-divergence-compact is for a base file that is written: --kl-divergence-base F"
+            " without --kl-divergence"
+        )
+    if args.kl_divergence_against and (base or options.ppl_stride):
+        other = "--kl-divergence-base" if base else "--ppl-stride"
+        raise UsageError(f"--kl-divergence-against and {other} cannot be given together")
+
+
 def _task_kind(
     args: argparse.Namespace, options: PerplexityOptions, texts: list[str]
 ) -> str | None:
@@ -169,6 +211,7 @@ def _task_kind(
     kind = given[0]
     others = [f"--{other}" for other in given[1:]]
     others += ["--kl-divergence"] * options.kl_divergence
+    others += ["--kl-divergence-against"] * (args.kl_divergence_against is not None)
     others += ["--kl-divergence-base"] * (options.kl_divergence_base is not None)
     others += ["--ppl-stride"] * (options.ppl_stride > 0)
     if others:

@@ -1,5 +1,5 @@
 """Log-probabilities of a base model over a text, 16 bits each: what `--kl-divergence` compares
-against.
+against. `compact_base` has a layout of a tenth of the size.
 
 Layout, little-endian:
 
@@ -25,7 +25,7 @@ import torch
 from ...errors import EvaluationError, MalformedFileError, NotFoundError, TruncatedFileError
 from ...formats.output import PartFile
 from .chunks import Chunks
-from .scores import log_sum_exp, row_slices
+from .scores import Compared, compare_all, log_sum_exp, row_slices
 
 MAGIC = b"_logits_"
 CLIP_DEPTH = 24.0  # ik_llama.cpp's; llama.cpp clips at 16. Files say nothing about it and need not
@@ -111,16 +111,12 @@ class BaseFile:
         if len(head) < _HEADER.size:
             raise TruncatedFileError(f"ends after {size} bytes, inside the header", file=path)
         _, self.n_ctx, self.n_vocab, self.n_chunks = _HEADER.unpack(head)
-        sizes = (
+        check_counts(
+            self.path,
             ("n_ctx", self.n_ctx, 4, 8),
             ("n_vocab", self.n_vocab, 1, 12),
             ("n_chunk", self.n_chunks, 1, 16),
         )
-        for name, value, least, offset in sizes:
-            if value < least:
-                raise MalformedFileError(
-                    f"{name} is {value}, expected at least {least}", file=path, offset=offset
-                )
         self.n_scored = self.n_ctx - 1 - self.n_ctx // 2
         n_tokens, length = self.n_chunks * self.n_ctx, record_length(self.n_vocab)
         expected = _HEADER.size + 4 * n_tokens + 2 * length * self.n_scored * self.n_chunks
@@ -130,18 +126,7 @@ class BaseFile:
                 f" {self.n_vocab} log-probabilities take {expected}",
                 file=path,
             )
-        self.tokens = (
-            np.fromfile(self.path, "<i4", n_tokens, offset=_HEADER.size)
-            .astype(np.int64)
-            .reshape(self.n_chunks, self.n_ctx)
-        )
-        bad = np.flatnonzero((self.tokens < 0) | (self.tokens >= self.n_vocab))
-        if len(bad):
-            raise MalformedFileError(
-                f"token {self.tokens.flat[bad[0]]} is outside the vocabulary of {self.n_vocab}",
-                file=path,
-                offset=_HEADER.size + 4 * int(bad[0]),
-            )
+        self.tokens = read_tokens(self.path, _HEADER.size, self.n_chunks, self.n_ctx, self.n_vocab)
         self._records = np.memmap(
             self.path,
             "<u2",
@@ -169,3 +154,32 @@ class BaseFile:
         """float32[n_scored, n_vocab]."""
         scale, low, codes = self.records(chunk)
         return scale[:, None] * codes.astype(np.float32) + low[:, None]
+
+    def compare(self, chunk: int, logits: torch.Tensor, targets: np.ndarray) -> Compared:
+        """Compare float32[n_scored, vocab] logits of a model with one chunk."""
+        log_p = torch.from_numpy(self.log_probabilities(chunk))
+        top = self.records(chunk)[2].argmax(axis=1)
+        return compare_all(logits, log_p, top, targets)
+
+
+def check_counts(path: Path, *counts: tuple[str, int, int, int]) -> None:
+    """Raise MalformedFileError for a (name, value, least, offset) whose value is less."""
+    for name, value, least, offset in counts:
+        if value < least:
+            raise MalformedFileError(
+                f"{name} is {value}, expected at least {least}", file=path, offset=offset
+            )
+
+
+def read_tokens(path: Path, offset: int, n_chunks: int, n_ctx: int, n_vocab: int) -> np.ndarray:
+    """Return int64[n_chunks, n_ctx]. Raise MalformedFileError for one outside the vocabulary."""
+    tokens = np.fromfile(path, "<i4", n_chunks * n_ctx, offset=offset)
+    tokens = tokens.astype(np.int64).reshape(n_chunks, n_ctx)
+    bad = np.flatnonzero((tokens < 0) | (tokens >= n_vocab))
+    if len(bad):
+        raise MalformedFileError(
+            f"token {tokens.flat[bad[0]]} is outside the vocabulary of {n_vocab}",
+            file=path,
+            offset=offset + 4 * int(bad[0]),
+        )
+    return tokens

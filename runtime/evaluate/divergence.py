@@ -16,15 +16,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from ...errors import EvaluationError
 from ..model import Model
 from .base_file import BaseFile
-from .chunks import DEFAULT_BATCH, Chunks, Clock, ProgressCallback, bos_token
+from .chunks import (
+    DEFAULT_BATCH,
+    DEFAULT_CONTEXT,
+    Chunks,
+    Clock,
+    ProgressCallback,
+    bos_token,
+)
+from .compact_base import CompactBase, open_base
 from .perplexity import check_finite, refuse_peers
-from .scores import Moments, exp_or_inf, log_sum_exp, row_slices
+from .scores import Compared, Moments, compare_all, exp_or_inf, log_sum_exp
 
 log = logging.getLogger(__name__)
 
-LEAST_LOG_P = -16.0  # smaller base probabilities do not count towards the divergence
 _FEW = 10  # no error bars from so few tokens
 
 
@@ -41,11 +49,12 @@ class Statistics:
     n_same_top: int = 0
     kld_values: list[np.ndarray] = field(default_factory=list, repr=False)
     delta_p_values: list[np.ndarray] = field(default_factory=list, repr=False)
+    kld_least: Moments | None = None
+    kld_variance: float = 0.0
 
-    def add(
-        self, nll: np.ndarray, nll_base: np.ndarray, kld: np.ndarray, same_top: np.ndarray
-    ) -> None:
-        """Arrays of one value per token."""
+    def add(self, found: Compared) -> None:
+        """Add the tokens of a chunk."""
+        nll, nll_base, kld = found.nll, found.nll_base, found.kld
         delta_p = np.exp(-nll) - np.exp(-nll_base)
         for moments, values in (
             (self.nll, nll),
@@ -56,7 +65,11 @@ class Statistics:
         ):
             moments.add(values)
         self.nll_product += float((nll * nll_base).sum())
-        self.n_same_top += int(same_top.sum())
+        self.n_same_top += int(found.same_top.sum())
+        if found.least is not None and found.variance is not None:
+            self.kld_least = self.kld_least or Moments()
+            self.kld_least.add(found.least)
+            self.kld_variance += float(found.variance.sum())
         self.kld_values.append(kld)
         self.delta_p_values.append(delta_p)
 
@@ -112,6 +125,15 @@ class Statistics:
         return self.kld.mean, _error(self.kld)
 
     @property
+    def kld_bounds(self) -> tuple[float, float] | None:
+        """What the mean divergence is at least, and the standard error of its estimate from a
+        compact base; None for a base with all probabilities.
+        """
+        if self.kld_least is None:
+            return None
+        return self.kld_least.mean, math.sqrt(self.kld_variance) / self.n
+
+    @property
     def mean_delta_p(self) -> tuple[float, float]:
         return self.delta_p.mean, _error(self.delta_p)
 
@@ -160,58 +182,93 @@ class Divergence:
         return self.n_chunks * self.n_ctx / max(self.seconds, 1e-9)
 
 
+Base = BaseFile | CompactBase
+
+
 def measure_divergence(
     model: Model,
-    base: str | os.PathLike | BaseFile,
+    base: str | os.PathLike | Base,
     *,
     chunks: int = -1,
     batch_tokens: int = DEFAULT_BATCH,
     progress: ProgressCallback | None = None,
     on_chunk: Callable[[int, Statistics], None] | None = None,
+    on_compared: Callable[[int, torch.Tensor, Compared], None] | None = None,
 ) -> Divergence:
     """Compare `model` with the base file's predictions on the text inside that file.
 
-    `on_chunk(chunk, statistics so far)` is called after each chunk. A different vocabulary size
-    is only logged; what both have is compared. Errors of `BaseFile`, EvaluationError for
-    predictions that are not finite.
+    `on_chunk(chunk, statistics so far)` is called after each chunk, and `on_compared(chunk, logits,
+    values of its tokens)` before it. A different vocabulary size is only logged; what both have is
+    compared. Errors of `open_base`, EvaluationError for predictions that are not finite.
     """
     refuse_peers(model, "predictions are compared")
-    base = base if isinstance(base, BaseFile) else BaseFile(base)
-    if base.n_vocab != model.n_vocab:
-        log.warning(
-            "the base file has a vocabulary of %d, the model one of %d", base.n_vocab, model.n_vocab
-        )
+    base = base if isinstance(base, Base) else open_base(base)
+    _warn_of_sizes(base.n_vocab, model, "the base file has")
     cut = Chunks(base.tokens[:chunks] if chunks > 0 else base.tokens, bos_token(model))
     statistics, clock = Statistics(), Clock(cut, progress)
     for chunk, logits in cut.scored_logits(model, batch_tokens):
-        nll, *others = _compare(logits, base, chunk, cut.targets(chunk))
-        check_finite(nll, model, chunk)
-        statistics.add(nll, *others)
+        found = base.compare(chunk, logits, cut.targets(chunk))
+        check_finite(found.nll, model, chunk)
+        statistics.add(found)
+        if on_compared is not None:
+            on_compared(chunk, logits, found)
         if on_chunk is not None:
             on_chunk(chunk, statistics)
         clock.report(chunk, statistics.ppl[0])
     return Divergence(statistics, len(cut), cut.n_ctx, clock.seconds)
 
 
-def _compare(
-    logits: torch.Tensor, base: BaseFile, chunk: int, targets: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """nll, nll_base, kld float64[rows] and same_top bool[rows] of one chunk."""
-    n_common = min(logits.shape[1], base.n_vocab)
-    log_p = base.log_probabilities(chunk)
-    wanted = torch.from_numpy(targets).to(logits.device)
-    nll, kld, top_q = [], [], []
-    for rows in row_slices(len(logits)):
-        z, log_p_rows = logits[rows], torch.from_numpy(log_p[rows, :n_common]).to(logits.device)
-        top, lse = log_sum_exp(z)
-        shift = (top.double() + lse)[:, None]
-        nll.append((shift - z.gather(1, wanted[rows, None]))[:, 0])
-        terms = log_p_rows.exp() * (log_p_rows - z[:, :n_common] + shift.float())
-        kld.append(terms.masked_fill_(log_p_rows <= LEAST_LOG_P, 0).sum(dim=1, dtype=torch.float64))
-        top_q.append(z.argmax(dim=1))
-    nll, kld, top_q = (torch.cat(parts).cpu().numpy() for parts in (nll, kld, top_q))
-    nll_base = -log_p[np.arange(len(targets)), targets].astype(np.float64)
-    return nll, nll_base, kld, top_q == base.records(chunk)[2].argmax(axis=1)
+def measure_divergence_between(
+    model: Model,
+    base: Model,
+    text: str,
+    *,
+    n_ctx: int = DEFAULT_CONTEXT,
+    chunks: int = -1,
+    batch_tokens: int = DEFAULT_BATCH,
+    progress: ProgressCallback | None = None,
+    on_chunk: Callable[[int, Statistics], None] | None = None,
+) -> Divergence:
+    """Compare `model` with the model `base` on a text. Both evaluate it at the same time, and no
+    base file is written; probabilities of the base are not rounded.
+
+    Arguments as for `measure_divergence` and `measure_perplexity`. EvaluationError if the models
+    make different tokens of the text.
+    """
+    refuse_peers(model, "predictions are compared")
+    _warn_of_sizes(base.n_vocab, model, "the base model has")
+    cut = Chunks.of_text(model, text, n_ctx, chunks)
+    other = Chunks.of_text(base, text, n_ctx, chunks)
+    if not np.array_equal(cut.tokens, other.tokens):
+        raise EvaluationError(
+            f"makes other tokens of the text than {base.source.path}", file=model.source.path
+        )
+    statistics, clock = Statistics(), Clock(cut, progress)
+    both = zip(
+        cut.scored_logits(model, batch_tokens), other.scored_logits(base, batch_tokens), strict=True
+    )
+    for (chunk, logits), (_, of_base) in both:
+        found = compare_all(
+            logits, log_softmax(of_base), of_base.argmax(dim=1).cpu().numpy(), cut.targets(chunk)
+        )
+        check_finite(found.nll, model, chunk)
+        check_finite(found.nll_base, base, chunk)
+        statistics.add(found)
+        if on_chunk is not None:
+            on_chunk(chunk, statistics)
+        clock.report(chunk, statistics.ppl[0])
+    return Divergence(statistics, len(cut), n_ctx, clock.seconds)
+
+
+def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    """float32[rows, vocab] of logits, summed as for perplexity."""
+    top, lse = log_sum_exp(logits)
+    return logits - (top.double() + lse).float()[:, None]
+
+
+def _warn_of_sizes(n_vocab: int, model: Model, what: str) -> None:
+    if n_vocab != model.n_vocab:
+        log.warning("%s a vocabulary of %d, the model one of %d", what, n_vocab, model.n_vocab)
 
 
 def _error(moments: Moments) -> float:

@@ -14,6 +14,7 @@ from ...formats.output import refuse_same_file
 from ..model import Model
 from .base_file import BaseWriter
 from .chunks import DEFAULT_BATCH, DEFAULT_CONTEXT, Chunks, Clock, ProgressCallback
+from .compact_base import CompactWriter
 from .scores import Moments, exp_or_inf, negative_log_likelihood
 from .turns import in_turns
 
@@ -58,24 +59,24 @@ def measure_perplexity(
     chunks: int = -1,
     batch_tokens: int = DEFAULT_BATCH,
     save_logits: str | os.PathLike | None = None,
+    compact: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Perplexity:
     """Perplexity of `model` on `text` (or its tokens) over chunks of `n_ctx`, at most `chunks` of
     them if that is positive.
 
     `batch_tokens` evaluates several chunks per pass. `save_logits` also writes the base file for
-    divergences. EvaluationError for a text that is too short or for logits that are not finite,
-    OutputError for a base file that is a file of the model, UsageError for a base file of ranks
-    that share windows.
+    divergences, in the layout of `compact_base` if `compact`. EvaluationError for a text that is
+    too short or for logits that are not finite, OutputError for a base file that is a file of the
+    model, UsageError for a base file of ranks that share windows.
     """
     if save_logits is not None:
         refuse_peers(model, "predictions are saved")
         refuse_same_file(save_logits, model.source.files)
     cut = Chunks.of_text(model, text, n_ctx, chunks)
+    writer = CompactWriter if compact else BaseWriter
     scores, running, clock = Moments(), [], Clock(cut, progress)
-    with (
-        nullcontext() if save_logits is None else BaseWriter(save_logits, cut, model.n_vocab)
-    ) as base:
+    with nullcontext() if save_logits is None else writer(save_logits, cut, model.n_vocab) as base:
 
         def evaluate(span: tuple[int, int]) -> list[np.ndarray]:
             found = []

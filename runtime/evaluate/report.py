@@ -4,7 +4,7 @@ keep working.
 
 from __future__ import annotations
 
-from .divergence import Statistics
+from .divergence import Divergence, Statistics
 from .perplexity import Perplexity, RunningScore
 from .tasks import TaskItem, TaskScore
 
@@ -52,6 +52,17 @@ def text_line(name: str, result: Perplexity) -> str:
     return (
         f"{name}: PPL = {result.perplexity:.4f} +/- {result.uncertainty:.5f} over"
         f" {result.n_chunks} chunks"
+    )
+
+
+def divergence_line(name: str, result: Divergence) -> str:
+    """One line per text, where there are several."""
+    s = result.statistics
+    (ppl, ppl_error), (base, base_error), (kld, error) = s.ppl, s.ppl_base, s.mean_kld
+    return (
+        f"{name}: PPL = {ppl:.4f} +/- {ppl_error:.5f}, PPL(base) = {base:.4f} +/-"
+        f" {base_error:.5f}, KLD = {kld:.6f} +/- {error:.6f}, 99% KLD ="
+        f" {s.kld_quantiles(0.99)[0]:.6f}, same top p = {100 * s.same_top[0]:.3f} %"
     )
 
 
@@ -120,8 +131,13 @@ def summary(s: Statistics) -> list[str]:
     labels = [label for label in _FRACTIONS if label not in _NOT_FOR_KLD]
     values = s.kld_quantiles(*(_FRACTIONS[label] for label in labels))
     lines += [f"{label:7} KLD: {value:10.6f}" for label, value in zip(labels, values, strict=True)]
+    lines.append(f"Minimum KLD: {s.kld_quantiles(0)[0]:10.6f}")
+    if s.kld_bounds is not None:
+        least, error = s.kld_bounds
+        lines.append(
+            f"Compact base: the mean is an estimate ± {error:.6f}, and at least {least:.6f}"
+        )
     lines += [
-        f"Minimum KLD: {s.kld_quantiles(0)[0]:10.6f}",
         "",
         "====== Token probability statistics ======",
     ]

@@ -34,6 +34,49 @@ def negative_log_likelihood(logits: torch.Tensor, targets: np.ndarray) -> np.nda
     return torch.cat(parts).cpu().numpy()
 
 
+LEAST_LOG_P = -16.0  # smaller base probabilities do not count towards the divergence
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How a model's predictions differ from a base's, a value per scored token: negative
+    log-likelihoods of the model and of the base, divergence, and whether the same token is the most
+    probable one.
+
+    From a compact base the divergence is an estimate: `least` is what it is at least, `variance`
+    that of the estimate. Otherwise both are None.
+    """
+
+    nll: np.ndarray
+    nll_base: np.ndarray
+    kld: np.ndarray
+    same_top: np.ndarray
+    least: np.ndarray | None = None
+    variance: np.ndarray | None = None
+
+
+def compare_all(
+    logits: torch.Tensor, log_p: torch.Tensor, top_p: np.ndarray, targets: np.ndarray
+) -> Compared:
+    """Compare float32[rows, vocab] logits with log-probabilities of the base over its whole
+    vocabulary; `top_p` has its most probable tokens. What both vocabularies have is compared.
+    """
+    n_common = min(logits.shape[1], log_p.shape[1])
+    wanted = torch.from_numpy(targets).to(logits.device)
+    nll, kld, top_q = [], [], []
+    for rows in row_slices(len(logits)):
+        z, log_p_rows = logits[rows], log_p[rows, :n_common].to(logits.device)
+        top, lse = log_sum_exp(z)
+        shift = (top.double() + lse)[:, None]
+        nll.append((shift - z.gather(1, wanted[rows, None]))[:, 0])
+        terms = log_p_rows.exp() * (log_p_rows - z[:, :n_common] + shift.float())
+        kld.append(terms.masked_fill_(log_p_rows <= LEAST_LOG_P, 0).sum(dim=1, dtype=torch.float64))
+        top_q.append(z.argmax(dim=1))
+    nll, kld, top_q = (torch.cat(parts).cpu().numpy() for parts in (nll, kld, top_q))
+    targets_p = log_p[torch.arange(len(targets)), torch.from_numpy(targets).to(log_p.device)]
+    return Compared(nll, -targets_p.double().cpu().numpy(), kld, top_q == top_p)
+
+
 @dataclass
 class Moments:
     """Running count, sum and sum of squares."""
