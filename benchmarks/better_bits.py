@@ -1,64 +1,84 @@
-"""Measure what rounding with second moments gains over the search with an importance matrix, as a
-Markdown table.
+"""Measure what rounding with second moments gains over the search with an importance matrix.
 
-    python benchmarks/better_bits.py --python-texts DIR
-    python benchmarks/better_bits.py MODEL.gguf --calibrate TEXT [--calibrate TEXT ...] \\
-        --text TEXT [--text TEXT ...] --work DIR [--type T ...]
+    python benchmarks/better_bits.py --write-texts DIR
+    python benchmarks/better_bits.py MODEL.gguf --work DIR --text TEXT [--text TEXT ...]
+        [--calibrate default] [--type T ...] [--chunks 60] [--jobs 4] [--device cuda]
+    python benchmarks/better_bits.py --table DIR [DIR ...]
 
-The first command writes texts that every Python has: its help topics, those whose name has a CRC-32
-divisible by 5 (`topics-test.txt`) apart from the others (`topics.txt`), and source of its standard
-library (`source.txt`). The second one collects second moments from the calibration texts, writes
-every type with --pure, token embeddings and output at Q8_0, with the importance matrix of the same
-texts (their diagonal) and with the second moments, and compares both with MODEL on each text.
-Ratios below 1 are gains.
+The first command writes texts that the default calibration lacks: Python's help topics, those whose
+name has a CRC-32 divisible by 5 (`topics-test.txt`) apart from the others (`topics.txt`), source of
+its standard library (`source.txt`), and numpy's docstrings (`numpy.txt`). The second one collects
+second moments from the calibration texts, writes every type (or preset, or `bpw:3.5` for
+--target-bpw) with the importance matrix of the same texts (their diagonal) and with the second
+moments, with --pure for types, token embeddings and output at Q8_0, and compares both with MODEL on
+each text. Every figure is appended to DIR/results.jsonl; a run that is started again measures what
+is missing. The third one prints tables of one or several such folders: ratios below 1 are gains.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import multiprocessing
 import os
 import time
 import zlib
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 import iqforge
+from iqforge.formats.types import TYPES
+from iqforge.quantize.rounding.methods import UNGUIDED
 
-TYPES = ["IQ2_K", "IQ2_KS", "Q2_K", "IQ3_K", "IQ3_KS", "Q3_K", "IQ4_K", "IQ4_KS", "IQ4_NL"]
-TYPES += ["IQ4_XS", "Q4_K", "Q4_0", "Q4_1", "IQ5_K", "IQ5_KS", "Q5_K", "Q5_0", "Q5_1", "Q6_0"]
-TYPES += ["Q6_K", "IQ6_K", "MXFP4", "NVFP4", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
+PRESETS = ["Q4_K_M", "bpw:2.5", "bpw:3", "bpw:3.5", "bpw:4"]
 SOURCES = ("argparse", "asyncio.base_events", "dataclasses", "decimal", "difflib", "inspect")
 SOURCES += ("pathlib", "subprocess", "tarfile", "typing", "unittest.mock", "zipfile")
 
 
+def all_types() -> list[str]:
+    """Return the plain types that second moments guide, those of the most bits first."""
+    types = [t for t in TYPES.values() if t.is_quantized and t.base is None]
+    types.sort(key=lambda t: -t.bits_per_weight)
+    return [t.name for t in types if t.name not in UNGUIDED]
+
+
 def main() -> None:
-    """Write the texts, or measure every type and print the table."""
+    """Write the texts, measure, or print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--python-texts", metavar="DIR")
-    parser.add_argument("--calibrate", action="append", default=[], metavar="TEXT")
+    parser.add_argument("--write-texts", metavar="DIR")
+    parser.add_argument("--table", nargs="+", metavar="DIR")
+    parser.add_argument("--calibrate", action="append", metavar="TEXT")
     parser.add_argument("--text", action="append", default=[], metavar="TEXT")
     parser.add_argument("--work", metavar="DIR")
     parser.add_argument("--type", action="append", dest="types")
     parser.add_argument("--shrink", type=float, help="instead of choosing it for each role")
-    parser.add_argument("--calibration-chunks", type=int, default=64)
+    parser.add_argument("--calibration-chunks", type=int, default=-1, metavar="N")
     parser.add_argument("--chunks", type=int, default=60)
+    parser.add_argument("--jobs", type=int, default=1, help="types at a time")
+    parser.add_argument("--device", default="cpu", help="that evaluates the models")
     args = parser.parse_args()
-    if args.python_texts:
-        write_texts(Path(args.python_texts))
-        return
-    if not (args.model and args.calibrate and args.text and args.work):
-        parser.error("MODEL, --calibrate, --text and --work are needed, or --python-texts")
-    measure(args)
+    if args.write_texts:
+        write_texts(Path(args.write_texts))
+    elif args.table:
+        print_tables([Path(folder) for folder in args.table])
+    elif args.model and args.text and args.work:
+        measure(args)
+    else:
+        parser.error("MODEL, --text and --work are needed, or --write-texts, or --table")
 
 
 def write_texts(folder: Path) -> None:
-    """Write `topics.txt`, `topics-test.txt` and `source.txt`."""
+    """Write `topics.txt`, `topics-test.txt`, `source.txt` and `numpy.txt`."""
     import importlib
     import inspect
     from pydoc_data.topics import topics
+
+    import numpy as np
 
     folder.mkdir(parents=True, exist_ok=True)
     held_out = {name for name in topics if zlib.crc32(name.encode()) % 5 == 0}
@@ -66,65 +86,149 @@ def write_texts(folder: Path) -> None:
         (folder / file).write_text("\n".join(topics[name] for name in sorted(names)))
     text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in SOURCES)
     (folder / "source.txt").write_text(text)
+    pages = {inspect.getdoc(getattr(np, name, None)) or "" for name in sorted(np.__all__)}
+    (folder / "numpy.txt").write_text("\n\n".join(sorted(pages)))
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Print a row for every type: KL divergences with importances and ratios, by text."""
+    """Append to the results what they lack, and print the table."""
     work = Path(args.work)
     work.mkdir(parents=True, exist_ok=True)
-    hessian, out = work / "hessian.safetensors", work / "q.gguf"
+    hessian = work / "hessian.safetensors"
+    started = time.monotonic()
     if not hessian.exists():
-        iqforge.collect_hessian(args.model, args.calibrate, hessian, chunks=args.calibration_chunks)
-    bases = []
-    for number, text in enumerate(args.text):
-        base = work / f"base-{number}.kld"
-        iqforge.measure_perplexity(args.model, text, chunks=args.chunks, kl_divergence_base=base)
-        bases.append(base)
-    names = [os.path.basename(text) for text in args.text]
-    print("| type | " + " | ".join(names) + " | geometric mean | worst | quantize s |")
-    print("|---" * (len(names) + 4) + "|")
-    everything = []
-    for name in args.types or TYPES:
-        before, _ = divergences(args.model, out, name, bases, imatrix=hessian)
-        after, seconds = divergences(
-            args.model, out, name, bases, hessian=hessian, hessian_shrink=args.shrink
+        iqforge.collect_hessian(
+            args.model,
+            args.calibrate or ["default"],
+            hessian,
+            chunks=args.calibration_chunks,
+            device=args.device,
+            precision="f32",
         )
-        ratios = [b / a for a, b in zip(before, after, strict=True)]
-        cells = [f"{a:.5f} x {ratio:.3f}" for a, ratio in zip(before, ratios, strict=True)]
-        row = [name, *cells, f"{mean(ratios):.3f}", f"{max(ratios):.3f}", f"{seconds:.1f}"]
-        print("| " + " | ".join(row) + " |", flush=True)
-        everything += ratios
-    print(f"\nall types and texts: x {mean(everything):.3f}, worst x {max(everything):.3f}")
+    for text in args.text:
+        base = base_of(work, text)
+        if not base.exists():
+            iqforge.measure_perplexity(
+                args.model,
+                text,
+                chunks=args.chunks,
+                kl_divergence_base=base,
+                device=args.device,
+                precision="f32",
+            )
+    print(f"collected and evaluated in {time.monotonic() - started:.1f} s", flush=True)
+    done = {(one["type"], one["guide"]) for one in read_results(work)}
+    wanted = [
+        (name, guide) for name in args.types or all_types() for guide in ("imatrix", "hessian")
+    ]
+    wanted = [one for one in wanted if one not in done]
+    threads = max(1, (os.cpu_count() or 1) // args.jobs)
+    keywords = {"shrink": args.shrink, "device": args.device, "threads": threads}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.jobs, mp_context=spawn) as pool:
+        given = [
+            (args.model, str(work), args.text, name, guide, keywords) for name, guide in wanted
+        ]
+        for future in as_completed([pool.submit(one_result, *one) for one in given]):
+            result = future.result()
+            with open(work / "results.jsonl", "a") as file:
+                file.write(json.dumps(result) + "\n")
+            print(json.dumps(result), flush=True)
+    print_tables([work])
+
+
+def base_of(work: Path, text: str) -> Path:
+    return work / f"base-{Path(text).stem}.kld"
+
+
+def one_result(
+    model: str, folder: str, texts: list[str], name: str, guide: str, how: dict[str, Any]
+) -> dict[str, Any]:
+    """Quantize MODEL, and return its KL divergences and top-token agreement by text."""
+    work = Path(folder)
+    out = work / f"{name.replace(':', '-')}-{guide}.gguf"
+    keywords: dict[str, Any] = {guide: work / "hessian.safetensors"}
+    if guide == "hessian":
+        keywords["hessian_shrink"] = how["shrink"]
+    if name.startswith("bpw:"):
+        keywords["target_bpw"] = float(name.removeprefix("bpw:"))
+    elif name in TYPES and not any(name == preset for preset in PRESETS):
+        keywords["pure"] = True
+    started = time.monotonic()
+    iqforge.quantize_model(
+        model,
+        out,
+        None if name.startswith("bpw:") else name,
+        token_embedding_type="q8_0",
+        output_tensor_type="q8_0",
+        device="cpu",
+        threads=how["threads"],
+        restart=True,
+        **keywords,
+    )
+    result: dict[str, Any] = {
+        "type": name,
+        "guide": guide,
+        "seconds": round(time.monotonic() - started, 1),
+        "size": os.path.getsize(out),
+        "kld": {},
+        "top": {},
+    }
+    for text in texts:
+        found: Any = iqforge.measure_perplexity(
+            out,
+            None,
+            kl_divergence_base=base_of(work, text),
+            kl_divergence=True,
+            device=how["device"],
+            precision="f32",
+            threads=how["threads"],
+        )
+        stem = Path(text).stem
+        result["kld"][stem] = found.mean_kld
+        result["top"][stem] = found.statistics.same_top[0]
+    out.unlink()
+    return result
+
+
+def read_results(work: Path) -> list[dict[str, Any]]:
+    """Return what was measured so far."""
+    path = work / "results.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def print_tables(folders: list[Path]) -> None:
+    """Print KL divergences with importances and ratios, by model and type; then means by type."""
+    by_type: dict[str, list[float]] = {}
+    for work in folders:
+        found = {(one["type"], one["guide"]): one for one in read_results(work)}
+        names = [name for name, guide in found if guide == "hessian" and (name, "imatrix") in found]
+        if not names:
+            continue
+        texts = list(found[names[0], "hessian"]["kld"])
+        print(f"\n{work.name}\n\n| type | " + " | ".join(texts) + " | mean | worst | top | s |")
+        print("|---" * (len(texts) + 5) + "|")
+        for name in names:
+            before, after = found[name, "imatrix"], found[name, "hessian"]
+            ratios = [after["kld"][text] / before["kld"][text] for text in texts]
+            cells = [
+                f"{before['kld'][text]:.5f} x {r:.3f}"
+                for text, r in zip(texts, ratios, strict=True)
+            ]
+            top = sum(after["top"][text] - before["top"][text] for text in texts) / len(texts)
+            cells += [f"{mean(ratios):.3f}", f"{max(ratios):.3f}", f"{100 * top:+.2f} %"]
+            print(f"| {name} | " + " | ".join(cells) + f" | {after['seconds']} |")
+            by_type.setdefault(name, []).extend(ratios)
+    print("\n| type | figures | geometric mean | worst |\n|---|---|---|---|")
+    for name, ratios in by_type.items():
+        print(f"| {name} | {len(ratios)} | x {mean(ratios):.3f} | x {max(ratios):.3f} |")
+    if everything := [r for ratios in by_type.values() for r in ratios]:
+        print(f"| all | {len(everything)} | x {mean(everything):.3f} | x {max(everything):.3f} |")
 
 
 def mean(ratios: list[float]) -> float:
     """Return the geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def divergences(
-    model: str, out: Path, name: str, bases: list[Path], **guide: Path | float | None
-) -> tuple[list[float], float]:
-    """Return the mean KL divergence on each text, and the seconds that quantizing took."""
-    given: dict = dict(guide)
-    started = time.monotonic()
-    iqforge.quantize_model(
-        model,
-        out,
-        name,
-        pure=True,
-        token_embedding_type="q8_0",
-        output_tensor_type="q8_0",
-        device="cpu",
-        restart=True,
-        **given,
-    )
-    seconds = time.monotonic() - started
-    found = [
-        iqforge.measure_perplexity(out, None, kl_divergence_base=base, kl_divergence=True).mean_kld
-        for base in bases
-    ]
-    return found, seconds
 
 
 if __name__ == "__main__":
