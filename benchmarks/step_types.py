@@ -1,14 +1,17 @@
-"""Generation with every type: 128 tokens from an empty context, on random weights of real shapes.
+"""Speed with every type: 128 generated tokens from an empty context, or prompts of 2048 tokens, on
+random weights of real shapes.
 
     python benchmarks/step_types.py --json steps.jsonl
+    python benchmarks/step_types.py --json steps.jsonl --prompts
     python benchmarks/step_types.py --shape qwen3-30b-a3b --type IQ3_K Q4_K
     python benchmarks/step_types.py --json steps.jsonl --table
 
 Without --type, every type that is packed on a device is measured: interleaved types whose packed
-rows are those of their plain type need no row. First the products' kernels are compiled by several
+rows are those of their plain type need no row. First the types' kernels are compiled by several
 processes. --json appends every figure to a file as soon as it is measured and does not measure it
 again; --table prints the newest figures of that file and measures nothing. Prints Markdown:
-tokens/s and the share of the limit, which is what the bytes of a token take at 4.3 TB/s.
+tokens/s and the share of the limit, which is what the bytes of a token take at 4.3 TB/s, or the
+device's FLOP rate.
 """
 
 from __future__ import annotations
@@ -52,6 +55,18 @@ def product_specs(shape_name: str, type_name: str, device: int) -> list:
     ]
 
 
+def prompt_specs(shape_name: str, type_name: str) -> list:
+    """The kernels of a prompt that depend on the type."""
+    from iqforge.cuda_kernels import ops, prompt_grouped
+    from iqforge.formats.types import ggml_type
+    from iqforge.runtime.bench.shapes import SHAPES
+
+    type = ggml_type(type_name)
+    if SHAPES[shape_name].n_experts:
+        return [ops.dequantize_spec(type), prompt_grouped.spec(type, torch.bfloat16)]
+    return [ops.dequantize_spec(type)]
+
+
 def compile_one(job: tuple) -> None:
     """Compile one kernel into the cache."""
     from iqforge.cuda_kernels.compile.nvrtc import compile_spec
@@ -59,38 +74,47 @@ def compile_one(job: tuple) -> None:
     compile_spec(*job)
 
 
-def compile_all(rows: list[tuple[str, str]], device: torch.device) -> None:
+def compile_all(rows: list[tuple[str, str]], device: torch.device, prompts: bool) -> None:
     """Compile the kernels of all rows into the cache, on all cores."""
     from iqforge.cuda_kernels.compile.launch import architecture, device_index
 
     index = device_index(device)
     jobs = {
-        (spec, architecture(index)) for row in rows for spec in product_specs(*row, device=index)
+        (spec, architecture(index))
+        for row in rows
+        for spec in (prompt_specs(*row) if prompts else product_specs(*row, device=index))
     }
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         list(pool.map(compile_one, jobs))
 
 
 def measure(name: str, args: argparse.Namespace, device: torch.device, figures: Figures) -> None:
-    """Measure the generation of one row."""
+    """Measure the generation of one row, or its prompt."""
     import iqforge.api
     from iqforge.runtime.bench.bench import Test, run_test
     from iqforge.runtime.commands.bench_flags import OPTIONS
     from iqforge.runtime.commands.bench_settings import open_model
+    from iqforge.runtime.cuda.common.device_facts import device_facts
 
+    test = Test(n_prompt=args.n_prompt) if args.prompts else Test(n_gen=args.n_gen)
     setting = {option.field: option.default for option in OPTIONS} | {"precision": args.precision}
-    with open_model(iqforge.api, name, True, device, setting, context=args.n_gen) as model:
-        result = run_test(model, Test(n_gen=args.n_gen), repetitions=args.repetitions)
+    if args.prompts:
+        setting["n_ubatch"] = args.n_prompt
+    with open_model(iqforge.api, name, True, device, setting, context=test.n_ctx) as model:
+        result = run_test(model, test, repetitions=args.repetitions)
     speed = sum(result.samples_ts) / len(result.samples_ts)
-    limit = COPY_RATE * speed / result.bytes_per_second if result.bytes_per_second else None
-    figures.add(name, "tg", samples_ts=result.samples_ts, limit_ts=limit)
+    rate, most = result.bytes_per_second, COPY_RATE
+    if args.prompts:
+        rate, most = result.flop_per_second, device_facts(device).bf16_rate
+    limit = most * speed / rate if rate and most else None
+    figures.add(name, args.test, samples_ts=result.samples_ts, limit_ts=limit)
 
 
-def line(name: str, figures: Figures) -> str:
+def line(name: str, test: str, figures: Figures) -> str:
     """Return the line of one row of the table."""
     from iqforge.runtime.bench.bench import deviation, mean
 
-    found = figures.known.get((name, "tg"))
+    found = figures.known.get((name, test))
     if not found:
         return f"| {name} | - | - | - |"
     speed, limit = mean(found["samples_ts"]), found["limit_ts"]
@@ -115,11 +139,14 @@ def main() -> int:
     parser.add_argument("--type", nargs="+")
     parser.add_argument("--json", metavar="FILE", help="where figures are kept")
     parser.add_argument("--table", action="store_true", help="measure nothing, print the figures")
+    parser.add_argument("--prompts", action="store_true", help="measure prompts, not generation")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("-p", "--n-prompt", type=int, default=2048)
     parser.add_argument("-n", "--n-gen", type=int, default=128)
     parser.add_argument("-r", "--repetitions", type=int, default=3)
     args = parser.parse_args()
+    args.test = "pp" if args.prompts else "tg"
     types = args.type or [
         name
         for name in packed_types()
@@ -131,7 +158,8 @@ def main() -> int:
         for name in types
         if not (shape.startswith("qwen3") and ggml_type(name).is_float)
     ]
-    about, device = {"precision": args.precision, "n_gen": args.n_gen}, torch.device("cpu")
+    length = {"n_prompt": args.n_prompt} if args.prompts else {"n_gen": args.n_gen}
+    about, device = {"precision": args.precision} | length, torch.device("cpu")
     if not args.table:
         device = usable_device(args.device)
         on_gpu = device.type == "cuda"
@@ -140,19 +168,19 @@ def main() -> int:
             "code": code(),
         }
         if on_gpu:
-            compile_all(rows, device)
+            compile_all(rows, device, args.prompts)
             say("compiled")
     figures, failed = Figures(args.json, about), 0
     print("| shape, type | limit | tokens/s | share |\n| --- | --- | --- | --- |", flush=True)
     for row in rows:
         name = ":".join(row)
         try:
-            if not args.table and (name, "tg") not in figures.known:
+            if not args.table and (name, args.test) not in figures.known:
                 measure(name, args, device, figures)
         except Exception:  # the other rows are worth having
             failed += 1
             traceback.print_exc()
-        print(line(name, figures), flush=True)
+        print(line(name, args.test, figures), flush=True)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

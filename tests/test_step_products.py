@@ -29,8 +29,15 @@ MUST = {
 }
 EXPERTS_MUST = 602  # of qwen3-30b-a3b: 80 % of Q4_K's
 # What is still too slow, and how fast it is.
-TOO_SLOW = {"IQ3_KT": 422, "IQ4_KT": 505, "IQ3_S": 551}
-EXPERTS_TOO_SLOW = {"IQ6_K": 485, "IQ3_KT": 524, "IQ5_KS": 560, "IQ5_K": 578, "IQ4_KT": 588}
+TOO_SLOW = {"IQ3_KT": 431, "IQ4_KT": 504, "IQ3_S": 538, "IQ2_KT": 516}
+EXPERTS_TOO_SLOW = {
+    "IQ6_K": 545,
+    "IQ3_KT": 548,
+    "IQ5_KS": 575,
+    "IQ5_K": 599,
+    "Q8_K_R8": 540,
+    "Q8_K_R16": 551,
+}
 
 
 def functions(code: bytes) -> list[str]:

@@ -9,7 +9,8 @@
 // JOINED_SLOTS, for EXPERT_DOWN with rows that are one stage and no multiple of a step: lanes take the granules of all slots' rows one after
 // the other, as if they were one row. So a step has a granule for every lane, and slots in shared memory are no longer than rows.
 //
-// A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended.
+// A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended. Until
+// then it norms and rounds h, which must be older than that kernel: the router lets it start when h is complete.
 // EXPERT_DOWN follows it, and may not start before that, so it reads the choice at once: `ids` and `weights` must be older than the kernel
 // in front of it.
 #include "matvec/feed.cuh"
@@ -52,6 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const typename F::Lane constants(lane);
   const Places places(hidden);
   prepare_unit<TYPE>();
+  static __shared__ float squares[1][WARPS];
+  quantize<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
   wait_for_predecessor();
   allow_successor();   // not earlier: it reads the router's choice as soon as it starts
   const int mine = lane < slots ? __ldcg(ids + token * slots + lane) : -1;   // slot lane's expert
@@ -63,8 +66,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   };
   auto end = [&](int item) { return item - places.of(item).row + hidden; };
   auto matrices = feed<F>(items_of<1>(source, end), begin, items, stride, lane, ring);
-  static __shared__ float squares[1][WARPS];
-  quantize<F, 1, true>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);
   __syncthreads();
   const float factor = norm_factor(squares[0], eps);
 
