@@ -3,8 +3,8 @@
     python benchmarks/attention.py --shape qwen3-30b-a3b --cache f16 --depth 8192 32768
 
 A row for each shape, type of the cache, depth and way of dividing the work: microseconds of a
-layer, bytes of the cache per second, and their share of the bandwidth. --tile, --stages and
---blocks take several values; without them the kernel's own.
+layer, bytes of the cache per second, and their share of the bandwidth. The flags from --by-warp on
+take several values of the fields of `AttentionShape`; without them the kernel's own.
 """
 
 from __future__ import annotations
@@ -77,6 +77,11 @@ def main() -> None:
     parser.add_argument("--cache", nargs="+", default=["f16", "q8_0"])
     parser.add_argument("--depth", nargs="+", type=int, default=[512, 8192, 32768, 131072])
     changes = {
+        "by-warp": "by_warp",
+        "warps": "warps",
+        "warp-tile": "warp_tile",
+        "warp-stages": "warp_stages",
+        "warp-blocks": "warp_blocks",
         "tile": "tile_size",
         "stages": "stages",
         "blocks": "blocks",
@@ -84,7 +89,8 @@ def main() -> None:
     for name in changes:
         parser.add_argument(f"--{name}", nargs="+", type=int, default=[])
     args = parser.parse_args()
-    given = {field: getattr(args, name) for name, field in changes.items() if getattr(args, name)}
+    values_of = {field: getattr(args, name.replace("-", "_")) for name, field in changes.items()}
+    given = {field: values for field, values in values_of.items() if values}
     print(
         "| shape | cache | depth | work | us | TB/s | of the limit |\n|---|---|---|---|---|---|---|"
     )

@@ -11,7 +11,7 @@ from ..errors import UnsupportedTypeError
 from .compile.launch import function, launch
 from .compile.spec import KernelSpec
 
-THREADS, WARPS = 256, 8
+WARPS = 8  # of a block
 MOST_HEAD = 512  # elements of a head
 TYPES = {
     "F32": 0,
@@ -25,11 +25,12 @@ TYPES = {
     "Q4_0": 8,
     "IQ4_NL": 9,
 }
-# Encoded caches with more positions are decoded in smaller tiles, the next one in flight meanwhile
-# (benchmarks/attention.py).
+# Encoded caches with more positions are decoded in smaller tiles, the next one in flight meanwhile,
+# where warps do not share tiles (benchmarks/attention.py).
 _LONG = 4096
 # Bytes of a block of 32 elements.
-_BLOCK = {"Q8_0": 34, "Q6_0": 26, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18, "IQ4_NL": 18}
+_BLOCK = {"F32": 128, "F16": 64, "BF16": 64}
+_BLOCK |= {"Q8_0": 34, "Q6_0": 26, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18, "IQ4_NL": 18}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class AttentionShape:
     temperature: tuple[float, int] | None = None  # `specs.Temperature` of the runtime
     own_kv: bool = True  # False: another layer has stored the new rows of the cache
     scalar: bool = False  # without tensor cores
+    by_warp: bool = True  # every warp takes its own tiles, where the shape allows it
+    warps: int = WARPS  # of a block; another number only by warp
+    warp_tile: int = 16  # positions that a warp takes at a time
+    warp_stages: int = 3  # such tiles in flight for each warp, at most
+    warp_blocks: int = 1  # `blocks` by warp
 
     @property
     def on_tensor_cores(self) -> bool:
@@ -75,10 +81,33 @@ class AttentionShape:
         """Whether both keys and values are encoded. On tensor cores they are rounded to float16."""
         return not {self.type_k, self.type_v} & {"F32", "F16", "BF16"}
 
+    @property
+    def is_by_warp(self) -> bool:
+        """Whether a warp can hold the queries and mixes of the shape (`attention/warps.cuh`), and
+        copy rows in whole words.
+        """
+        rows = self.rows * self.group
+        return (
+            self.by_warp
+            and self.on_tensor_cores
+            and rows <= 16
+            and max(self.key_length, self.value_length) * (2 if rows > 8 else 1) <= 256
+            and all(row % 4 == 0 for row in self.row_bytes())
+        )
+
+    def row_bytes(self) -> tuple[int, int]:
+        """Return the bytes of a K row and of a V row in the cache."""
+        sizes = (self.type_k, self.key_length), (self.type_v, self.value_length)
+        k, v = (n * _BLOCK[type] // 32 for type, n in sizes)
+        return k, v
+
     def tile(self, limit: int) -> tuple[int, int]:
         """Return (positions, tiles in flight) of shared memory such that all of it stays below
         `limit` bytes; (0, 0) if nothing does.
         """
+        if self.is_by_warp:
+            wanted = [(self.warp_tile, n) for n in range(self.warp_stages, 0, -1)]
+            return next((way for way in wanted if self.shared_bytes(*way) <= limit), (0, 0))
         copied = self.on_tensor_cores or all(
             t in ("F32", "F16", "BF16") for t in (self.type_k, self.type_v)
         )
@@ -94,12 +123,15 @@ class AttentionShape:
         return 0, 0
 
     def fitting(self, limit: int) -> AttentionShape:
-        """Return the shape, or its scalar form if encoded rows next to their tile need too much
-        shared memory.
+        """Return the shape, or the form of it that needs less shared memory: warps that share
+        tiles, or the scalar form for encoded rows.
         """
-        if self.tile(limit)[0] or not self.decoded:
-            return self
-        return replace(self, scalar=True)
+        shape = self
+        if shape.is_by_warp and shape.tile(limit)[1] < 2:
+            shape = replace(shape, by_warp=False, warps=WARPS)
+        if shape.tile(limit)[0] or not shape.decoded:
+            return shape
+        return replace(shape, scalar=True)
 
     def strides(self) -> tuple[int, int]:
         """Return the bytes of a K row and of a V row in a tile."""
@@ -109,9 +141,20 @@ class AttentionShape:
         )
         return self.key_length * k + 16, self.value_length * v + 16
 
+    def pitches(self) -> tuple[int, int]:
+        """Return the bytes of a K row and of a V row in the ring of a warp."""
+        k, v = (16 * (-(-row // 16) | 1) for row in self.row_bytes())
+        return k, v
+
     def shared_bytes(self, tile: int, stages: int) -> int:
         """Return the bytes of shared memory, as `SHARED` of the kernel."""
         r, dk, dv = self.rows * self.group, self.key_length, self.value_length
+        if self.is_by_warp:
+            padded = -(-r // 8) * 8
+            sums = padded * dk // 8 if self.type_k in ("Q4_1", "Q5_1") else 0
+            kept = 2 * padded * (2 * dk + 16) + self.rows * sum(self.pitches())
+            kept += 4 * self.warps * max(dk, dv) + sums + 12 * r
+            return self._tile_bytes(tile, stages) + kept
         if self.on_tensor_cores:
             padded = -(-r // 16) * 16
             queries, probabilities = 2 * padded * (2 * dk + 16), 2 * padded * (2 * tile + 16)
@@ -125,7 +168,9 @@ class AttentionShape:
         their place.
         """
         r, dv = self.rows * self.group, self.value_length
-        groups = THREADS // (dv // 4)
+        if self.is_by_warp:
+            return self.warps * max(stages * tile * sum(self.pitches()), 4 * r * dv)
+        groups = 32 * WARPS // (dv // 4)
         parts = (
             (1 if self.hadamard_v else 0)
             if self.on_tensor_cores
@@ -164,6 +209,9 @@ class AttentionShape:
             "NEOX_PAIRS": str(self.neox).lower(),
             "HEAD_NORMS": int(self.head_norms),
             "MMA": int(self.on_tensor_cores),
+            "BY_WARP": int(self.is_by_warp),
+            "WARPS": self.warps if self.is_by_warp else WARPS,
+            "RESIDENT": self.warp_blocks if self.is_by_warp else 1,
             "HAD_K": self.hadamard_k,
             "HAD_V": self.hadamard_v,
             "TILE": tile,
@@ -235,8 +283,9 @@ class StepAttention:
             part = replace(shape, rows=min(at_once, shape.rows - first)).fitting(limit)
             kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
             # A fixed number, so that a captured launch stays valid.
+            blocks = part.warp_blocks if part.is_by_warp else part.blocks
             most = min(
-                shape.blocks * facts.multi_processor_count // shape.kv_heads, part.most_splits(*cut)
+                blocks * facts.multi_processor_count // shape.kv_heads, part.most_splits(*cut)
             )
             splits = max(1, min(-(-capacity // shape.shortest), most))
             self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits))
@@ -280,7 +329,7 @@ class StepAttention:
             launch(
                 kernel,
                 (splits, part.kv_heads),
-                THREADS,
+                32 * (part.warps if part.is_by_warp else WARPS),
                 q[rows],
                 k[rows],
                 v[rows],

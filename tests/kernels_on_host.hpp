@@ -90,6 +90,10 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 
 template <bool> inline void copy16(char* to, const void* from) { memcpy(to, from, 16); }
 template <int BYTES> inline void copy_few(char* to, const void* from) { memcpy(to, from, BYTES); }
+template <int BYTES> inline void copy_or_clear(char* to, const void* from, bool there) {
+    if (there) memcpy(to, from, BYTES);
+    else memset(to, 0, BYTES);
+}
 inline void end_of_copies() {}
 template <int N> void wait_for_copies() {}
 
@@ -108,6 +112,31 @@ inline void load_b_turned(unsigned (&b)[2], const char* at, int stride, int lane
             for (int half = 0; half < 2; half++) memcpy((char*)&b[m] + 2 * half, rows[8 * m + 2 * (lane % 4) + half] + 2 * (lane / 4), 2);
         return 0;
     });
+}
+inline void load_a_turned(unsigned (&a)[4], const char* at, int stride, int lane) {
+    exchange(at + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 16, [&](const char* const (&rows)[32], int lane) {
+        for (int m = 0; m < 4; m++)
+            for (int half = 0; half < 2; half++) memcpy((char*)&a[m] + 2 * half, rows[8 * m + 2 * (lane % 4) + half] + 2 * (lane / 4), 2);
+        return 0;
+    });
+}
+inline unsigned turned(unsigned x) {
+    return exchange(x, [](const unsigned (&w)[32], int lane) {
+        const int row = lane / 4, first = 2 * (lane % 4);  // of the result; column `row` of rows first, first + 1
+        return (w[4 * first + row / 2] >> 16 * (row % 2) & 0xffff) | (w[4 * first + 4 + row / 2] >> 16 * (row % 2)) << 16;
+    });
+}
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    const unsigned long long both = x | (unsigned long long)y << 32;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return result;
+}
+template <class F> unsigned each_half(F f) { return float_to_half(f(0)) | (unsigned)float_to_half(f(16)) << 16; }
+inline unsigned minus_halves(unsigned a, unsigned b) { return each_half([=](int at) { return half_to_float(a >> at) - half_to_float(b >> at); }); }
+inline unsigned times_halves(unsigned a, unsigned b) { return each_half([=](int at) { return half_to_float(a >> at) * half_to_float(b >> at); }); }
+inline unsigned fma_halves(unsigned a, unsigned b, unsigned c) {
+    return each_half([=](int at) { return half_to_float(a >> at) * half_to_float(b >> at) + half_to_float(c >> at); });
 }
 template <bool BFLOAT>
 float half_of(unsigned word, int which) {

@@ -89,7 +89,7 @@ def library(folder: Path, spec: KernelSpec, run: str) -> ctypes.CDLL:
         pytest.skip("g++ is not installed: the kernels are not tried on the CPU")
     defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
     # mma needs the cache's types, which the sources name first
-    source = expand(spec.sources).replace("struct Mixer {", MMA + "struct Mixer {", 1)
+    source = expand(spec.sources).replace("struct Mixer {", MMA + "struct Mixer {")
     return host_library(folder / "kernel", f'#include "{HEADER}"\n{defines}{source}{run}')
 
 

@@ -175,7 +175,7 @@ def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: s
     defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
     source = change(expand(spec.sources))
     if run is RUN_ATTENTION:
-        source = source.replace("struct Mixer {", MMA + "struct Mixer {", 1)
+        source = source.replace("struct Mixer {", MMA + "struct Mixer {")
     (folder / "kernel.cpp").write_text(f'#include "{HEADER}"\n{defines}{source}{run}{main}')
     subprocess.run([*BUILD, folder / "kernel", folder / "kernel.cpp"], check=True)
     done = subprocess.run(

@@ -40,6 +40,23 @@ CASES = [
     (1, 8, 2, 512, 512, "f16", "f16", 512, "neox", False, True),
     (8, 8, 2, 512, 512, "bf16", "bf16", 512, "neox", False, True),
     (2, 4, 1, 512, 512, "q8_0", "q8_0", 512, "neox", False, True),
+    (2, 8, 2, 128, 128, "f16", "f16", 128, "neox", False, True),
+    (2, 7, 2, 128, 128, "q8_0", "q8_0", 128, "neox", False, True),
+    (1, 8, 2, 256, 256, "f16", "f16", 64, "neox", False, True),
+    (1, 8, 2, 256, 256, "q8_0", "q8_0", 64, "neox", True, True),
+    *(
+        (1, group, 3, 128, 128, key, value, 128, "norm", turned, False)
+        for key, value in [
+            ("bf16", "bf16"),
+            ("q8_0", "q4_0"),
+            ("q6_0", "q6_0"),
+            ("q5_1", "q5_1"),
+            ("q5_0", "q5_0"),
+            ("q4_1", "q4_1"),
+            ("iq4_nl", "iq4_nl"),
+        ]
+        for group, turned in [(4, False), (6, True)]
+    ),
 ]
 
 

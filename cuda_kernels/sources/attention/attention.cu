@@ -9,7 +9,8 @@
 // range in memory, and the last of them to finish joins these in the order of positions.
 //
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
-// or 0), MMA (tensor cores), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
+// or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
+// multiprocessor), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
 // SHARED_BYTES, PART_FLOATS, and what only some models have: BIASES (of the projections), VALUE_NORM, GATE (after each query head, for its
 // result), SINKS, WINDOW (positions that a token sees, or 0), SOFTCAP (of scores, or 0), TEMPERATURE and TEMPERATURE_LENGTH (queries
 // grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
@@ -17,34 +18,48 @@
 #include "attention/join.cuh"
 #include "attention/rows.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int THREADS = 32 * WARPS;
 constexpr int R = ROWS * GROUP, HEADS = GROUP * HEADS_KV;
 constexpr int STRIDE_K = DK * tile_bytes(TYPE_K) + 16, STRIDE_V = DV * tile_bytes(TYPE_V) + 16;  // bytes; rows start in other banks
 constexpr int ROW_K = row_bytes(TYPE_K, DK), ROW_V = row_bytes(TYPE_V, DV);
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr int NEW_ROWS = OWN_KV ? 2 * ROWS : 0, Q_STRIDE = GATE ? 2 * DK : DK;
 
+// Encoded rows are in flight as they are stored.
+constexpr bool DECODED = MMA && !is_float(TYPE_K);
+static_assert(!MMA || is_float(TYPE_K) == is_float(TYPE_V), "both are decoded, or none");
+constexpr float CAP = SOFTCAP ? (float)(SOFTCAP) * LOG2E : 1.f;  // scores have the factor of exponentials
+
+#include "attention/fragments.cuh"  // before the choice, as files are included once
 #include "attention/tile.cuh"
-#if MMA
+#if BY_WARP
+#include "attention/warps.cuh"
+#elif MMA
 #include "attention/mma.cuh"
 #else
 #include "attention/scalar.cuh"
 #endif
 
+constexpr int WIDER = DK > DV ? DK : DV;
+#if BY_WARP
+// Shared memory: rings of the warps | queries | new k | new v (as they are stored) | a row for each warp, later its maxima and sums |
+// sums of queries | maxima, sums. The parts to join replace the rings.
+constexpr int LOADED = WARPS * RING, SCORES = WARPS * WIDER, KEPT_K = PITCH_K, KEPT_V = PITCH_V, P_BYTES = Mixer::MINIMA ? DK / 32 * RP * 4 : 0;
+static_assert(WIDER >= 2 * RP, "room for the sums of a warp");
+#else
 // Shared memory: tiles (encoded rows | the tile) | queries | new k | new v | scores (before: a row for each warp) |
 // probabilities | rescaling, maxima, sums. The parts to join replace the tiles.
-// Encoded rows are in flight as they are stored, and are decoded to one tile.
-constexpr bool DECODED = MMA && !is_float(TYPE_K);
-static_assert(!MMA || is_float(TYPE_K) == is_float(TYPE_V), "both are decoded, or none");
-constexpr int WHOLE = TILE * (STRIDE_K + STRIDE_V), STAGE = DECODED ? TILE * (ROW_K + ROW_V) : WHOLE, WIDER = DK > DV ? DK : DV;
-constexpr int LOADED = STAGES * STAGE + (DECODED ? WHOLE : 0), TILES = LOADED > Mixer::JOIN_BYTES ? LOADED : Mixer::JOIN_BYTES;
+// Encoded rows are decoded to one tile.
+constexpr int WHOLE = TILE * (STRIDE_K + STRIDE_V), STAGE = DECODED ? TILE * (ROW_K + ROW_V) : WHOLE;
+constexpr int LOADED = STAGES * STAGE + (DECODED ? WHOLE : 0), KEPT_K = STRIDE_K, KEPT_V = STRIDE_V, P_BYTES = Mixer::P_BYTES;
 constexpr int SCORES = R * TILE > WARPS * WIDER ? R * TILE : WARPS * WIDER;
-constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * STRIDE_K, AT_S = AT_V + ROWS * STRIDE_V,
-              AT_P = AT_S + SCORES * 4, AT_M = AT_P + Mixer::P_BYTES, SHARED = AT_M + 3 * R * 4;
-constexpr float CAP = SOFTCAP ? (float)(SOFTCAP) * LOG2E : 1.f;  // scores have the factor of exponentials
+#endif
+constexpr int TILES = LOADED > Mixer::JOIN_BYTES ? LOADED : Mixer::JOIN_BYTES;
+constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * KEPT_K, AT_S = AT_V + ROWS * KEPT_V,
+              AT_P = AT_S + SCORES * 4, AT_M = AT_P + P_BYTES, SHARED = AT_M + 3 * R * 4;
 constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
-static_assert(DV <= 4 * THREADS && DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
+static_assert(DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
 static_assert(!GATE || DK == DV, "gates are as long as results");
 
 // A row to prepare: a new row of K or V, or a row of q. In this order, as new rows take longest.
@@ -65,7 +80,7 @@ __device__ __forceinline__ float temperature(int position) {
 // q float32[ROWS, HEADS, DK], with GATE [ROWS, HEADS, 2 * DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
 // biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2]; caches [capacity, HEADS_KV, row]; position: cached positions before these rows;
 // partial float32[HEADS_KV, splits, PART]; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
           const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,
           const int* __restrict__ position, float scale, const float* __restrict__ q_bias, const float* __restrict__ k_bias,
@@ -87,6 +102,13 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     if (!OWN_KV) wait_for_inputs();        // an earlier launch of this step has stored the new ones
 
     // The cache rows of earlier steps do not depend on the previous launch.
+#if BY_WARP
+    Mixer mixer;
+    Mixer::begin(shared, cache_k, cache_v, first, last, n_old, head);
+    mixer.start(sinks, blockIdx.x == 0, head);
+    Mixer::clear_queries(queries, (float*)probabilities);
+    auto place = [&](int, int i, bool value) { return value ? new_v + i * KEPT_V : new_k + i * KEPT_K; };
+#else
     auto load = [&](int tile) {
         const int at = first + tile * TILE, old = min(min(at + TILE, last), n_old) - at;
         char* to = shared + tile % STAGES * STAGE;
@@ -124,6 +146,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         maxima[r] = sink ? sinks[head * GROUP + r % GROUP] * LOG2E : -INFINITY;
         sums[r] = sink ? 1.f : 0.f;
     }
+#endif
     Row<DK> norm_q, norm_k;
     if (HEAD_NORMS) norm_q.fetch(q_norm, lane), norm_k.fetch(k_norm, lane);
 
@@ -166,18 +189,24 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
                 if (VALUE_NORM) value[j].divide(eps);
                 value[j].put(row, lane);
                 if (HAD_V) hadamard_row(row, DV, HAD_V, lane);
-                store_row<TYPE_V, DV>(row, cache_v + at * ROW_V, place(p0 + job.i, job.i, true), lane);
+                Mixer::store<TYPE_V, DV>(row, cache_v + at * ROW_V, place(p0 + job.i, job.i, true), lane);
             } else {
                 if (HEAD_NORMS) x[j].norm(job.k ? norm_k : norm_q, eps);
                 x[j].put(row, lane);
                 turns[j].template apply<NEOX_PAIRS>(row, lane);
                 if (HAD_K) hadamard_row(row, DK, HAD_K, lane);
-                if (job.k) store_row<TYPE_K, DK>(row, cache_k + at * ROW_K, place(p0 + job.i, job.i, false), lane);
-                else Mixer::put_query(queries, job.r, row, scale * temperature(p0 + job.i) * LOG2E, lane);  // exponentials are powers of 2
+                if (job.k) Mixer::store<TYPE_K, DK>(row, cache_k + at * ROW_K, place(p0 + job.i, job.i, false), lane);
+                else Mixer::put_query(queries, (float*)probabilities, job.r, row, scale * temperature(p0 + job.i) * LOG2E, lane);  // exponentials are powers of 2
             }
         }
     }
 
+#if BY_WARP
+    __syncthreads();
+    mixer.run(shared, queries, (const float*)probabilities, cache_k, cache_v, new_k, new_v, first, last, p0, head);
+    mixer.join_sums(scores, maxima, sums);
+    __syncthreads();
+#else
     Mixer mixer;
     const int tiles = (last - first + TILE - 1) / TILE;
     for (int t = 0; t < tiles; t++) {
@@ -247,6 +276,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         wait_for_copies<0>();
         __syncthreads();
     }
+#endif
 
     // This range is either the whole result or a part of it.
     float* joined = (float*)shared;

@@ -4,6 +4,7 @@
 // into two parts, the rounded value and the rounding error, so that only the last bits of float32
 // are lost (with bfloat16, 16 bits remain).
 #pragma once
+#include "attention/fragments.cuh"
 #include "attention/tile.cuh"
 
 constexpr int M_TILES = (R + 15) / 16, N_TILES = (DV / 8 + WARPS - 1) / WARPS;  // of rows; of 8 value elements for each warp
@@ -11,48 +12,16 @@ constexpr int P_TILES = TILE / (8 * WARPS);                                     
 constexpr int STRIDE_Q = DK * 2 + 16, STRIDE_P = TILE * 2 + 16;                 // bytes
 static_assert(TILE % (8 * WARPS) == 0 && DK % 16 == 0 && DV % 16 == 0 && (TYPE_K == BF16) == (TYPE_V == BF16), "a shape this is made for");
 
-#ifndef ON_HOST
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// 16 x 16 halves, row r of them at `at + r * stride`, as the left operand of mma.
-__device__ __forceinline__ void load_a(u32 (&a)[4], const char* at, int stride, int lane) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"(shared_address(at + lane % 16 * stride + lane / 16 * 16)));
-}
-
-// 16 positions x 8 elements of V as the right operand.
-__device__ __forceinline__ void load_b_turned(u32 (&b)[2], const char* at, int stride, int lane) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(b[0]), "=r"(b[1])
-                 : "r"(shared_address(at + lane % 16 * stride)));
-}
-
-__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    if constexpr (TYPE_K == BF16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-#endif
-
-__device__ __forceinline__ void two_parts(float x, u16* whole, u16* rest) {
-    const u16 h = TYPE_K == BF16 ? float_to_bf16(x) : float_to_half(x);
-    const float left = x - (TYPE_K == BF16 ? bf16_to_float(h) : half_to_float(h));
-    *whole = h;
-    *rest = TYPE_K == BF16 ? float_to_bf16(left) : float_to_half(left);
-}
-
 struct Mixer {
+    template <int TYPE, int D>
+    static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_row<TYPE, D>(row, cache, kept, lane); }
+
     static constexpr int Q_PART = 16 * M_TILES * STRIDE_Q, P_PART = 16 * M_TILES * STRIDE_P;
     static constexpr int Q_BYTES = 2 * Q_PART, P_BYTES = 2 * P_PART, JOIN_BYTES = HAD_V ? R * DV * 4 : 0;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float mix[M_TILES][N_TILES][4] = {};
 
-    static __device__ __forceinline__ void put_query(char* q, int r, const float* row, float scale, int lane) {
+    static __device__ __forceinline__ void put_query(char* q, float*, int r, const float* row, float scale, int lane) {
         u16* to = (u16*)(q + r * STRIDE_Q);
         for (int i = lane; i < DK; i += 32) two_parts(row[i] * scale, to + i, to + Q_PART / 2 + i);
     }

@@ -13,6 +13,9 @@ constexpr int RP = (R + 3) / 4 * 4 + 4;  // floats from position to position of 
 static_assert(THREADS % TILE == 0, "a thread takes one position");
 
 struct Mixer {
+    template <int TYPE, int D>
+    static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_row<TYPE, D>(row, cache, kept, lane); }
+
     static constexpr int Q_BYTES = R * DK * 4, P_BYTES = TILE * RP * 4, JOIN_BYTES = POSITION_GROUPS * R * DV * 4;
     const int chunk = threadIdx.x % CHUNKS, group = threadIdx.x / CHUNKS;
     const int row_group = group % ROW_GROUPS, position_group = group / ROW_GROUPS;
@@ -20,7 +23,7 @@ struct Mixer {
     float mix[OWN][4] = {};
 
     // Row r of the queries, ready in `row`, as `scores` reads it.
-    static __device__ __forceinline__ void put_query(char* q, int r, const float* row, float scale, int lane) {
+    static __device__ __forceinline__ void put_query(char* q, float*, int r, const float* row, float scale, int lane) {
         for (int i = lane; i < DK; i += 32) ((float*)q)[r * DK + i] = row[i] * scale;
     }
 

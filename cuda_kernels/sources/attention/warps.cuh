@@ -1,0 +1,458 @@
+// Scores and mixes on tensor cores, warp by warp: every warp takes every WARPS-th tile of TILE positions of the block's range through a ring
+// in shared memory, and keeps its maxima, sums and mixes to itself until the end. No barrier of the block is in the loop, so that
+// the ring of every warp is always being filled.
+//
+// Products are turned: positions are the rows of the left operand, which has 16, and queries the columns of the right one, which
+// has 8. Queries and probabilities are split into two parts (mma.cuh); up to 4 queries have both parts in the same 8 columns.
+// Encoded rows are copied as they are stored, and decoded in registers: keys to their codes, whose scales multiply scores; values to
+// half precision.
+#pragma once
+#include "attention/codes.cuh"
+
+__device__ constexpr int padded_row(int n) { return ((n + 15) / 16 | 1) * 16; }  // bytes of a row in the ring: rows start in other banks
+constexpr int PITCH_K = padded_row(ROW_K), PITCH_V = padded_row(ROW_V);
+constexpr int RING_STAGE = TILE * (PITCH_K + PITCH_V), RING = STAGES * RING_STAGE;  // of a warp
+constexpr bool PACKED = R <= 4;
+constexpr int N_TILES = (R + 7) / 8, PARTS = PACKED ? 1 : 2, RP = 8 * N_TILES, M_TILES = TILE / 16;
+constexpr int STRIDE_Q = DK * 2 + 16;
+constexpr float LET_GROW = 8.f;  // a power of 2: sums are scaled when a score exceeds the maximum so far by more
+static_assert(R <= 16 && TILE % 16 == 0 && DK % 16 == 0 && DV % 16 == 0 && ROW_K % 4 == 0 && ROW_V % 4 == 0, "a shape this is made for");
+
+#ifndef ON_HOST
+// 16 positions x 16 elements of V as the left operand, elements as rows.
+__device__ __forceinline__ void load_a_turned(u32 (&a)[4], const char* at, int stride, int lane) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(shared_address(at + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 16)));
+}
+
+// 8 x 8 halves, two of a row in each lane.
+__device__ __forceinline__ u32 turned(u32 x) {
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// BYTES (4, 8 or 16) from global memory, or zeros.
+template <int BYTES>
+__device__ __forceinline__ void copy_or_clear(char* to, const u8* from, bool there) {
+    const u32 at = (u32)__cvta_generic_to_shared(to), n = there ? BYTES : 0;
+    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(n) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(n) : "memory");
+}
+#endif
+
+__device__ constexpr int power_up_to(int n) { return n >= 32 ? 32 : n >= 16 ? 16 : n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 1; }
+
+// TILE rows of the cache, `from` the first one of the head, by a warp. Rows from `count` on become 0. Lanes divide a row's pieces in powers of 2.
+template <int ROW, int PITCH, int DONE = 0>
+__device__ __forceinline__ void copy_rows(char* to, const u8* from, int count, int lane) {
+    constexpr int BYTES = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : 4, LEFT = ROW / BYTES - DONE;
+    if constexpr (LEFT > 0) {
+        constexpr int SIDE = power_up_to(LEFT), AT_ONCE = 32 / SIDE;
+        const int part = DONE + lane % SIDE;
+#pragma unroll
+        for (int i = 0; i < TILE; i += AT_ONCE) {
+            const int row = i + lane / SIDE;
+            if (AT_ONCE <= TILE || row < TILE) {
+                const bool there = row < count;
+                copy_or_clear<BYTES>(to + row * PITCH + part * BYTES, from + (there ? (long long)row * (HEADS_KV * ROW) + part * BYTES : 0), there);
+            }
+        }
+        copy_rows<ROW, PITCH, DONE + SIDE>(to, from, count, lane);
+    }
+}
+
+// Store one new row, prepared in `row` (float32), in the cache, and a copy of its bytes in `kept`.
+template <int TYPE, int D>
+__device__ __forceinline__ void store_bytes(const float* row, u8* cache, char* kept, int lane) {
+    if constexpr (is_float(TYPE)) {
+#pragma unroll
+        for (int i = lane; i < D; i += 32) ((u16*)kept)[i] = TYPE == BF16 ? float_to_bf16(row[i]) : float_to_half(row[i]);
+    } else {
+#pragma unroll
+        for (int b = 0; b < D / 32; b++) encode32<TYPE>(row[32 * b + lane], lane, (u8*)kept + b * block_bytes(TYPE));
+    }
+    __syncwarp();
+    for (int i = lane; i < row_bytes(TYPE, D) / 4; i += 32) ((u32*)cache)[i] = ((const u32*)kept)[i];
+}
+
+// x and y in the type of the operands, and what that leaves of them.
+__device__ __forceinline__ void both_parts(float x, float y, u32& whole, u32& rest) {
+    u16 a, b, c, d;
+    two_parts(x, &a, &c);
+    two_parts(y, &b, &d);
+    whole = a | (u32)b << 16, rest = c | (u32)d << 16;
+}
+
+struct Mixer {
+    template <int TYPE, int D>
+    static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_bytes<TYPE, D>(row, cache, kept, lane); }
+
+    static constexpr int Q_PART = RP * STRIDE_Q, Q_BYTES = 2 * Q_PART, JOIN_BYTES = WARPS * R * DV * 4;
+    static constexpr bool MINIMA = DECODED && Codes<DECODED ? TYPE_K : Q8_0>::MIN;
+    static constexpr int K_STEPS = DK / 16;
+    static constexpr bool Q_IN_REGISTERS = K_STEPS * N_TILES * PARTS * 2 <= 32;
+    // Lanes: `j` counts positions (or elements of V), and queries 2 t, 2 t + 1 of every 8 belong to a lane.
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
+    float mix[DV / 16][N_TILES][4] = {};
+    float most[N_TILES][2], sum[N_TILES][2];
+
+    // A sink is a score without a value.
+    __device__ __forceinline__ void start(const float* sinks, bool sink, int head) {
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const bool counts = SINKS && sink && warp == 0;
+                most[n][e] = counts ? sinks[head * GROUP + min(query_of(n, e), R - 1) % GROUP] * LOG2E : -INFINITY;
+                sum[n][e] = counts && j == 0 ? 1.f : 0.f;
+            }
+    }
+
+    static __device__ __forceinline__ void put_query(char* q, float* sums, int r, const float* row, float scale, int lane) {
+        u16* to = (u16*)(q + r * STRIDE_Q);
+        for (int i = lane; i < DK; i += 32) two_parts(row[i] * scale, to + i, to + Q_PART / 2 + i);
+        if constexpr (MINIMA)
+            for (int b = 0; b < DK / 32; b++) {
+                const float all = warp_sum(row[32 * b + lane] * scale);
+                if (lane == 0) sums[b * RP + r] = all;
+            }
+    }
+
+    // Rows from R on have to be numbers.
+    static __device__ __forceinline__ void clear_queries(char* q, float* sums) {
+        for (int i = threadIdx.x; i < 2 * (RP - R) * STRIDE_Q / 4; i += THREADS) {
+            const int part = i / ((RP - R) * STRIDE_Q / 4), at = i % ((RP - R) * STRIDE_Q / 4);
+            ((u32*)(q + part * Q_PART + R * STRIDE_Q))[at] = 0;
+        }
+        if constexpr (MINIMA)
+            for (int i = threadIdx.x; i < DK / 32 * RP; i += THREADS)
+                if (i % RP >= R) sums[i] = 0.f;
+    }
+
+    // Step k of the products with queries 8 n .. 8 n + 7. Encoded keys have their elements in the order of `Codes::of_row`.
+    __device__ __forceinline__ void query(const char* q, int k, int n, int part, u32 (&b)[2]) const {
+        const char* row = q + (PACKED ? j / 4 * Q_PART + j % 4 * STRIDE_Q : part * Q_PART + (8 * n + j) * STRIDE_Q) + 32 * k;
+        if constexpr (DECODED) {
+            const uint2 w = *(const uint2*)(row + 8 * t);
+            b[0] = w.x, b[1] = w.y;
+        } else {
+            b[0] = *(const u32*)(row + 4 * t), b[1] = *(const u32*)(row + 4 * t + 16);
+        }
+    }
+
+    // The query that column e (0 or 1) of a lane belongs to.
+    __device__ __forceinline__ int query_of(int n, int e) const { return PACKED ? (2 * t + e) % 4 : 8 * n + 2 * t + e; }
+
+    // Tiles of positions first .. last-1 of the block. `old`: positions that are in memory; later ones are in new_k, new_v.
+    __device__ __forceinline__ void run(char* ring, const char* q, const float* sums_q, const u8* cache_k, const u8* cache_v, const char* new_k,
+                                        const char* new_v, int first, int last, int p0, int head) {
+        char* own = ring + warp * RING;
+        const int tiles = (last - first + TILE - 1) / TILE, n_old = OWN_KV ? p0 : p0 + ROWS;
+        u32 held[Q_IN_REGISTERS ? K_STEPS : 1][N_TILES][PARTS][2];
+        if constexpr (Q_IN_REGISTERS)
+#pragma unroll
+            for (int k = 0; k < K_STEPS; k++)
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                    for (int part = 0; part < PARTS; part++) query(q, k, n, part, held[k][n][part]);
+        int stage = 0;
+        for (int tile = warp; tile < tiles; tile += WARPS) {
+            char *tile_k = own + stage * RING_STAGE, *tile_v = tile_k + TILE * PITCH_K;
+            const int at = first + tile * TILE, next = tile + STAGES * WARPS;
+            const bool has_new = OWN_KV && at + TILE > p0, inside = at + TILE <= p0 + 1 && (!WINDOW || at >= p0 + ROWS - WINDOW);
+            wait_for_copies<2 * STAGES - 1>();
+            __syncwarp();
+            if (has_new) {
+                insert<ROW_K, PITCH_K>(tile_k, new_k, at, p0);
+                __syncwarp();
+            }
+
+            float s[M_TILES][N_TILES][4];
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) score(tile_k + 16 * m * PITCH_K, q, held, sums_q, s[m]);
+            __syncwarp();
+            if (next < tiles) load_k(tile_k, cache_k, first + next * TILE, min(last, n_old), head);
+            end_of_copies();
+
+            probabilities(s, at, p0, inside);
+            u32 p[M_TILES][N_TILES][PARTS][2];
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        u32 whole, rest;
+                        both_parts(s[m][n][2 * half], s[m][n][2 * half + 1], whole, rest);
+                        if constexpr (PACKED) p[m][n][0][half] = turned(t < 2 ? whole : rest);
+                        else p[m][n][0][half] = turned(whole), p[m][n][PARTS - 1][half] = turned(rest);
+                    }
+
+            wait_for_copies<2 * STAGES - 1>();
+            __syncwarp();
+            if (has_new) {
+                insert<ROW_V, PITCH_V>(tile_v, new_v, at, p0);
+                __syncwarp();
+            }
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) add(tile_v + 16 * m * PITCH_V, p[m]);
+            __syncwarp();
+            if (next < tiles) load_v(tile_v, cache_v, first + next * TILE, min(last, n_old), head);
+            end_of_copies();
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+    }
+
+    static __device__ __forceinline__ void load_k(char* to, const u8* cache, int at, int until, int head) {
+        copy_rows<ROW_K, PITCH_K>(to, cache + ((long long)at * HEADS_KV + head) * ROW_K, until - at, threadIdx.x % 32);
+    }
+
+    static __device__ __forceinline__ void load_v(char* to, const u8* cache, int at, int until, int head) {
+        copy_rows<ROW_V, PITCH_V>(to, cache + ((long long)at * HEADS_KV + head) * ROW_V, until - at, threadIdx.x % 32);
+    }
+
+    // The first tiles of the ring, two groups of copies each.
+    static __device__ __forceinline__ void begin(char* ring, const u8* cache_k, const u8* cache_v, int first, int last, int n_old, int head) {
+        const int warp = threadIdx.x / 32, tiles = (last - first + TILE - 1) / TILE;
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) {
+            const int tile = warp + s * WARPS, at = first + tile * TILE;
+            char* to = ring + warp * RING + s * RING_STAGE;
+            if (tile < tiles) load_k(to, cache_k, at, min(last, n_old), head);
+            end_of_copies();
+            if (tile < tiles) load_v(to + TILE * PITCH_K, cache_v, at, min(last, n_old), head);
+            end_of_copies();
+        }
+    }
+
+    template <int ROW, int PITCH>
+    __device__ __forceinline__ void insert(char* tile, const char* kept, int at, int p0) const {
+        for (int i = 0; i < ROWS; i++) {
+            const int row = p0 + i - at;
+            if (row < 0 || row >= TILE) continue;
+            for (int w = lane; w < ROW / 4; w += 32) ((u32*)(tile + row * PITCH))[w] = ((const u32*)(kept + i * PITCH))[w];
+        }
+    }
+
+    // s[n]: positions j and j + 8, queries 2 t and 2 t + 1 of every 8.
+    template <typename Held>
+    __device__ __forceinline__ void score(const char* tile_k, const char* q, const Held& held, const float* sums_q, float (&s)[N_TILES][4]) const {
+        auto multiply = [&](int k, const u32(&a)[4], float(&c)[N_TILES][PARTS][4]) {
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) {
+                    if constexpr (Q_IN_REGISTERS) mma(c[n][part], a, held[k][n][part]);
+                    else {
+                        u32 b[2];
+                        query(q, k, n, part, b);
+                        mma(c[n][part], a, b);
+                    }
+                }
+        };
+        auto total = [&](const float(&c)[PARTS][4], int i) { return PACKED ? c[0][i] : c[0][i] + c[PARTS - 1][i]; };
+        if constexpr (DECODED) {
+            using Keys = Codes<TYPE_K>;
+            const char *row = tile_k + j * PITCH_K, *other = row + 8 * PITCH_K;
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[n][i] = 0.f;
+#pragma unroll
+            for (int b = 0; b < DK / 32; b++) {
+                u32 x[2], y[2];
+                Keys::of_row(row, b, t, x);
+                Keys::of_row(other, b, t, y);
+                float c[N_TILES][PARTS][4] = {};
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const u32 a[4] = {Keys::low_pair(x[h]), Keys::low_pair(y[h]), Keys::high_pair(x[h]), Keys::high_pair(y[h])};
+                    multiply(2 * b + h, a, c);
+                }
+                const float d[2] = {half_to_float(Keys::scale(row + b * Keys::BLOCK)), half_to_float(Keys::scale(other + b * Keys::BLOCK))};
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) s[n][i] = fmaf(d[i / 2], total(c[n], i), s[n][i]);
+                    if constexpr (MINIMA) {
+                        const float2 all = *(const float2*)(sums_q + b * RP + 8 * n + 2 * t);
+                        const float m[2] = {half_to_float(Keys::minimum(row + b * Keys::BLOCK)), half_to_float(Keys::minimum(other + b * Keys::BLOCK))};
+#pragma unroll
+                        for (int i = 0; i < 4; i++) s[n][i] = fmaf(m[i / 2], i % 2 ? all.y : all.x, s[n][i]);
+                    }
+                }
+            }
+        } else {
+            float c[N_TILES][PARTS][4] = {};
+#pragma unroll
+            for (int k = 0; k < K_STEPS; k++) {
+                u32 a[4];
+                load_a(a, tile_k + 32 * k, PITCH_K, lane);
+                multiply(k, a, c);
+            }
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[n][i] = total(c[n], i);
+        }
+        if constexpr (PACKED)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[0][i] += __shfl_xor_sync(0xffffffff, s[0][i], 2);
+    }
+
+    // Scores become exponentials against the running maximum.
+    __device__ __forceinline__ void probabilities(float (&s)[M_TILES][N_TILES][4], int at, int p0, bool inside) {
+        bool grows = false;
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float& x = s[m][n][i];
+                    if (SOFTCAP) x = CAP * tanhf(x / CAP);
+                    if (!inside) {
+                        const int p = at + 16 * m + 8 * (i / 2) + j, newest = p0 + query_of(n, i % 2) / GROUP;
+                        if (p > newest || (WINDOW && p <= newest - WINDOW)) x = -INFINITY;
+                    }
+                    grows |= x > most[n][i % 2] + LET_GROW;
+                }
+        if (__any_sync(0xffffffff, grows)) {
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float now = most[n][e];
+#pragma unroll
+                    for (int m = 0; m < M_TILES; m++) now = fmaxf(now, fmaxf(s[m][n][e], s[m][n][e + 2]));
+#pragma unroll
+                    for (int d = 4; d < 32; d *= 2) now = fmaxf(now, __shfl_xor_sync(0xffffffff, now, d));
+                    const float factor = now == -INFINITY ? 1.f : exp2f(most[n][e] - now);
+                    most[n][e] = now;
+                    sum[n][e] *= factor;
+#pragma unroll
+                    for (int v = 0; v < DV / 16; v++) mix[v][n][e] *= factor, mix[v][n][e + 2] *= factor;
+                }
+        }
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const float base = most[n][e] == -INFINITY ? 0.f : most[n][e];  // a query that sees nothing yet
+#pragma unroll
+                for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        float& x = s[m][n][2 * half + e];
+                        x = exp2f(x - base);
+                        sum[n][e] += x;
+                    }
+            }
+    }
+
+    __device__ __forceinline__ void add(const char* tile_v, const u32 (&p)[N_TILES][PARTS][2]) {
+        auto multiply = [&](int v, const u32(&a)[4]) {
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) mma(mix[v][n], a, p[n][part]);
+        };
+        if constexpr (DECODED) {
+            using Values = Codes<TYPE_V>;
+            const char* rows[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) rows[i] = tile_v + (2 * t + i % 2 + i / 2 * 8) * PITCH_V;
+#pragma unroll
+            for (int b = 0; b < DV / 32; b++) {
+                u32 x[2][2], d[2], low[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {  // positions 2 t, 2 t + 1, and 8 later
+                    const char *first = rows[2 * i] + b * Values::BLOCK, *second = rows[2 * i + 1] + b * Values::BLOCK;
+                    Values::of_rows(first, second, j, x[i]);
+                    d[i] = Values::scale(first) | (u32)Values::scale(second) << 16;
+                    if (Values::MIN) low[i] = Values::minimum(first) | (u32)Values::minimum(second) << 16;
+                }
+                auto value = [&](u32 codes, int i) {
+                    if constexpr (Values::MIN) return fma_halves(codes, d[i], low[i]);
+                    else return times_halves(codes, d[i]);
+                };
+#pragma unroll
+                for (int h = 0; h < 2; h++) {  // elements 2 j and 2 j + 1
+                    const u32 a[4] = {value(Values::even_pair(x[0][h]), 0), value(Values::odd_pair(x[0][h]), 0), value(Values::even_pair(x[1][h]), 1),
+                                      value(Values::odd_pair(x[1][h]), 1)};
+                    multiply(2 * b + h, a);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int v = 0; v < DV / 16; v++) {
+                u32 a[4];
+                load_a_turned(a, tile_v + 32 * v, PITCH_V, lane);
+                multiply(v, a);
+            }
+        }
+    }
+
+    // The sums of all warps. `own`: floats of each warp, 2 * RP; `sums` and `maxima` of the block.
+    __device__ __forceinline__ void join_sums(float* own, float* maxima, float* sums) {
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+#pragma unroll
+                for (int d = 4; d < 32; d *= 2) sum[n][e] += __shfl_xor_sync(0xffffffff, sum[n][e], d);
+                const int r = query_of(n, e);
+                if (j == 0 && r < R && (!PACKED || t < 2)) own[(2 * warp) * RP + r] = most[n][e], own[(2 * warp + 1) * RP + r] = sum[n][e];
+            }
+        wait_for_copies<0>();
+        __syncthreads();
+        for (int r = threadIdx.x; r < R; r += THREADS) {
+            float all = -INFINITY, total = 0.f;
+            for (int w = 0; w < WARPS; w++) all = fmaxf(all, own[2 * w * RP + r]);
+            const float base = all == -INFINITY ? 0.f : all;
+            for (int w = 0; w < WARPS; w++) total = fmaf(own[(2 * w + 1) * RP + r], exp2f(own[2 * w * RP + r] - base), total);
+            maxima[r] = all, sums[r] = total;
+        }
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int r = min(query_of(n, e), R - 1);
+                float all = -INFINITY;
+#pragma unroll
+                for (int w = 0; w < WARPS; w++) all = fmaxf(all, own[2 * w * RP + r]);
+                const float factor = all == -INFINITY ? 0.f : exp2f(most[n][e] - all);
+#pragma unroll
+                for (int v = 0; v < DV / 16; v++) mix[v][n][e] *= factor, mix[v][n][e + 2] *= factor;
+            }
+    }
+
+    // put(r, i, x, y) for elements i, i + 1 of each row. Warps are joined in their order, in `joined`.
+    template <typename Put>
+    __device__ __forceinline__ void finish(float* joined, Put put) {
+#pragma unroll
+        for (int v = 0; v < DV / 16; v++)
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float x = mix[v][n][i];
+                    if constexpr (PACKED) x += __shfl_xor_sync(0xffffffff, x, 2);
+                    const int r = query_of(n, i % 2), element = 16 * v + (DECODED ? 2 * j + i / 2 : j + 8 * (i / 2));
+                    if (r < R && (!PACKED || t < 2)) joined[(warp * R + r) * DV + element] = x;
+                }
+        __syncthreads();
+        for (int i = 2 * threadIdx.x; i < R * DV; i += 2 * THREADS) {  // nobody else reads elements i, i + 1
+            float2 all = *(const float2*)(joined + i);
+#pragma unroll
+            for (int w = 1; w < WARPS; w++) {
+                const float2 other = *(const float2*)(joined + w * R * DV + i);
+                all.x += other.x, all.y += other.y;
+            }
+            put(i / DV, i % DV, all.x, all.y);
+        }
+    }
+};
