@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +36,10 @@ _FUNCTIONS = {
     torch.bfloat16: "dequantize_bf16",
 }
 _THREADS = 256
+_LEAST_SHARED = 1 << 20  # bytes that are worth several threads
 _PIECE_BYTES = 16 << 20  # copied to the device at a time; two such buffers are pinned
-# Threads: a single one copies more slowly than the bus to the device.
-_COPIERS = min(4, os.cpu_count() or 1)
+# Threads: a single one reads and copies more slowly than the bus to the device.
+_COPIERS = min(8, os.cpu_count() or 1)
 
 
 def specs() -> list[KernelSpec]:
@@ -82,6 +83,34 @@ class PackedMatrix:
         return self.data.device
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """`n` rows that are read where they are needed: `read(first, out)` fills uint8[k, row_bytes]
+    with the rows from `first` on. Several threads call it.
+    """
+
+    n: int
+    row_bytes: int
+    read: Callable[[int, np.ndarray], None]
+
+    @classmethod
+    def of(cls, rows: np.ndarray | StoredRows) -> StoredRows:
+        """Return rows in memory in this form. Raise ShapeError for anything but uint8[n, bytes]."""
+        if isinstance(rows, StoredRows):
+            return rows
+        if rows.dtype != np.uint8 or rows.ndim != 2:
+            raise ShapeError(f"rows are uint8[n, bytes]; got {rows.dtype}{list(rows.shape)}")
+
+        def copy(first: int, out: np.ndarray) -> None:
+            np.copyto(out, rows[first : first + len(out)])
+
+        return cls(len(rows), rows.shape[1], copy)
+
+    def part(self, first: int, n: int) -> StoredRows:
+        """Return `n` of the rows, from `first` on."""
+        return StoredRows(n, self.row_bytes, lambda at, out: self.read(first + at, out))
+
+
 def packable(type: str | GGMLType, cols: int) -> bool:
     """Return whether matrices of the type with rows of `cols` elements can be packed."""
     type = ggml_type(type)
@@ -103,7 +132,7 @@ def packed_bytes(type: str | GGMLType, rows: int, cols: int, n_matrices: int = 1
 
 def pack_matrix(
     type: str | GGMLType,
-    pieces: Iterable[np.ndarray],
+    pieces: Iterable[np.ndarray | StoredRows],
     rows: int,
     cols: int,
     n_matrices: int = 1,
@@ -111,9 +140,10 @@ def pack_matrix(
 ) -> PackedMatrix:
     """Bring the rows of a file to a device, packed.
 
-    pieces: uint8[k, row_bytes] on the host, in order, together rows * n_matrices; whole row groups
-    for interleaved types. Memory besides the result: a few pieces of 16 MB. Raise ShapeError for
-    bytes that do not fit, UnsupportedTypeError for a type or length that has no layout.
+    pieces: uint8[k, row_bytes] on the host, or rows to read, in order, together rows * n_matrices;
+    whole row groups for interleaved types. Memory besides the result: a few pieces of 16 MB. Raise
+    ShapeError for bytes that do not fit, UnsupportedTypeError for a type or length that has no
+    layout.
     """
     type, device = ggml_type(type), torch.device(device)
     if not packable(type, cols):
@@ -123,7 +153,7 @@ def pack_matrix(
         device = torch.device("cuda", torch.cuda.current_device())
     data = torch.zeros(packed_bytes(type, rows, cols, n_matrices), dtype=torch.uint8, device=device)
     matrix, done = PackedMatrix(plain, rows, cols, n_matrices, data), 0
-    for raw in _staged(_split(type, pieces, cols), device):
+    for raw in _staged(_split(type, pieces, cols), device, type.group_rows):
         if done + len(raw) > total:
             raise ShapeError(f"more than {total} rows of {type.name}")
         _pack_rows(type, raw, matrix, done)
@@ -133,48 +163,51 @@ def pack_matrix(
     return matrix
 
 
-def _split(type: GGMLType, pieces: Iterable[np.ndarray], cols: int) -> Iterator[np.ndarray]:
+def _split(
+    type: GGMLType, pieces: Iterable[np.ndarray | StoredRows], cols: int
+) -> Iterator[StoredRows]:
     """Yield the pieces in parts of at most _PIECE_BYTES, in whole row groups."""
     row_bytes, group = type.row_bytes(cols), type.group_rows
     step = max(1, _PIECE_BYTES // (row_bytes * group)) * group
-    for piece in pieces:
-        if (
-            piece.dtype != np.uint8
-            or piece.ndim != 2
-            or piece.shape[1] != row_bytes
-            or len(piece) % group
-        ):
+    for piece in map(StoredRows.of, pieces):
+        if piece.row_bytes != row_bytes or piece.n % group:
             raise ShapeError(
                 f"{type.name} rows of {cols} elements are uint8[rows, {row_bytes}], in groups of"
-                f" {group}; got {piece.dtype}{list(piece.shape)}"
+                f" {group}; got {piece.n} rows of {piece.row_bytes} bytes"
             )
-        for start in range(0, len(piece), step):
-            yield piece[start : start + step]
+        for start in range(0, piece.n, step):
+            yield piece.part(start, min(step, piece.n - start))
 
 
-def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch.Tensor]:
+def _staged(
+    parts: Iterator[StoredRows], device: torch.device, group: int
+) -> Iterator[torch.Tensor]:
     """Yield the parts on the device. Each is valid until the next but one is asked for (on the
-    current stream).
+    current stream). Threads read whole groups of `group` rows.
     """
     if device.type != "cuda":
-        yield from (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+        for part in parts:
+            rows = np.empty((part.n, part.row_bytes), np.uint8)
+            part.read(0, rows)
+            yield torch.from_numpy(rows)
         return
     buffers = [torch.empty(0, dtype=torch.uint8)] * 2
     copied = [torch.cuda.Event(), torch.cuda.Event()]
     for n, part in enumerate(parts):
+        size = part.n * part.row_bytes
         with torch.cuda.device(device):
-            if buffers[n % 2].numel() < part.size:
-                buffers[n % 2] = torch.empty(part.size, dtype=torch.uint8, pin_memory=True)
+            if buffers[n % 2].numel() < size:
+                buffers[n % 2] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             copied[n % 2].synchronize()  # the previous contents have left the buffer
-            pinned = buffers[n % 2][: part.size]
-            into = pinned.numpy().reshape(part.shape)
+            pinned = buffers[n % 2][:size].view(part.n, part.row_bytes)
+            into = pinned.numpy()
             codec.in_pieces(
-                lambda rows, into=into, part=part: np.copyto(into[rows], part[rows]),
-                len(part),
-                1,
-                _COPIERS,
+                lambda rows, into=into, part=part: part.read(rows.start, into[rows]),
+                part.n,
+                group,
+                _COPIERS if size > _LEAST_SHARED else 1,
             )
-            raw = pinned.to(device, non_blocking=True).view(part.shape)
+            raw = pinned.to(device, non_blocking=True)
             copied[n % 2].record()
         yield raw
     for event in copied:

@@ -47,7 +47,13 @@ class RandomAccessFile:
         it ends; IqforgeError if it cannot be read.
         """
         data = np.empty(n_bytes, np.uint8)
-        target, done = data.data, 0
+        self.read_into(start, data, tensor)
+        data.flags.writeable = False
+        return data
+
+    def read_into(self, start: int, out: np.ndarray, tensor: str | None = None) -> None:
+        """Fill `out`, contiguous uint8, with bytes from `start` on. Raise errors as `read` does."""
+        target, n_bytes, done = out.reshape(-1).data, out.size, 0
         while done < n_bytes:
             try:
                 n_read = os.preadv(
@@ -64,8 +70,6 @@ class RandomAccessFile:
                     offset=start + done,
                 )
             done += n_read
-        data.flags.writeable = False
-        return data
 
     def _unreadable(
         self, error: OSError | ValueError, tensor: str | None = None, offset: int | None = None

@@ -74,6 +74,8 @@ class Source(ABC):
     """Number of concurrent readers that reading this source fast takes; 0 where reading is a mere
     memory access.
     """
+    reads_in_place: bool = False
+    """Whether `read_rows_into` reads without a copy, and several threads may call it."""
 
     def __repr__(self) -> str:
         """Say the architecture, the number of tensors and weights, and the path, in a line."""
@@ -101,6 +103,13 @@ class Source(ABC):
         Callers may ask for rows in any order, must not keep views after `release`, and ask for
         whole row groups of interleaved types.
         """
+
+    def read_rows_into(self, tensor: TensorInfo, start: int, out: np.ndarray) -> None:
+        """Fill `out`, contiguous uint8[rows, row_bytes], with the rows from `start` on.
+
+        This implementation copies them. Sources with `reads_in_place` override it.
+        """
+        np.copyto(out, self.read_rows(tensor, start, start + len(out)))
 
     def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         """Return uint8[stop - start]: any bytes of the tensor.

@@ -137,6 +137,19 @@ def test_rows(opened):
         file.tensor("x")
 
 
+def test_rows_are_read_into_memory_of_the_caller(opened):
+    data = np.arange(48, dtype=np.float32)
+    file = opened(gguf([], [entry("w", [4, 6, 2], 0, 0)], data.tobytes()))
+    assert file.reads_in_place
+    tensor = file.tensor("w")
+    out = np.zeros((4, tensor.row_bytes), np.uint8)
+    file.read_rows_into(tensor, 3, out[1:3])
+    assert np.array_equal(out[1:3], file.read_rows(tensor, 3, 5))
+    assert not out[0].any() and not out[3].any()
+    with pytest.raises(ShapeError):
+        file.read_rows_into(tensor, 10, out)
+
+
 def test_interleaved_rows_come_in_groups(opened):
     kind = ggml_type("IQ4_K_R4")
     file = opened(gguf([], [entry("w", [256, 8], kind.id, 0)], bytes(8 * 144)))

@@ -86,6 +86,29 @@ def test_pieces_must_fit():
         ops.pack_matrix(type, [rows], 4, 100, device="cpu")
 
 
+@pytest.mark.parametrize("name", ["IQ4_K", "Q4_0_R8"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_are_read_where_they_are_needed(name, device, monkeypatch):
+    """Threads read whole groups of rows, every row once."""
+    type = ggml_type(name)
+    rows, asked = random_rows(type, 48, 512), []
+
+    def read(first: int, out: np.ndarray) -> None:
+        asked.append((first, len(out)))
+        out[:] = rows[first : first + len(out)]
+
+    monkeypatch.setattr(ops, "_PIECE_BYTES", 16 * rows.shape[1])
+    monkeypatch.setattr(ops, "_LEAST_SHARED", 0)
+    stored = ops.StoredRows(48, rows.shape[1], read)
+    packed = ops.pack_matrix(type, [stored.part(8, 40), stored.part(0, 8)], 48, 512, device=device)
+    expected = ops.pack_matrix(type, [rows[8:], rows[:8]], 48, 512, device="cpu")
+    assert torch.equal(packed.data.cpu(), expected.data)
+    assert sum(n for _, n in asked) == 48
+    assert all(first % type.group_rows == n % type.group_rows == 0 for first, n in asked)
+    with pytest.raises(ShapeError, match="48 rows of 9 bytes"):
+        ops.pack_matrix(type, [ops.StoredRows(48, 9, read)], 48, 512, device="cpu")
+
+
 def test_layouts_are_checked(monkeypatch):
     type = ggml_type("Q8_0")
     whole = layouts._layouts()["Q8_0"]

@@ -75,9 +75,18 @@ class SingleFile:
 
     def read(self, start: int, n_bytes: int, tensor: str) -> np.ndarray:
         """Return bytes of `tensor` from position `start` of the file, uint8[n_bytes]."""
+        return self._opened().read(start, n_bytes, tensor)
+
+    def read_into(self, start: int, out: np.ndarray, tensor: str) -> None:
+        """Fill `out`, contiguous uint8, with bytes of `tensor` from position `start` of the
+        file.
+        """
+        self._opened().read_into(start, out, tensor)
+
+    def _opened(self) -> RandomAccessFile:
         if self._file is None:
             raise IqforgeError("the file was closed", file=self.path)
-        return self._file.read(start, n_bytes, tensor)
+        return self._file
 
     def close(self) -> None:
         """Close the file."""
@@ -99,6 +108,8 @@ class GGUFFile(Source):
     `metadata` is that of the first shard, its `split.*` keys included; shapes are as stored, in
     numpy order. Tensors are found by name: rows, types and shapes are always those of the file.
     """
+
+    reads_in_place = True
 
     def __init__(self, path: str, parts: list[SingleFile], whole: bool = True):
         """whole: check that the parts are all shards of one model."""
@@ -162,6 +173,19 @@ class GGUFFile(Source):
         """Return uint8[stop - start, row_bytes]. Raise ShapeError unless 0 <= start
         <= stop <= n_rows and, for interleaved types, whole row groups are asked for.
         """
+        place = self._rows(tensor, start, stop)
+        row_bytes = place.info.row_bytes
+        data = place.part.read(
+            place.offset + start * row_bytes, (stop - start) * row_bytes, place.info.name
+        )
+        return data.reshape(stop - start, row_bytes)
+
+    def read_rows_into(self, tensor: TensorInfo, start: int, out: np.ndarray) -> None:
+        place = self._rows(tensor, start, start + len(out))
+        place.part.read_into(place.offset + start * place.info.row_bytes, out, place.info.name)
+
+    def _rows(self, tensor: TensorInfo, start: int, stop: int) -> _Place:
+        """Return where the tensor is stored. ShapeError for rows as `read_rows` raises it."""
         place = self._place(tensor.name)
         info = place.info
         if (
@@ -175,11 +199,7 @@ class GGUFFile(Source):
                 file=place.part.path,
                 tensor=info.name,
             )
-        row_bytes = info.row_bytes
-        data = place.part.read(
-            place.offset + start * row_bytes, (stop - start) * row_bytes, info.name
-        )
-        return data.reshape(stop - start, row_bytes)
+        return place
 
     def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         """Return uint8[stop - start]: any bytes of the tensor, also those after its last row."""

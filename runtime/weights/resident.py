@@ -4,7 +4,7 @@ reference path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from ...formats.source import Source, TensorInfo, WrappedSource
 from ...formats.types import GGMLType
 
 if TYPE_CHECKING:
-    from ...cuda_kernels.ops import PackedMatrix
+    from ...cuda_kernels.ops import PackedMatrix, StoredRows
 
 LoadProgress = Callable[[int, int], None]
 PART_BYTES = 256 * 2**20  # of float32, decoded at a time
@@ -118,7 +118,7 @@ class Resident:
                 self._packed = repeat_rows(first, self.rows, self.n)
             elif self.is_packable:
                 self._packed = pack_matrix(
-                    self.type, self._pieces(), self.rows, self.cols, self.n, self.device
+                    self.type, self._rows(), self.rows, self.cols, self.n, self.device
                 )
             else:
                 self._stored = torch.cat(
@@ -171,21 +171,39 @@ class Resident:
         self.restore()
         self._packed = self._stored = None
 
+    def _runs(self) -> list[tuple[TensorInfo, int, int]]:
+        """Return (tensor, first row, last row) in the order of the packed matrix."""
+        if len(self.tensors) == 1 or self.rows == self.part_rows:
+            return [(tensor, 0, tensor.n_rows) for tensor in self.tensors]
+        return [
+            (tensor, i * self.part_rows, (i + 1) * self.part_rows)
+            for i in range(self.n)
+            for tensor in self.tensors
+        ]
+
+    def _rows(self) -> Iterable[np.ndarray | StoredRows]:
+        """Return the rows for packing, which reads them where it needs them if the source can."""
+        from ...cuda_kernels.ops import StoredRows
+
+        if not self.source.reads_in_place:
+            return self._pieces()
+        row_bytes = self.type.row_bytes(self.cols)
+
+        def read(tensor: TensorInfo, first: int) -> Callable[[int, np.ndarray], None]:
+            return lambda at, out: self.source.read_rows_into(tensor, first + at, out)
+
+        return [
+            StoredRows(last - first, row_bytes, read(tensor, first))
+            for tensor, first, last in self._runs()
+        ]
+
     def _pieces(self) -> Iterator[np.ndarray]:
         """uint8[rows, row_bytes] in the order of the packed matrix: whole row groups, at most
         `_READ_BYTES` at a time (or one group).
         """
-        if len(self.tensors) == 1 or self.rows == self.part_rows:
-            runs = [(tensor, 0, tensor.n_rows) for tensor in self.tensors]
-        else:
-            runs = [
-                (tensor, i * self.part_rows, (i + 1) * self.part_rows)
-                for i in range(self.n)
-                for tensor in self.tensors
-            ]
         group = self.type.group_rows
         step = max(1, _READ_BYTES // (self.type.row_bytes(self.cols) * group)) * group
-        for tensor, first, last in runs:
+        for tensor, first, last in self._runs():
             for start in range(first, last, step):
                 yield self.source.read_rows(tensor, start, min(start + step, last))
 
