@@ -127,11 +127,18 @@ class AttentionShape:
         tiles, or the scalar form for encoded rows.
         """
         shape = self
-        if shape.is_by_warp and shape.tile(limit)[1] < 2:
+        if shape.is_by_warp and shape.tile(limit)[1] < min(2, shape.warp_stages):
             shape = replace(shape, by_warp=False, warps=WARPS)
         if shape.tile(limit)[0] or not shape.decoded:
             return shape
         return replace(shape, scalar=True)
+
+    def of_range(self, n: int) -> AttentionShape:
+        """Return the shape with no more tiles in flight than a range of `n` positions has for each
+        warp: the next kernel begins earlier where it finds shared memory.
+        """
+        tiles = -(-max(n, self.shortest) // (self.warps * self.warp_tile))
+        return replace(self, warp_stages=min(self.warp_stages, tiles))
 
     def strides(self) -> tuple[int, int]:
         """Return the bytes of a K row and of a V row in a tile."""
@@ -281,13 +288,15 @@ class StepAttention:
             at_once = -(-at_once // 2)
         for first in range(0, shape.rows, at_once):
             part = replace(shape, rows=min(at_once, shape.rows - first)).fitting(limit)
-            kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
-            # A fixed number, so that a captured launch stays valid.
             blocks = part.warp_blocks if part.is_by_warp else part.blocks
             most = min(
-                blocks * facts.multi_processor_count // shape.kv_heads, part.most_splits(*cut)
+                blocks * facts.multi_processor_count // shape.kv_heads,
+                part.most_splits(*part.tile(limit)),
             )
+            # A fixed number, so that a captured launch stays valid.
             splits = max(1, min(-(-capacity // shape.shortest), most))
+            part = part.of_range(-(-min(capacity, shape.window or capacity) // splits))
+            kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
             self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits))
         self.splits = max(splits for *_, splits in self._pieces)
         most = max(splits * part.part_floats for _, part, _, _, splits in self._pieces)
