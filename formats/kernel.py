@@ -120,10 +120,21 @@ def device_function(function: Callable) -> Any:
 
 
 class CompiledLoop:
-    """A function that Python calls, compiled when it is first called with some types."""
+    """A function that Python calls, compiled when it is first called with some types. The compiler
+    is imported then too.
+    """
+
+    _lock = threading.Lock()
 
     def __init__(self, function: Callable):
-        self._dispatcher = _compiled(function)
+        self._function = function
+
+    @functools.cached_property
+    def _dispatcher(self) -> Any:
+        with self._lock:
+            found = self.__dict__.get("_dispatcher") or _compiled(self._function)
+            self.__dict__["_dispatcher"] = found  # before another thread has the lock
+            return found
 
     def __call__(self, *arguments: Any) -> None:
         if _rehearsal.codes is not None:

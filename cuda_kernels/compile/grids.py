@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats import grids
-from ...formats.codecs import trellis
 from ...formats.types import GGMLType
 from .tables import shared_lookup, words_function
 
@@ -59,6 +58,9 @@ def grids_header() -> str:
 
 def trellis_header() -> str:
     """Return the text of `units/trellis_constants.cuh`."""
+    # Its compiler is imported only where the constants are needed, as that takes a while.
+    from ...formats.codecs import trellis
+
     constants = {"MULTIPLIER": trellis.MULTIPLIER % 2**32, "OFFSET": trellis.OFFSET}
     factors = {f"{name}_FACTOR": factor for name, factor in trellis.PRODUCT_FACTORS.items()}
     return (

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from ...errors import DeviceError, UsageError
-from ...formats.codecs.torch_decode import decode_torch
 from ...formats.source import Source, TensorInfo, WrappedSource
 from ...formats.types import GGMLType
 
@@ -81,7 +80,7 @@ class Resident:
 
         if (packed := self.packed) is not None:
             return decode_matrix(packed, torch.float32, first_row=start, n_rows=stop - start)
-        return decode_torch(self.type, self._blocks()[start:stop], self.cols, as_weights=True)
+        return self._decoded(self._blocks()[start:stop])
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols] of rows int64 on the device."""
@@ -92,10 +91,14 @@ class Resident:
         group = self.type.group_rows
         stored = self._blocks()
         groups = stored.view(-1, group, stored.shape[1])[rows // group]
-        decoded = decode_torch(self.type, groups.flatten(0, 1), self.cols, as_weights=True).view(
-            len(rows), group, self.cols
-        )
+        decoded = self._decoded(groups.flatten(0, 1)).view(len(rows), group, self.cols)
         return decoded[torch.arange(len(rows), device=rows.device), rows % group]
+
+    def _decoded(self, stored: torch.Tensor) -> torch.Tensor:
+        # Types that cannot be packed are rare, and importing their decoder takes a while.
+        from ...formats.codecs.torch_decode import decode_torch
+
+        return decode_torch(self.type, stored, self.cols, as_weights=True)
 
     def load(self) -> None:
         """Read, copy and pack. DeviceError naming the tensor if the memory does not suffice."""
