@@ -50,8 +50,8 @@ def collect_imatrix(
 
     model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
     with a line break in it, or any with a `dataset` to name it by), or "default"; or several of
-    them, each cut into chunks separately. The result is written to `out`, unless that is None, as legacy `.dat`
-    or GGUF. keywords: fields of `imatrix.options.CollectOptions` and, for a path, of
+    them, each cut into chunks separately. The result is written to `out`, unless that is None, as
+    legacy `.dat` or GGUF. keywords: fields of `imatrix.options.CollectOptions` and, for a path, of
     `runtime.options.LoadOptions`; they win over `options` and `load`.
 
     - n_ctx (512): tokens per chunk. chunks: at most this many chunks of each text. from_chunk:

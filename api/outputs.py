@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,17 @@ from ..formats.disk import check_disks, size_on_disk
 from ..formats.gguf.reader import GGUFFile
 from ..formats.output import real_output
 from ..version import __version__
-from .rounding import rounding_provenance
 from .source import PathLike, imatrix_note
 
 if TYPE_CHECKING:
     from ..formats.source import Source, TensorInfo
     from ..formats.tools.sharding import OutputPlan
+    from ..formats.values import Value
     from ..imatrix.data import Imatrix
-    from ..imatrix.moments.file import MomentsFile
     from ..quantize.options import Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
-    from ..quantize.rounding.choice import RoundingPlan
     from ..quantize.run.resume import ResumableOutput
 
 log = logging.getLogger(__name__)
@@ -58,11 +56,13 @@ def plan_outputs(
     *,
     provenance: bool = True,
     threads: int = 0,
-    rounded: Sequence[tuple[MomentsFile, RoundingPlan]] = (),
+    rounded: Sequence[Mapping[str, Value]] = (),
+    calibrated: str = "",
 ) -> list[PlannedOutput]:
     """Plan what is written for every (file, recipe, plan). Some rows of the model are read. source:
-    the model with `changes`. rounded: for each output the second moments it is rounded with, if
-    with any.
+    the model with `changes`. rounded: for each output the metadata keys that record the second
+    moments it is rounded with, if with any. calibrated: what moments depend on that are collected
+    during the run, besides that.
 
     Raise OutputError for a file that is an input or could not be valid, UsageError for impossible
     shards.
@@ -99,9 +99,9 @@ def plan_outputs(
         keys = provenance_keys(recipe, fingerprint, __version__, changes) if provenance else {}
         rounding = None
         if rounded:
-            record = rounding_provenance(*rounded[number])
-            rounding = str({name: value.data for name, value in record.items()})
-            keys |= record if provenance else {}
+            record = rounded[number]
+            rounding = str({name: value.data for name, value in record.items()}) + calibrated
+            keys |= dict(record) if provenance else {}
         metadata = with_provenance(
             metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,9 +16,10 @@ from ..formats.codecs.codec import decodable_types
 from ..quantize.encode import encodable_types
 from ..quantize.run.report import RunProgress, RunReport, report_plan
 from ..version import __version__
+from .calibration import Calibration, check_calibration
 from .devices import note_choice
 from .outputs import open_outputs, plan_outputs
-from .rounding import loaded_moments, moments_imatrix, rounding_plans
+from .rounding import loaded_moments, moments_imatrix, rounding_plans, rounding_provenance
 from .source import (
     PathLike,
     changed_imatrix,
@@ -34,12 +36,16 @@ from .source import (
 
 if TYPE_CHECKING:
     from ..formats.source import Source
+    from ..formats.values import Value
     from ..imatrix.data import Imatrix
     from ..imatrix.moments.file import MomentsFile
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
+    from ..quantize.rounding.choice import RoundingPlan
+    from ..quantize.rounding.late import LateRounding
+    from ..quantize.rounding.moments import TensorRounding
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +102,7 @@ def quantize_model(
     imatrix: PathLike | Imatrix | None = None,
     *,
     hessian: PathLike | MomentsFile | None = None,
+    calibrate: PathLike | Sequence[PathLike] | None = None,
     options: QuantizeOptions | None = None,
     changes: Changes | None = None,
     shards: Shards | None = None,
@@ -106,9 +113,9 @@ def quantize_model(
     file, and return types, sizes and errors of all tensors.
 
     type: a preset, such as "IQ4_K", or a recipe. imatrix: an importance matrix, or its file.
-    hessian: second moments, or their file. out: None with `dry_run`. options, changes, shards and
-    keywords: those of `quantize_models`; for a preset also the fields of
-    `quantize.plan.recipe.Recipe`, such as `pure`, `custom_q`, `token_embedding_type`.
+    hessian: second moments, or their file. calibrate: texts to collect them from. out: None with
+    `dry_run`. options, changes, shards and keywords: those of `quantize_models`; for a preset also
+    the fields of `quantize.plan.recipe.Recipe`, such as `pure`, `custom_q`, `token_embedding_type`.
     """
     from ..quantize.options import QuantizeOptions
     from ..quantize.plan.recipe import Recipe
@@ -119,6 +126,7 @@ def quantize_model(
         [(out, type)],
         imatrix,
         hessian=hessian,
+        calibrate=calibrate,
         options=options,
         changes=changes,
         shards=shards,
@@ -127,12 +135,25 @@ def quantize_model(
     )[0]
 
 
+def _records(
+    moments: MomentsFile | None,
+    plans: Sequence[RoundingPlan],
+    calibration: Calibration | None,
+    n_outputs: int,
+) -> list[dict[str, Value]]:
+    """Return the metadata keys that record second moments, for each output that has them."""
+    if calibration is not None:
+        return [calibration.provenance()] * n_outputs
+    return [] if moments is None else [rounding_provenance(moments, plan) for plan in plans]
+
+
 def quantize_models(
     src: PathLike,
     outputs: Sequence[tuple[PathLike | None, str | Recipe]],
     imatrix: PathLike | Imatrix | None = None,
     *,
     hessian: PathLike | MomentsFile | None = None,
+    calibrate: PathLike | Sequence[PathLike] | None = None,
     options: QuantizeOptions | None = None,
     changes: Changes | None = None,
     shards: Shards | None = None,
@@ -151,6 +172,9 @@ def quantize_models(
       are rounded with them, on the CPU; `progress.rounding_chosen` gets how each role is rounded.
       Their diagonal is the importance matrix if none is given. hessian_shrink: shrink correlations
       by this share instead of one chosen on held-out text. refine: also move codes and scales.
+    - calibrate: texts, or "default", from which second moments are collected during the run, layer
+      by layer: at most `calibrate_chunks` chunks of `calibrate_ctx` tokens of all texts together.
+      Everything else is as with `hessian`, but each tensor is judged alone.
     - nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted
       (`zeroed` in the report of a tensor). Without it they are a NonFiniteError that names the
       first one.
@@ -179,6 +203,7 @@ def quantize_models(
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.saved_plan import save_plan
     from ..quantize.report.validate import require_sound
+    from ..quantize.rounding.late import layer_choices
     from ..quantize.run.compilation import compile_ahead, tasks_of_plans
     from ..quantize.run.estimate import estimate_run
     from ..quantize.run.parallel import thread_count
@@ -191,13 +216,24 @@ def quantize_models(
     changes, shards = changes or Changes(), shards or Shards()
     if o.save_plan is not None and len(outputs) > 1:
         raise UsageError("save_plan needs exactly one output")
-    moments = loaded_moments(hessian, o)
-    devices = find_devices("cpu" if moments is not None else o.device)
+    if calibrate is not None:
+        check_calibration(hessian, o)
+    moments = loaded_moments(hessian, o, calibrate is not None)
+    guided = moments is not None or calibrate is not None
+    devices = find_devices("cpu" if guided else o.device)
     if imatrix is None and moments is not None:
         imatrix = moments_imatrix(moments)
-    loaded = selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [RunProgress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:
+        calibration = None
+        if calibrate is not None:
+            folder = os.path.dirname(os.path.abspath(outputs[0][0] or "."))
+            calibration = opened.enter_context(Calibration(src, calibrate, o, folder))
+        own = calibration is not None and imatrix is None  # importances of the same texts
+        loaded = loaded_imatrix(imatrix)
+        if calibration is not None and loaded is None:
+            loaded = calibration.planned_imatrix()
+        loaded = selected_imatrix(loaded, changes)
         rearranged = with_gate_up(model, o.gate_up)
         source = changes.apply(rearranged, recipes[0].rules)
         used = changed_imatrix(loaded, changes, rearranged, source)
@@ -220,7 +256,9 @@ def quantize_models(
         if o.dry_run and not o.estimate:
             return [report_plan(*of_output) for of_output in zip(plans, progress)]
         tasks = tasks_of_plans(plans, lookups, bool(devices))
-        roundings = []
+        roundings: list[RoundingPlan] = []
+        if calibration is not None:
+            compile_ahead(tasks, progress[0])
         if moments is not None:
             compile_ahead(tasks, progress[0])  # the choice tries the searches
             roundings = rounding_plans(
@@ -238,9 +276,10 @@ def quantize_models(
             shards,
             provenance=o.provenance,
             threads=o.threads,
-            rounded=[(moments, plan) for plan in roundings] if moments is not None else (),
+            rounded=_records(moments, roundings, calibration, len(outputs)),
+            calibrated="" if calibration is None else calibration.key(),
         )
-        if o.device == "auto" and moments is None:
+        if o.device == "auto" and not guided:
             note_choice(devices, plans)
         if o.dry_run:
             compiling = time.perf_counter()
@@ -264,6 +303,20 @@ def quantize_models(
         active = [number for number, file in enumerate(files) if file.sizes]
         if active:
             compile_ahead(tasks, progress[0])
+        if calibration is not None and own:
+            lookups = [calibration.lookup(changes, rearranged) for _ in outputs]
+        guides: list[Mapping[str, TensorRounding]] = (
+            [roundings[number].roundings for number in active] if roundings else []
+        )
+        late: list[list[LateRounding]] = []
+        for number, sink in zip(active, sinks):
+            if calibration is None:
+                break
+            found = calibration.roundings(
+                changes, rearranged, source, sink.planned, lookups[number], len(sink.finished)
+            )
+            guides.append(found)
+            late.append(list(found.values()))
         made = stream(
             source,
             [
@@ -274,13 +327,15 @@ def quantize_models(
                     progress[number],
                     sink.finished,
                     sink.tensor_done,
-                    roundings[number].roundings if roundings else {},
+                    guides[at] if guides else {},
                 )
-                for number, sink in zip(active, sinks)
+                for at, (number, sink) in enumerate(zip(active, sinks))
             ],
             threads=o.threads,
             devices=devices,
         )
+        for shown, found in zip((progress[number] for number in active), late):
+            shown.layers_rounded(layer_choices(found))
         checks = (
             [
                 partial(

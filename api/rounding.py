@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 
 def loaded_moments(
-    hessian: PathLike | MomentsFile | None, options: QuantizeOptions
+    hessian: PathLike | MomentsFile | None, options: QuantizeOptions, calibrated: bool = False
 ) -> MomentsFile | None:
     """Return the file of second moments that is given, opened. Raise UsageError for options that
-    need one, or exclude one.
+    need one, or exclude one. calibrated: moments are collected during the run.
     """
     if hessian is None:
-        if options.hessian_shrink is not None or not options.refine:
+        if not calibrated and (options.hessian_shrink is not None or not options.refine):
             raise UsageError(
-                "hessian_shrink and refine (--no-refine) need second moments (--hessian)"
+                "hessian_shrink and refine (--no-refine) need second moments (--hessian or"
+                " --calibrate)"
             )
         return None
     if options.device not in ("auto", "cpu"):

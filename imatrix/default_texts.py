@@ -6,7 +6,7 @@ import lzma
 from pathlib import Path
 
 DEFAULT = "default"  # in place of the name of a text
-KINDS = ("prose", "technical", "code", "structured", "languages", "dialogue")
+KINDS = ("prose", "technical", "code", "structured", "varied")
 _FOLDER = Path(__file__).parent / "calibration"
 
 

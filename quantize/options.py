@@ -84,14 +84,29 @@ class QuantizeOptions(Options):
         "--hessian-shrink",
         kind=float,
         metavar="X",
-        help="with --hessian: shrink correlations by X, 0 to 1 (default: chosen for each role by"
-        " held-out text)",
+        help="with --hessian or --calibrate: shrink correlations by X, 0 to 1 (default: chosen by"
+        " held-out text for each role, or for each tensor)",
     )
     refine: bool = option(
         True,
         "--no-refine",
         off=True,
-        help="with --hessian: only feed errors back, and do not refine codes and scales",
+        help="with --hessian or --calibrate: only feed errors back, and do not refine codes and"
+        " scales",
+    )
+    calibrate_chunks: int = option(
+        512,
+        "--calibrate-chunks",
+        least=0,
+        metavar="N",
+        help="with --calibrate: use at most N chunks of all texts together (default: 512; 0: all)",
+    )
+    calibrate_ctx: int = option(
+        512,
+        "--calibrate-ctx",
+        least=4,
+        metavar="N",
+        help="with --calibrate: tokens of a chunk (default: 512)",
     )
     validate: bool = option(
         False,

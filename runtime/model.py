@@ -252,6 +252,26 @@ class Model:
         return h.view(n_sequences, n_tokens, -1)
 
     @_named_errors
+    @torch.no_grad()
+    def first_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the first layer reads, float32[rows, width], for tokens int64[rows]."""
+        if (fast := self._fast) is not None:
+            return fast.prompt.first_states(tokens.to(self.device))
+        return self._reference.first_states(tokens)
+
+    @_named_errors
+    @torch.no_grad()
+    def after_layer(
+        self, layer: int, tokens: torch.Tensor, h: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """What comes out of a layer for the states h float32[rows, width] that it reads, and may
+        change; see `runtime.layerwise`.
+        """
+        if (fast := self._fast) is not None:
+            return fast.prompt.after_layer(layer, tokens.to(self.device), h.to(self.device), batch)
+        return self._reference.after_layer(layer, tokens, h, batch)
+
+    @_named_errors
     def new_state(self, capacity: int, settings: CacheSettings | None = None) -> State:
         """An empty sequence for at most `capacity` tokens (rounded up to a multiple of
         `cache.PADDING`). `settings`: else the model's.

@@ -28,6 +28,18 @@ class ReferencePath:
         with self._watched():
             return self.network.hidden(tokens, batch)
 
+    def first_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what `Network.first_states` returns."""
+        with self._watched():
+            return self.network.first_states(tokens)
+
+    def after_layer(
+        self, layer: int, tokens: torch.Tensor, h: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """Return what `Network.after_layer` returns."""
+        with self._watched():
+            return self.network.after_layer(layer, tokens, h, batch)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what `Network.logits` returns."""
         with self._watched():

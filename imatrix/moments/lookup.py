@@ -13,18 +13,19 @@ from ..data import Entry, Imatrix, alternatives, sees_latent_vectors
 from ..stored import ComputedEntries
 from .data import FOLDS, MomentInput
 from .file import MomentsFile
+from .store import MomentStore
 
 _SHARES = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps")  # experts that see the same vectors
 
 
-class FileMoments:
+class StoredMoments:
     """The second moments of a tensor. Those of gate and up of an expert that saw few tokens are
     mixed with those of its layer, those of other matrices with their own diagonal: with as many
     tokens as columns, both count alike. An expert that saw nothing has those of its layer; its down
     matrix has equal importances and no correlations.
     """
 
-    def __init__(self, file: MomentsFile, one: MomentInput, tensor: str):
+    def __init__(self, file: MomentStore, one: MomentInput, tensor: str):
         self._file, self._one = file, one
         self._mixes = TensorName.parse(tensor).role in _SHARES and one.n_matrices > 1
         self._lock = threading.Lock()
@@ -69,8 +70,8 @@ class FileMoments:
             return made
 
 
-def moments_of(file: MomentsFile, name: str, shape: tuple[int, ...]) -> FileMoments | None:
-    """Return the moments of tensor `name` with numpy-order `shape`, or None if the file has none.
+def moments_of(file: MomentStore, name: str, shape: tuple[int, ...]) -> StoredMoments | None:
+    """Return the moments of tensor `name` with numpy-order `shape`, or None if there are none.
 
     Raise ImatrixError if they are of another size.
     """
@@ -81,7 +82,7 @@ def moments_of(file: MomentsFile, name: str, shape: tuple[int, ...]) -> FileMome
     one = file.inputs[file.owners[tensor]]
     n_matrices = int(np.prod(shape[:-2], dtype=np.int64))
     if one.n_cols == shape[-1] and one.n_matrices in (1, n_matrices):
-        return FileMoments(file, one, tensor)
+        return StoredMoments(file, one, tensor)
     if sees_latent_vectors(name):
         return None  # stored with the heads in one matrix, where the inputs were of each head
     raise ImatrixError(
@@ -97,11 +98,12 @@ def imatrix_of(file: MomentsFile) -> Imatrix:
     n_ctx = int(file.json("run").get("n_ctx", 1))
     chunks = sum(int(text.get("tokens", 0)) for text in file.texts) // max(n_ctx, 1)
     names = tuple(str(text["name"]) for text in file.texts if text.get("name"))
-    entries = ComputedEntries(sorted(file.owners), functools.partial(_entry, file))
+    entries = ComputedEntries(sorted(file.owners), functools.partial(entry_of, file))
     return Imatrix(entries, chunks, n_ctx, names, file.path)
 
 
-def _entry(file: MomentsFile, name: str) -> Entry:
+def entry_of(file: MomentStore, name: str) -> Entry:
+    """Return the diagonals of both folds as the entry of tensor `name`."""
     one = file.inputs[file.owners[name]]
     counts = {fold: file.counts(one.name, fold) for fold in FOLDS}
     sums = np.sum([file.diagonal(one.name, fold) * counts[fold][:, None] for fold in FOLDS], axis=0)

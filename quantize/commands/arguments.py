@@ -71,6 +71,7 @@ def refuse_read_files(args: argparse.Namespace, outputs: Sequence[str]) -> None:
             args.damage,
             args.imatrix,
             args.hessian,
+            *(args.calibrate or ()),
             *args.tensor_type_file,
         )
         if path is not None

@@ -85,7 +85,17 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
         help="second moments, as iqforge hessian collects them: round with these, and use their"
         " diagonal as importance matrix unless --imatrix is given",
     )
-    QuantizeOptions.add_flags(parser, only=("hessian_shrink", "refine"))
+    parser.add_argument(
+        "--calibrate",
+        action="append",
+        metavar="TEXT",
+        help="run this text through the model, layer by layer, and round with the second moments of"
+        " every layer's inputs, without a file of them (repeatable; 'default': a text that comes"
+        " with iqforge)",
+    )
+    QuantizeOptions.add_flags(
+        parser, only=("calibrate_chunks", "calibrate_ctx", "hessian_shrink", "refine")
+    )
     entries = ("include_weights", "exclude_weights", "hide_imatrix", "force_imatrix")
     Changes.add_flags(parser, only=entries)
     Recipe.add_flags(parser, only=("ignore_imatrix_rules",))

@@ -44,8 +44,8 @@ def run(args: argparse.Namespace, api) -> int:
     refuse_read_files(args, [out for out, _ in outputs])
     for line in notes(args):
         print(line)
-    if args.hessian and args.repack:
-        raise UsageError("--repack does not quantize: it takes no --hessian")
+    if (args.hessian or args.calibrate) and args.repack:
+        raise UsageError("--repack does not quantize: it takes no --hessian or --calibrate")
     if args.repack:
         return run_repack(args, api, src, outputs, threads)
     options = QuantizeOptions.from_flags(args, threads=threads)
@@ -73,6 +73,7 @@ def run(args: argparse.Namespace, api) -> int:
             [(out, recipe) for (out, _), recipe in zip(outputs, recipes)],
             args.imatrix,
             hessian=args.hessian,
+            calibrate=args.calibrate,
             options=options,
             changes=changes,
             shards=shards,

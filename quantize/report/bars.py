@@ -19,6 +19,7 @@ from ...formats.commands.progress import (
 from ...formats.tensor_names import TensorName
 from ..plan.plan import PlannedTensor
 from ..rounding.choice import RoleChoice
+from ..rounding.late import LayerChoices
 from ..run.compile_task import CompileProgress, CompileTask
 from ..run.report import Checked, RunProgress, TensorReport
 from .eta import TimeLeft
@@ -112,6 +113,10 @@ class RunPrinter(CompileBar, RunProgress):
         self._choosing.say(done / max(count, 1))
 
     def rounding_chosen(self, choices: Sequence[RoleChoice]) -> None:
+        for choice in choices:
+            print(self.label + choice.line(), flush=True)
+
+    def layers_rounded(self, choices: Sequence[LayerChoices]) -> None:
         for choice in choices:
             print(self.label + choice.line(), flush=True)
 

@@ -111,7 +111,7 @@ def plan_rounding(
             made.choices.append(RoleChoice(role, type, left, None, why=why))
         if not usable:
             continue
-        choice = _choose(role, source, usable, importance, shrink, refine)
+        choice = choose(role, source, usable, importance, shrink, refine)
         made.choices.append(choice)
         if choice.shrink is not None:
             for plan, m in usable:
@@ -122,7 +122,7 @@ def plan_rounding(
     return made
 
 
-def _choose(
+def choose(
     role: str,
     source: Source,
     usable: Sequence[tuple[PlannedTensor, TensorMoments]],
@@ -130,6 +130,7 @@ def _choose(
     shrink: float | None,
     refine: bool,
 ) -> RoleChoice:
+    """Return how tensors of a role that become one type are rounded; see `plan_rounding`."""
     type = usable[0][0].target.type.plain
     names = tuple(plan.target.name for plan, _ in usable)
     shrinks = SHRINKS if shrink is None else (shrink,)

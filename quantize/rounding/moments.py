@@ -34,6 +34,18 @@ class TensorMoments(Protocol):
 MomentsLookup = Callable[[str, tuple[int, ...]], TensorMoments | None]
 
 
+class TensorRounding(Protocol):
+    """How the rows of a tensor are rounded."""
+
+    def encoder(
+        self, type: GGMLType, n_cols: int, index: int
+    ) -> Callable[[np.ndarray, np.ndarray], None]:
+        """Return run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for rows of matrix
+        `index` and the plain `type`.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Rounding:
     """How a tensor is rounded: with these moments, shrunk by `shrink`, and refined `passes` times.

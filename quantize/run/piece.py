@@ -17,7 +17,7 @@ from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
 from ..encode import arrange_rows, row_encoder, symmetric_encoder
 from ..plan.plan import PlannedTensor
-from ..rounding.moments import Rounding
+from ..rounding.moments import TensorRounding
 
 # importance(name, shape) -> float32[n_matrices, n_cols], or None for a tensor without importances
 ImportanceLookup = Callable[[str, tuple[int, ...]], np.ndarray | None]
@@ -44,7 +44,7 @@ class OutputTensor:
     planned: PlannedTensor
     importance: ImportanceLookup | None = None
     done: bool = False
-    rounding: Rounding | None = None
+    rounding: TensorRounding | None = None
 
     @property
     def kept(self) -> bool:

@@ -87,6 +87,16 @@ def rounding_keys(
     }
 
 
+def calibration_keys(texts: Sequence[Sequence[Any]], settings: dict[str, Any]) -> dict[str, Value]:
+    """Return the keys that record calibration texts without a file of second moments. texts:
+    SHA-256 and tokens of each.
+    """
+    return {
+        TEXTS_KEY: string(json.dumps(texts)),
+        ROUNDING_KEY: string(json.dumps(settings, sort_keys=True)),
+    }
+
+
 def recipe_text(recipe: Recipe, changes: Changes = Changes()) -> str:
     """Return JSON of the fields of recipe and changes that differ from their defaults, with sorted
     keys: {"custom_q": "attn=q6_K", "type": "IQ4_K"}.

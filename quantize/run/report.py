@@ -17,6 +17,7 @@ from .workload import RunEstimate
 
 if TYPE_CHECKING:
     from ..rounding.choice import RoleChoice
+    from ..rounding.late import LayerChoices
 
 
 @dataclass
@@ -109,6 +110,9 @@ class RunProgress(CompileProgress):
 
     def rounding_chosen(self, choices: Sequence[RoleChoice]) -> None:
         """Called before `begin` with how each role is rounded with second moments."""
+
+    def layers_rounded(self, choices: Sequence[LayerChoices]) -> None:
+        """Called after `end` with how each role was rounded with moments of its own layers."""
 
     def resume(self, finished: Sequence[TensorReport]) -> None:
         """Called after `begin` if an earlier run has written the first tensors of the plan."""

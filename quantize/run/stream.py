@@ -24,7 +24,7 @@ import numpy as np
 
 from ...formats.source import Source, TensorInfo
 from ..plan.plan import PlannedTensor
-from ..rounding.moments import Rounding
+from ..rounding.moments import TensorRounding
 from .background import BackgroundWriter
 from .cpu_worker import work
 from .parallel import thread_count
@@ -61,7 +61,7 @@ class RunOutput:
     progress: RunProgress = field(default_factory=RunProgress)
     finished: Sequence[TensorReport] = ()
     tensor_done: Callable[[TensorReport], None] | None = None
-    roundings: Mapping[str, Rounding] = field(default_factory=dict)
+    roundings: Mapping[str, TensorRounding] = field(default_factory=dict)
 
 
 def stream(

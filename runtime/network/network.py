@@ -112,6 +112,21 @@ class Network:
             state.advance(n)
         return self.output_norm(h.to(self.output_device))
 
+    def first_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the first block reads, float32[rows, width], of tokens int64[rows]."""
+        return self.embed(tokens).to(self.blocks[0].device)
+
+    def after_layer(
+        self, layer: int, tokens: torch.Tensor, h: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """Return what comes out of one block for the states h float32[rows, width] that it reads.
+        The scratch of `batch` holds what earlier layers have left.
+        """
+        if self.inputs is not None:
+            batch = replace(batch, inputs=self.inputs(tokens, self.embed(tokens)))
+        block = self.blocks[layer]
+        return block(h.to(block.device), batch.at(layer, block.device))
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32[rows, vocab] of normed hidden states float32[rows, width]."""
         logits = self.local_logits(hidden)

@@ -119,6 +119,31 @@ class PromptPath:
                 stream.keep_last(batch.n_sequences)
         return stream.settled()
 
+    def first_states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the first block reads, float32[rows, width], of tokens int64[rows]."""
+        with torch.cuda.device(self.context.device), opened("token_embd", "token_embd"):
+            shape = tokens.numel(), self.network.width
+            h = torch.empty(shape, dtype=torch.float32, device=self.context.device)
+            self._embedded(tokens, h)
+            return h
+
+    def after_layer(
+        self, layer: int, tokens: torch.Tensor, h: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """Change h float32[rows, width], which a block reads, to what comes out of it, in the way
+        that shows inputs; see `Network.after_layer`.
+        """
+        device = self.context.device
+        with torch.cuda.device(device):
+            self.context.forget_angles()
+            if self.network.inputs is not None:
+                batch = self.network.prepared(tokens, self.first_states(tokens), batch)
+            stream = Stream(h, self.context)
+            for at, step in self._observed:
+                if at == layer:
+                    step(stream, batch.at(layer, device))
+            return stream.settled()
+
     def _parts(self) -> Iterator[tuple[bool, int, Stage]]:
         """Yield what runs before the last mixer: whether it is the same in every pass of as many
         rows, the layer, what to call.

@@ -1,0 +1,235 @@
+"""`quantize_models` with calibration texts: join the runtime, which runs them through the model
+layer by layer, and the run, which rounds one tensor after another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .models import open_model, texts_of
+from .source import PathLike, excluded_names, renamed_imatrix, selected_imatrix
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..formats.source import Source
+    from ..formats.values import Value
+    from ..imatrix.data import Imatrix
+    from ..quantize.options import QuantizeOptions
+    from ..quantize.plan.changes import Changes
+    from ..quantize.plan.plan import PlannedTensor
+    from ..quantize.rounding.late import LateRounding
+    from ..quantize.run.piece import ImportanceLookup
+
+
+class Calibration:
+    """The second moments of a model's layers on calibration texts, collected when they are needed.
+
+    src: the model. folder: where the states between layers are kept, in a file without a name.
+    Close it.
+    """
+
+    def __init__(
+        self,
+        src: PathLike,
+        texts: PathLike | Sequence[PathLike],
+        options: QuantizeOptions,
+        folder: str,
+    ):
+        from ..imatrix.moments.layers import LayerMoments
+        from ..imatrix.moments.options import HessianOptions
+        from ..imatrix.texts import Text
+        from ..runtime.layerwise import layers_are_separate
+        from ..runtime.options import LoadOptions
+
+        self._options = options
+        given = [Text(*one) for several in texts_of(texts) for one in several]
+        collecting = HessianOptions(n_ctx=options.calibrate_ctx, chunks=options.calibrate_chunks)
+        # The first of several devices: chunks are not shared among them.
+        load = LoadOptions(device=options.device.split(",")[0], threads=options.threads)
+        self._model = open_model(src, load)
+        try:
+            if self._model.precision != "f32" and not layers_are_separate(self._model):
+                self._model.close()
+                self._model = open_model(src, replace(load, precision="f32"))
+            self._layers = LayerMoments(self._model, given, collecting, folder)
+        except BaseException:
+            self._model.close()
+            raise
+        self.texts = [
+            [hashlib.sha256(str(one.content).encode("utf-8", "surrogatepass")).hexdigest(), n]
+            for one, n in zip(given, self._layers.tokens, strict=True)
+        ]
+        self._names = tuple(os.path.basename(one.name) for one in given if one.name)
+
+    def close(self) -> None:
+        self._layers.close()
+        self._model.close()
+
+    def __enter__(self) -> Calibration:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def planned_imatrix(self) -> Imatrix:
+        """Return an importance matrix with the names and shapes of all entries, to plan with. Its
+        values are ones.
+        """
+        import numpy as np
+
+        from ..imatrix.data import Entry
+
+        entries = {
+            name: Entry(
+                np.broadcast_to(1.0, (one.n_matrices, one.n_cols)),
+                np.ones(one.n_matrices, dtype=np.int64),
+            )
+            for one in self._layers.inputs.values()
+            for name in one.tensors
+        }
+        return self._imatrix(_with_shared(entries))
+
+    def _imatrix(self, entries: dict[str, Any]) -> Imatrix:
+        from ..imatrix.data import Imatrix
+
+        n_ctx = self._options.calibrate_ctx
+        return Imatrix(entries, self._layers.n_chunks, n_ctx, self._names)
+
+    def lookup(self, changes: Changes, model: Source) -> ImportanceLookup:
+        """Return how the run looks up importances: the layer of a tensor is collected first.
+        `model` is the source before `changes`.
+        """
+        from ..formats.tensor_names import TensorName
+
+        before = self._before(changes, model)
+        excluded = excluded_names(changes, model)
+
+        def importance(name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+            layer = TensorName.parse(before.get(name, name)).layer
+            if layer is None or name in excluded:
+                return None
+            self._layers.advance(layer)
+            own = {
+                name: entry
+                for name, entry in self._layers.entries.items()
+                if TensorName.parse(name).layer == layer
+            }
+            used = selected_imatrix(self._imatrix(_with_shared(own)), changes)
+            renamed = renamed_imatrix(used, changes)
+            return None if renamed is None else renamed.importance(name, shape)
+
+        return importance
+
+    def roundings(
+        self,
+        changes: Changes,
+        model: Source,
+        source: Source,
+        planned: Sequence[PlannedTensor],
+        lookup: ImportanceLookup | None,
+        n_finished: int = 0,
+    ) -> dict[str, LateRounding]:
+        """Return how the tensors of a plan are rounded, by name of the target. The first
+        `n_finished` are made already.
+        """
+        from ..quantize.rounding.methods import guides
+
+        before = self._before(changes, model)
+        found = {}
+        for index, plan in enumerate(planned):
+            layer = self._layer_of(plan, before)
+            if plan.kept or not plan.target.type.is_quantized or layer is None:
+                continue
+            if index >= n_finished or self._options.validate:
+                self._layers.wanted.add(layer)
+            used = changes.uses_entry(before.get(plan.source.name, plan.source.name))
+            if index < n_finished or not used or plan.symmetric or not guides(plan.target.type):
+                continue
+            self._layers.needed[layer] += 1
+            found[plan.target.name] = self._rounding(source, plan, layer, before, lookup)
+        return found
+
+    def _rounding(
+        self,
+        source: Source,
+        plan: PlannedTensor,
+        layer: int,
+        before: dict[str | None, str],
+        lookup: ImportanceLookup | None,
+    ) -> LateRounding:
+        from ..imatrix.moments.lookup import moments_of
+        from ..quantize.rounding.late import Late, LateRounding
+
+        name, shape = plan.source.name, plan.source.shape
+
+        def find() -> Late:
+            store = self._layers.layer(layer)
+            found = None if store is None else moments_of(store, before.get(name, name), shape)
+            return Late(found, None if lookup is None else lookup(name, shape))
+
+        return LateRounding(
+            source,
+            plan,
+            find,
+            lambda: self._layers.done(layer),
+            shrink=self._options.hessian_shrink,
+            refine=self._options.refine,
+        )
+
+    @staticmethod
+    def _before(changes: Changes, model: Source) -> dict[str | None, str]:
+        return {changes.name_after(tensor.name): tensor.name for tensor in model.tensors}
+
+    @staticmethod
+    def _layer_of(plan: PlannedTensor, before: dict[str | None, str]) -> int | None:
+        from ..formats.tensor_names import TensorName
+
+        return TensorName.parse(before.get(plan.source.name, plan.source.name)).layer
+
+    def provenance(self) -> dict[str, Value]:
+        """Return the metadata keys that record the texts and how rounding was chosen."""
+        from ..quantize.run.provenance import calibration_keys
+
+        o = self._options
+        settings = {"n_ctx": o.calibrate_ctx, "shrink": o.hessian_shrink, "refine": o.refine}
+        return calibration_keys(self.texts, settings)
+
+    def key(self) -> str:
+        """Return what the moments depend on besides the model and what `provenance` says."""
+        import torch
+
+        return json.dumps([self._model.device.type, self._model.precision, torch.__version__])
+
+
+def _with_shared(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return entries where one of all experts of a layer has a matrix for each expert."""
+    import numpy as np
+
+    from ..formats.tensor_names import TensorName
+    from ..imatrix.data import Entry
+
+    found = {}
+    for name, entry in entries.items():
+        parsed = TensorName.parse(name)
+        down = entries.get(parsed.sibling("ffn_down_exps.weight"))
+        if parsed.is_stacked and entry.shape[0] == 1 and down is not None:
+            n = down.shape[0]
+            shape = n, entry.shape[1]
+            entry = Entry(np.broadcast_to(entry.sums, shape), np.broadcast_to(entry.counts, n))
+        found[name] = entry
+    return found
+
+
+def check_calibration(hessian: object, options: QuantizeOptions) -> None:
+    """Raise UsageError for options that exclude calibration texts."""
+    if hessian is not None:
+        raise UsageError("second moments (--hessian) and texts (--calibrate) exclude each other")
+    if options.dry_run and options.estimate:
+        raise UsageError("with --calibrate, --dry-run gives no estimate: add --no-estimate")

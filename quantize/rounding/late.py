@@ -1,0 +1,157 @@
+"""Round tensors whose second moments are collected when their turn comes.
+
+The choice that `choice.py` makes for a role over all layers is made for each tensor alone here: the
+moments of other layers are dropped already, or not collected yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...formats.source import Source
+from ...formats.tensor_names import TensorName
+from ...formats.types import GGMLType
+from ..encode import row_encoder
+from ..plan.plan import PlannedTensor
+from .choice import RoleChoice, choose
+from .moments import Rounding, TensorMoments
+
+Encoder = Callable[[np.ndarray, np.ndarray], None]
+
+
+@dataclass(frozen=True)
+class Late:
+    """What is known of a tensor when its turn comes: its moments, None if there are none, and
+    importances float32[n_matrices, n_cols].
+    """
+
+    moments: TensorMoments | None
+    importance: np.ndarray | None
+
+
+class LateRounding:
+    """How a tensor is rounded. `find` collects what is needed, and `done` says that it is not
+    needed any more; both are called by the thread that plans the run.
+
+    shrink: instead of a choice on held-out text; refine: whether codes and scales may be refined.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: PlannedTensor,
+        find: Callable[[], Late],
+        done: Callable[[], None],
+        *,
+        shrink: float | None = None,
+        refine: bool = True,
+    ):
+        self.source, self.plan, self.shrink, self.refine = source, plan, shrink, refine
+        self.choice: RoleChoice | None = None  # once a row has been rounded
+        self._find, self._done = find, done
+        self._found: Late | None = None
+        self._lock = threading.Lock()
+
+    def encoder(self, type: GGMLType, n_cols: int, index: int) -> Encoder:
+        """Return run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for rows of matrix
+        `index` and the plain `type`. Matrices come in order.
+        """
+        found = self._found = self._found or self._find()
+        if index == self.plan.source.n_matrices - 1:
+            self._found = None  # what is returned keeps what it needs
+            self._done()
+        return _LateRounder(self, found, type, n_cols, index)
+
+    def chosen(self, found: Late) -> RoleChoice:
+        """Return how the tensor is rounded."""
+        with self._lock:
+            if self.choice is None:
+                self.choice = self._choose(found)
+            return self.choice
+
+    def _choose(self, found: Late) -> RoleChoice:
+        target = self.plan.target
+        role, type = TensorName.parse(target.name).role, target.type.plain.name
+        if found.moments is None:
+            why = "as there are no second moments of these inputs"
+            return RoleChoice(role, type, (target.name,), None, why=why)
+        return choose(
+            role,
+            self.source,
+            [(self.plan, found.moments)],
+            lambda name, shape: found.importance,
+            self.shrink,
+            self.refine,
+        )
+
+
+class _LateRounder:
+    def __init__(
+        self, rounding: LateRounding, found: Late, type: GGMLType, n_cols: int, index: int
+    ):
+        self._rounding, self._found = rounding, found
+        self._type, self._n_cols, self._index = type, n_cols, index
+        self._made: Encoder | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+        self._made(x, out)
+
+    def _make(self) -> Encoder:
+        found, choice = self._found, self._rounding.chosen(self._found)
+        if choice.shrink is None or found.moments is None:
+            weights = None if found.importance is None else found.importance[self._index]
+            return row_encoder(self._type, self._n_cols, weights)
+        name = self._rounding.plan.target.name
+        rounding = Rounding(name, found.moments, choice.shrink, choice.passes)
+        return rounding.encoder(self._type, self._n_cols, self._index)
+
+
+@dataclass(frozen=True)
+class LayerChoices:
+    """How the tensors of a role that became `type` were rounded, layer by layer."""
+
+    role: str
+    type: str
+    choices: tuple[RoleChoice, ...]
+
+    def line(self) -> str:
+        """Return one line about the choices."""
+        n = len(self.choices)
+        count = f"{n} tensor{'s' * (n != 1)}"
+        start = f"{self.role:<24s} {self.type:<8s} {count:>11s}: "
+        rounded = [one for one in self.choices if one.shrink is not None]
+        if not rounded:
+            return f"{start}search with the importance matrix, {self.choices[0].why}"
+        shrinks = sorted({one.shrink for one in rounded if one.shrink is not None})
+        passes = sorted({one.passes for one in rounded})
+        said = f"shrink {_span(shrinks)}, {_span(passes)} refinements"
+        errors = [one.error for one in rounded if one.error]
+        if errors:
+            mean = float(np.exp(np.mean(np.log(errors))))
+            said += f", held-out error x {mean:.3f} of the search"
+        if len(rounded) < n:
+            said += f"; {n - len(rounded)} by search with the importance matrix"
+        return start + said
+
+
+def layer_choices(roundings: Sequence[LateRounding]) -> list[LayerChoices]:
+    """Return the choices by role and type, of tensors that this run has rounded."""
+    found: dict[tuple[str, str], list[RoleChoice]] = defaultdict(list)
+    for rounding in roundings:
+        if rounding.choice is not None:
+            found[rounding.choice.role, rounding.choice.type].append(rounding.choice)
+    return [LayerChoices(role, type, tuple(made)) for (role, type), made in found.items()]
+
+
+def _span(values: Sequence[float]) -> str:
+    first, last = values[0], values[-1]
+    return f"{first:g}" if first == last else f"{first:g} to {last:g}"
