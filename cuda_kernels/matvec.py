@@ -34,7 +34,7 @@ from ..formats.types import GGMLType
 from .compile.launch import device_index, function, launch
 from .compile.spec import KernelSpec
 from .gating import NO_TERMS, ExpertTerms, Gating
-from .layouts.table import packed_types
+from .layouts.table import packed_layout, packed_types
 from .matvec_plan import (
     EXPERT_DOWN,
     EXPERT_GATE,
@@ -360,6 +360,7 @@ def expert_gate_up(
     gating: Gating = Gating(),
     gate_terms: ExpertTerms = NO_TERMS,
     up_terms: ExpertTerms = NO_TERMS,
+    shared: Sequence[PackedMatrix] = (),
     *,
     pdl: bool = True,
 ) -> None:
@@ -367,6 +368,10 @@ def expert_gate_up(
     x = rms_norm(h) for h float32[n, cols], and the experts e = ids int32[n, k], 1 <= k <= 32; 0
     where an id is negative. Without `up`, the first half of each expert's rows is the gate, and
     `gate_terms` are those of both. Gate and up of two types take two launches.
+
+    shared: gate and up, or both in one matrix, of an expert that every token uses, of the same
+    type. It fills the slots of `out` after those of `ids`, which then has fewer: ff of its hidden
+    elements in each.
 
     Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
     are not checked.
@@ -377,9 +382,10 @@ def expert_gate_up(
     _check("activations", h, (n, cols), device)
     if norm_weight is not None:
         _check("weights of the norm", norm_weight, (cols,), device)
-    k = _check_slots(ids, n, device)
+    always, first_shared_up = _shared_inputs(shared, gate, up, ff)
+    k = _check_slots(ids, n, device, always)
     _check("result", out, (n, k, ff), device)
-    for m in (gate, up):
+    for m in (gate, up, *shared):
         _check_matrix(m, cols, device, experts=True)
     for m, terms in ((gate, gate_terms), (up, up_terms)):
         _check_terms(terms, m)
@@ -414,6 +420,7 @@ def expert_gate_up(
             gating=gating,
             biased=any(each.bias is not None for each in terms),
             scaled=any(each.scale is not None for each in terms),
+            shared=always,
         )
         with torch.cuda.device(index):
             launch(
@@ -432,6 +439,10 @@ def expert_gate_up(
                 np.int32(ff),
                 *(each.bias for each in terms),
                 *(each.scale for each in terms),
+                *(m.data for m in ((shared[0], shared[-1]) if shared else ())),
+                *(() if shared else (None, None)),
+                np.int64(shared[0].total_rows if shared else 0),
+                np.int32(first_shared_up),
                 out,
                 shared=here.shared_of(type, kind, cut),
                 pdl=pdl,
@@ -445,6 +456,7 @@ def expert_down_add(
     weights: torch.Tensor,
     h: torch.Tensor,
     terms: ExpertTerms = NO_TERMS,
+    shared: PackedMatrix | None = None,
     *,
     pdl: bool = True,
 ) -> None:
@@ -453,17 +465,23 @@ def expert_down_add(
     k]. A slot with a negative id adds nothing; slots are summed in ascending order. This kernel
     follows `expert_gate_up`, and reads ids and weights while that still runs.
 
+    shared: the matrix of an expert that every token uses, of the same type, with rows of a multiple
+    of `cols` elements: the slots after those of `ids` are its input.
+
     Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
     are not checked.
     """
     n, k, cols = x.shape
     device = x.device
     _check("activations", x, (n, k, cols), device)
-    if _check_slots(ids, n, device) != k:
-        raise ShapeError(f"{ids.shape[1]} experts for {k} slots")
+    always = 0 if shared is None else _shared_slots(shared, down)
+    if _check_slots(ids, n, device, always) != k:
+        raise ShapeError(f"{ids.shape[1]} experts and {always} slots of a shared one for {k} slots")
     _check("weights of the experts", weights, (n, k), device)
     _check("result", h, (n, down.rows), device)
     _check_matrix(down, cols, device, experts=True)
+    if shared is not None:
+        _check_matrix(shared, cols * always, device, experts=True)
     _check_terms(terms, down)
     index = device_index(device)
     here = limits(index)
@@ -484,6 +502,7 @@ def expert_down_add(
                     cut,
                     biased=terms.bias is not None,
                     scaled=terms.scale is not None,
+                    shared=always,
                 ),
                 NAMES[EXPERT_DOWN],
                 index,
@@ -498,6 +517,7 @@ def expert_down_add(
             weights,
             terms.bias,
             terms.scale,
+            None if shared is None else shared.data,
             h,
             shared=here.shared_of(down.type, EXPERT_DOWN, cut),
             pdl=pdl,
@@ -524,13 +544,52 @@ def _check(
         )
 
 
-def _check_slots(ids: torch.Tensor, n: int, device: torch.device) -> int:
-    if ids.ndim != 2 or not 1 <= ids.shape[1] <= MOST_SLOTS:
+def _check_slots(ids: torch.Tensor, n: int, device: torch.device, always: int = 0) -> int:
+    """Return the slots of the ids and of `always` slots after them."""
+    most = MOST_SLOTS - always
+    if ids.ndim != 2 or not 1 <= ids.shape[1] <= most:
         raise ShapeError(
-            f"ids of experts have the shape {list(ids.shape)}, expected [{n}, 1 to {MOST_SLOTS}]"
+            f"ids of experts have the shape {list(ids.shape)}, expected [{n}, 1 to {most}]"
         )
     _check("ids of experts", ids, (n, ids.shape[1]), device, torch.int32)
-    return ids.shape[1]
+    return ids.shape[1] + always
+
+
+def shared_slots(shared: PackedMatrix, down: PackedMatrix) -> int:
+    """Return how many slots of `down` the matrix of a shared expert takes, 0 if it cannot be one of
+    them: another type, or rows of another length.
+    """
+    slots = shared.cols // down.cols
+    # Rows with a factor cannot be divided.
+    whole = slots == 1 or all(not per_row for _, _, per_row in packed_layout(down.type).planes)
+    same = (shared.type, shared.rows, slots * down.cols) == (down.type, down.rows, shared.cols)
+    return slots if same and whole and shared.n_matrices == 1 else 0
+
+
+def _shared_slots(shared: PackedMatrix, down: PackedMatrix) -> int:
+    slots = shared_slots(shared, down)
+    if not slots:
+        raise ShapeError(
+            f"a shared expert of {shared.type}[{shared.rows}, {shared.cols}] next to experts of"
+            f" {down.type}[{down.rows}, {down.cols}]"
+        )
+    return slots
+
+
+def _shared_inputs(
+    shared: Sequence[PackedMatrix], gate: PackedMatrix, up: PackedMatrix, ff: int
+) -> tuple[int, int]:
+    """Return the slots of a shared expert, and the first row of up in its matrix."""
+    if not shared:
+        return 0, 0
+    rows = shared[0].rows // (3 - len(shared))
+    types = {m.type for m in (gate, up, *shared)}
+    if len(types) > 1 or rows % ff or shared[-1].rows != shared[0].rows:
+        raise ShapeError(
+            f"a shared expert of {[f'{m.type}[{m.rows}, {m.cols}]' for m in shared]} next to"
+            f" experts of {ff} elements of {gate.type} and {up.type}"
+        )
+    return rows // ff, 0 if len(shared) == 2 else rows
 
 
 def _check_terms(terms: ExpertTerms, m: PackedMatrix) -> None:

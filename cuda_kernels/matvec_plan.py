@@ -181,11 +181,12 @@ def quantized_spec(
     gating: Gating = Gating(),
     biased: bool = False,
     scaled: bool = False,
+    shared: int = 0,
 ) -> KernelSpec:
     """Return the kernel of a product with a quantized type; `matrices` below each other for
     NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS and
     JOINS, as in matvec.cu. gating: how kinds with a gate join their products. biased, scaled:
-    experts have biases or scales.
+    experts have biases or scales. shared: slots of a shared expert.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -213,8 +214,8 @@ def quantized_spec(
     defines |= dict(gating.defines)
     terms = gating.suffix
     if experts:
-        defines |= {"BIASED": int(biased), "SCALED": int(scaled)}
-        terms += "_biased" * biased + "_scaled" * scaled
+        defines |= {"BIASED": int(biased), "SCALED": int(scaled), "SHARED_SLOTS": shared}
+        terms += "_biased" * biased + "_scaled" * scaled + f"_shared{shared}" * (shared > 0)
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
     shape += "_spread" * plan.spread + "_joined" * plan.joined

@@ -17,7 +17,9 @@ PAIRS = 16  # heads of new positions in a block
 MOST_SPLITS = 256
 SHORTEST = 64  # the fewest positions of a block
 SHARES = 4  # of a score, by elements
-KEY_ROWS, VALUE_ROWS = 64, 32  # rows of a head's matrix in a block
+KEY_ROWS = 64  # rows of a head's matrix in a block
+VALUE_ROWS = 16  # the fewest of them in a block of the last launch
+CLUSTER = 8  # the most blocks of a head that join ranges together
 MOST_RANK, MOST_ROWS = 1024, 8
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 FUNCTIONS = ("latent_queries", "latent_attention", "latent_values")
@@ -63,6 +65,21 @@ class LatentShape:
         """Return the floats of a range, as `PART` of the kernel."""
         return PAIRS * self.rank + 2 * PAIRS
 
+    @property
+    def value_rows(self) -> int:
+        """Return the rows of a head's W_v in a block."""
+        return max(VALUE_ROWS, -(-self.value // CLUSTER))
+
+    @property
+    def value_blocks(self) -> int:
+        """Return the blocks that share a head's W_v."""
+        return -(-self.value // self.value_rows)
+
+    @property
+    def cluster(self) -> int:
+        """Return how many blocks of a head join its ranges together: all or 1."""
+        return self.value_blocks if self.rank % (4 * self.value_blocks) == 0 else 1
+
     def shared_bytes(self, tile: int, stages: int) -> int:
         """Return the bytes of shared memory, as `SHARED` of the kernel."""
         stride = 2 * self.width + 16
@@ -103,12 +120,15 @@ class LatentShape:
             "NEOX_PAIRS": str(self.neox).lower(),
             "TEMPERATURE": repr(float(t)) if t else 0,
             "TEMPERATURE_LENGTH": length,
+            "THREADS": THREADS,
+            "SHARES": SHARES,
             "TILE": tile,
             "STAGES": stages,
             "SHORTEST": SHORTEST,
             "MOST_SPLITS": MOST_SPLITS,
             "KEY_ROWS": KEY_ROWS,
-            "VALUE_ROWS": VALUE_ROWS,
+            "VALUE_ROWS": self.value_rows,
+            "CLUSTER": self.cluster,
             "CHOSEN": self.chosen,
             "SHARED_BYTES": self.shared_bytes(tile, stages),
             "PART_FLOATS": self.part_floats,
@@ -150,6 +170,7 @@ class StepLatentAttention:
         self.shape, self.splits = shape, splits
         self._kernels = [function(spec, name, device) for name in FUNCTIONS]
         self._shared = shape.shared_bytes(*shape.tile(limit))
+        self._clusters = torch.cuda.get_device_capability(device) >= (9, 0)
         half = torch.float16 if shape.type == "F16" else torch.bfloat16
         self._queries = torch.zeros(shape.tiles * PAIRS, 2, shape.width, dtype=half, device=device)
         self._partial = torch.empty(shape.tiles * splits * shape.part_floats, device=device)
@@ -211,7 +232,7 @@ class StepLatentAttention:
         )
         launch(
             results,
-            (s.heads, -(-s.value // VALUE_ROWS)),
+            (s.heads, s.value_blocks),
             THREADS,
             self._partial,
             positions,
@@ -219,6 +240,7 @@ class StepLatentAttention:
             values,
             out,
             pdl=True,
+            cluster=(1, s.cluster) if self._clusters and s.cluster > 1 else None,
         )
 
 

@@ -18,7 +18,8 @@ MOST_USED, MOST_LOGITS = 32, 8192  # the last in shared memory
 @dataclass(frozen=True)
 class Routing:
     """How experts are chosen and weighted: see `router.cu`. owned: ids count from the first of
-    these experts, and those of experts outside of them are -1; None for all.
+    these experts, and those of experts outside of them are -1; None for all. shared: slots of a
+    shared expert after those of the chosen ones; shared_gate: its weight is a sigmoid, else 1.
     """
 
     sigmoid: bool = False
@@ -30,6 +31,8 @@ class Routing:
     groups_used: int = 1
     group_best: int = 2
     owned: tuple[int, int] | None = None
+    shared: int = 0
+    shared_gate: bool = False
 
 
 def fits(rows: int, width: int, n_experts: int, n_used: int, routing: Routing = Routing()) -> bool:
@@ -70,6 +73,8 @@ def router_spec(
         "GROUPS_USED": routing.groups_used,
         "FIRST": (routing.owned or (0, n_experts))[0],
         "LAST": (routing.owned or (0, n_experts))[1],
+        "SHARED_SLOTS": routing.shared,
+        "SHARED_GATE": int(routing.shared_gate),
         "GROUP_BEST": min(routing.group_best, n_experts // routing.groups),
     }
     return KernelSpec(
@@ -99,8 +104,8 @@ class StepRouter:
         exceeds t times the largest.
         """
         spec = router_spec(rows, width, n_experts, n_used, reduction, routing)
-        self._kernel, self._grid = function(spec, "router", device), n_experts
-        self._logits = torch.empty(rows, n_experts, device=device)
+        self._kernel, self._grid = function(spec, "router", device), n_experts + routing.shared_gate
+        self._logits = torch.empty(rows * (n_experts + 1), device=device)
         self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
 
     def __call__(
@@ -113,10 +118,12 @@ class StepRouter:
         weights: torch.Tensor,
         logit_bias: torch.Tensor | None = None,
         choice_bias: torch.Tensor | None = None,
+        shared_gate: torch.Tensor | None = None,
     ) -> None:
         """Choose experts for h float32[rows, width] with matrix float32[n_experts, width]: ids
-        int32[rows, n_used] and weights float32[rows, n_used], the best first (the lower expert
-        among equals).
+        int32[rows, n_used] and weights float32[rows, n_used + shared], the best first (the lower
+        expert among equals), those of a shared expert at the end: sigmoid(shared_gate *
+        norm(h)) for shared_gate float32[width], or 1.
 
         Scores are the softmax over all experts, or the sigmoids, of matrix * norm(h) + logit_bias;
         experts are chosen by score + choice_bias. The biases are float32[n_experts], for a routing
@@ -132,6 +139,7 @@ class StepRouter:
             matrix,
             logit_bias,
             choice_bias,
+            shared_gate,
             self._logits,
             self._ticket,
             ids,
@@ -148,5 +156,5 @@ def specs() -> list[KernelSpec]:
         router_spec(8, 512, 6, 2, (1, 0.5)),
         router_spec(1, 7168, 256, 8, None, grouped),
         router_spec(1, 2880, 32, 4, None, Routing(logit_bias=True)),
-        router_spec(1, 2048, 60, 4, None, Routing(norm=False)),
+        router_spec(1, 2048, 60, 4, None, Routing(norm=False, shared=4, shared_gate=True)),
     ]

@@ -43,11 +43,13 @@ extern "C" void run(int splits, const float* q, const float* k, const float* v,
 
 RUN_ROUTER = """
 extern "C" void run(const float* h, const float* norm, float eps, const float* matrix,
-                    const float* logit_bias, const float* choice_bias, int* ids, float* weights) {
-    std::vector<float> logits(ROWS * EXPERTS);
+                    const float* logit_bias, const float* choice_bias, const float* shared_gate,
+                    int* ids, float* weights) {
+    std::vector<float> logits(ROWS * (EXPERTS + 1));
     u32 ticket = 0;
-    launch_on_host(EXPERTS, 1, THREADS, [&] {
-        router(h, norm, eps, matrix, logit_bias, choice_bias, logits.data(), &ticket, ids, weights);
+    launch_on_host(EXPERTS + SHARED_GATE, 1, THREADS, [&] {
+        router(h, norm, eps, matrix, logit_bias, choice_bias, shared_gate, logits.data(), &ticket,
+               ids, weights);
     });
 }
 """

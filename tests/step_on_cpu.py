@@ -149,12 +149,18 @@ def decode_matrices(m, dtype, ids):
 
 @kernel
 def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms):
-    known = ids.clamp(0)
+    terms, shared = terms[:2], terms[2] if len(terms) > 2 else ()
+    known, k = ids.clamp(0), ids.shape[1]
+    if shared:
+        always = torch.empty(len(h), out[0, k:].numel())
+        gate_up(h, weight, eps, shared[0], shared[1] if shared[1:] else None, always, None, gating)
+        out[:, k:] = always.view(len(h), -1, out.shape[2])
+        out = out[:, :k]
     for row, x in enumerate(normed(h, weight, eps)):
         given = [m for m in (gate, up) if m is not None]  # or both in one
         both = [
             with_terms(decode_matrices(m, torch.float32, known[row].long()) @ x, own, known[row])
-            for m, own in zip_longest(given, terms, fillvalue=NO_TERMS)
+            for m, own in zip_longest(given, terms[: len(given)], fillvalue=NO_TERMS)
         ]
         g, u = both if len(both) == 2 else both[0].chunk(2, -1)
         y = gated(FFNSpec(gating.activation, limit=gating.limit), g, u)
@@ -162,8 +168,11 @@ def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms):
 
 
 @kernel
-def expert_down_add(x, down, ids, weights, h, terms=NO_TERMS):
-    known = ids.clamp(0)
+def expert_down_add(x, down, ids, weights, h, terms=NO_TERMS, shared=None):
+    known, k = ids.clamp(0), ids.shape[1]
+    if shared is not None:
+        matvec_add((x[:, k:] * weights[:, k:, None]).flatten(1), shared, h)
+        x, weights = x[:, :k], weights[:, :k]
     for row in range(len(h)):
         y = torch.einsum(
             "sof,sf->so", decode_matrices(down, torch.float32, known[row].long()), x[row]
@@ -370,16 +379,24 @@ class Router:
         self, rows, width, n_experts, n_used, device, reduction=None, routing: Routing = Routing()
     ):
         self.spec, self.owned = router_spec(n_experts, n_used, routing), routing.owned
+        self.routing = routing
 
     def __call__(self, *arguments):
         kernel(self.run)(*arguments)
 
-    def run(self, h, norm, eps, matrix, ids, weights, logit_bias, choice_bias):
+    def run(self, h, norm, eps, matrix, ids, weights, logit_bias, choice_bias, shared_gate=None):
         logits = F.linear(normed(h, norm, eps), matrix, logit_bias)
         chosen, shares = Choice(None, self.spec, choice_bias).choose(logits)
         first, last = self.owned or (0, self.spec.n_experts)
         ids.copy_(torch.where((chosen >= first) & (chosen < last), chosen - first, -1))
-        weights.copy_(shares)
+        weights[:, : shares.shape[1]] = shares
+        assert weights.shape[1] == shares.shape[1] + self.routing.shared
+        assert (shared_gate is not None) == self.routing.shared_gate
+        if self.routing.shared:
+            share = 1.0
+            if shared_gate is not None:
+                share = (normed(h, norm, eps) @ shared_gate).sigmoid()[:, None]
+            weights[:, shares.shape[1] :] = share
 
 
 class Delta:

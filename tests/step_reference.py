@@ -188,6 +188,8 @@ ROUTINGS = [
     Routing(norm=False, scale=16.0, groups=4, groups_used=2, group_best=1),
     Routing(logit_bias=True),
     Routing(owned=(4, 9)),
+    Routing(shared=2),
+    Routing(sigmoid=True, choice_bias=True, scale=2.5, shared=1, shared_gate=True),
 ]
 
 
@@ -200,8 +202,8 @@ def router_case(
     seed: int = 0,
     routing: Routing = Routing(),
 ):
-    """Return (h, norm, router matrix, biases of logits and of the choice, experts and weights in
-    float64).
+    """Return (h, norm, router matrix, biases of logits and of the choice with the gate of a shared
+    expert, experts and weights in float64).
     """
     g = torch.Generator(device).manual_seed(seed)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
@@ -236,7 +238,11 @@ def router_case(
     biases = (
         logit_bias if routing.logit_bias else None,
         choice_bias if routing.choice_bias else None,
+        shared_gate := random(width) * width**-0.5 if routing.shared_gate else None,
     )
+    if routing.shared:
+        share = (x @ shared_gate.double()).sigmoid() if routing.shared_gate else x.new_ones(rows)
+        weights = torch.cat([weights, share[:, None].expand(rows, routing.shared)], 1)
     if routing.owned is not None:
         first, last = routing.owned
         chosen = torch.where((chosen >= first) & (chosen < last), chosen - first, -1)

@@ -133,6 +133,57 @@ def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False, up_
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(
+    "name, ff, slots, used",
+    [
+        *[(name, 1536, slots, 3) for name in ("IQ4_K", "Q4_K", "Q8_0") for slots in (1, 2)],
+        ("IQ4_K", 512, 1, 8),
+        ("IQ4_KS", 512, 1, 8),
+        ("IQ2_XXS", 768, 2, 2),
+        ("IQ4_NL", 1408, 2, 6),
+        ("MXFP4", 2880, 1, 4),
+    ],
+)
+def test_a_shared_expert_in_the_launches_of_the_others(name, ff, slots, used, merged):
+    """The experts next to it have terms, which it does not."""
+    n, width = 2, 512 if name == "MXFP4" else 768
+    gate, up = (
+        matrix(name, 2 * ff if merged else ff, width, 5),
+        None if merged else matrix(name, ff, width, 5, seed=1),
+    )
+    rows = slots * ff
+    shared = [matrix(name, rows * (1 + merged), width, seed=11)]
+    shared += [] if merged else [matrix(name, rows, width, seed=12)]
+    down, down_shared = matrix(name, width, ff, 5, seed=2), matrix(name, width, rows, seed=13)
+    ids = torch.arange(n * used, dtype=torch.int32, device="cuda").view(n, used) % 5
+    ids[1, 0] = -1
+    h, w, by = draw(n, width), draw(width, seed=2), draw(n, used + slots, seed=3).abs()
+    terms = [
+        ExpertTerms(draw(5, m.rows, seed=6 + i), draw(5, seed=9 + i).abs())
+        for i, m in enumerate((down, gate, *([] if up is None else [up])))
+    ]
+    out, alone = poison(n, used + slots, ff), poison(n, used, ff)
+    gate_terms = [*terms[1:], *[NO_TERMS] * merged]
+    arguments = h, w, EPS, gate, up, ids
+    matvec.expert_gate_up(*arguments, alone, Gating(), *gate_terms)
+    matvec.expert_gate_up(*arguments, out, Gating(), *gate_terms, shared)
+    assert torch.equal(out[:, :used], alone)
+    both = normed(h, w, gate.type) @ torch.cat([weights(m)[0] for m in shared]).T
+    assert_close(out[:, used:].flatten(1), gated(FFNSpec(), *both.chunk(2, -1)))
+    expected = h.clone()
+    matvec.expert_down_add(alone, down, ids, by[:, :used].contiguous(), expected, terms[0])
+    x = (rounded(out, down.type) * by[..., None])[:, used:].flatten(1)
+    expected = expected.double() + x @ weights(down_shared)[0].T
+    results = h.clone(), h.clone()
+    for result in results:
+        matvec.expert_down_add(out, down, ids, by, result, terms[0], down_shared)
+    assert_close(results[0], expected)
+    assert torch.equal(*results)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("name", "up_type"), [("MXFP4", "Q8_0"), ("IQ4_KS", "Q4_K")])
 def test_experts_of_two_types(name, up_type):
     check_experts(name, False, 512, 768, FFNSpec("swiglu_oai", limit=1.0), True, up_type)

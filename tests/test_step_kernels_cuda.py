@@ -155,7 +155,7 @@ def test_other_routings(routing, rows, width, n_experts, n_used):
         rows, width, n_experts, n_used, GPU, routing=routing
     )
     ids = torch.full((rows, n_used), -7, dtype=torch.int32, device=GPU)
-    weights = torch.full((rows, n_used), float("nan"), device=GPU)
+    weights = torch.full(expected.shape, float("nan"), device=GPU)
     router = StepRouter(rows, width, n_experts, n_used, GPU, None, routing)
     for _ in range(2):
         router(h, norm.weight, norm.eps, matrix, ids, weights, *biases)

@@ -96,6 +96,7 @@ def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
         pointer(matrix),
         None,
         None,
+        None,
         pointer(ids),
         pointer(weights),
     )
@@ -110,7 +111,7 @@ def test_other_routings(routing, tmp_path):
         rows, width, n_experts, n_used, CPU, routing=routing
     )
     ids = torch.full((rows, n_used), -7, dtype=torch.int32)
-    weights = torch.full((rows, n_used), float("nan"))
+    weights = torch.full(expected.shape, float("nan"))
     spec = router_spec(rows, width, n_experts, n_used, None, routing)
     library(tmp_path, spec, RUN_ROUTER).run(
         pointer(h),

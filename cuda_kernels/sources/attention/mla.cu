@@ -15,12 +15,12 @@
 // Compiled per shape: ROWS, HEADS, NOPE, ROPE, RANK, VALUE, TYPE_K and TYPE_V (the cache's), HALF (of
 // the matrices: 1 float16, 0 bfloat16), NEOX_PAIRS, TEMPERATURE, TEMPERATURE_LENGTH, TILE (positions
 // in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE), MOST_SPLITS,
-// KEY_ROWS and VALUE_ROWS (of a matrix, per block), CHOSEN, SHARED_BYTES, PART_FLOATS.
+// KEY_ROWS and VALUE_ROWS (of a matrix, per block), CLUSTER (blocks of a head in latent_values, on devices with clusters), CHOSEN, SHARED_BYTES, PART_FLOATS.
 #include "attention/cache.cuh"
 #include "attention/join.cuh"
 #include "attention/rows.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32;
 constexpr int R = 16, PAIRS = ROWS * HEADS, HEADS_KV = 1, DK = ROPE + RANK, DV = RANK, HAD_V = 0;
 constexpr int STRIDE_K = DK * 2 + 16, STRIDE_V = STRIDE_K;  // bytes; rows start in other banks
 constexpr int ROW_K = row_bytes(TYPE_K, DK);
@@ -29,7 +29,7 @@ constexpr float LOG2E = 1.4426950408889634f;
 #include "attention/mma.cuh"
 
 // Warps share the elements of a score: SHARES of them have every SHARES-th 16 elements each, for half of the positions.
-constexpr int SHARES = 4, HALF_TILE = TILE / (WARPS / SHARES), STEPS = DK / 16, HELD = (STEPS + SHARES - 1) / SHARES;
+constexpr int HALF_TILE = TILE / (WARPS / SHARES), STEPS = DK / 16, HELD = (STEPS + SHARES - 1) / SHARES;
 
 // Shared memory: tiles | queries | shares of scores | probabilities | rescaling, maxima, sums.
 constexpr int STAGE = TILE * STRIDE_K;
@@ -120,7 +120,8 @@ struct Rows {
     uint4 w[MINE][EACH];
     const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 
-    // Rows first .. first+COUNT-1 of `total` rows at `from`.
+    // Rows first .. first+COUNT-1 of `total` rows at `from`. A plain load of memory that no kernel writes would be moved to where it is
+    // needed, after the wait for the previous launch.
     __device__ __forceinline__ void load(const uint4* from, int first, int total) {
 #pragma unroll
         for (int m = 0; m < MINE; m++)
@@ -128,7 +129,7 @@ struct Rows {
             for (int e = 0; e < EACH; e++) {
                 const int row = first + group + GROUPS * m, unit = lane + LANES * e;
                 const bool inside = group + GROUPS * m < COUNT && row < total && unit < UNITS;
-                w[m][e] = inside ? from[(long long)row * UNITS + unit] : make_uint4(0, 0, 0, 0);
+                w[m][e] = inside ? __ldcg(from + (long long)row * UNITS + unit) : make_uint4(0, 0, 0, 0);
             }
     }
 
@@ -328,13 +329,27 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
 }
 
-// w_v half[HEADS, VALUE, RANK]; out float32[ROWS, HEADS, VALUE]. Grid (HEADS, ceil(VALUE / VALUE_ROWS)).
+// On devices with clusters, the blocks of a head are one cluster: each joins its CHUNK of every row and stores it in the shared memory
+// of all.
+constexpr bool TOGETHER = HAS_CLUSTERS && CLUSTER > 1;
+constexpr int ALONE = 3;  // so many ranges every block joins by itself
+constexpr int CHUNK = RANK / CLUSTER, UNITS = ROWS * CHUNK / 4, WIDE = UNITS < THREADS ? UNITS : THREADS, GROUPS = THREADS / WIDE;
+// With few rows, threads share the ranges of an element.
+constexpr int SHARING = 4 * THREADS / (ROWS * RANK) >= 4 ? 4 : 4 * THREADS / (ROWS * RANK) >= 2 ? 2 : 1;
+constexpr int SUMS = (TOGETHER ? GROUPS * UNITS * 4 : 4) > (SHARING > 1 ? SHARING * ROWS * RANK : 4) ? GROUPS * UNITS * 4
+                     : SHARING > 1 ? SHARING * ROWS * RANK : 4;
+static_assert(RANK % (4 * CLUSTER) == 0, "chunks of whole units");
+
+// w_v half[HEADS, VALUE, RANK]; out float32[ROWS, HEADS, VALUE]. Grid (HEADS, ceil(VALUE / VALUE_ROWS)), in clusters (1, CLUSTER).
 extern "C" __global__ void __launch_bounds__(THREADS)
 latent_values(const float* partial, const int* __restrict__ position, int splits, const uint4* __restrict__ w_v, float* __restrict__ out) {
     __shared__ __align__(16) float x[ROWS * RANK];
     __shared__ float share[ROWS * MOST_SPLITS];
+    __shared__ __align__(16) float sums[SUMS];
     const int head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = blockIdx.y * VALUE_ROWS;
     const int active = Ranges(seen_of(*position + ROWS), splits).active;
+    const bool together = TOGETHER && active > ALONE;
+    if (together) arrive_in_cluster();  // the others may store here
     Rows<RANK, VALUE_ROWS> rows;
     rows.load(w_v + (long long)head * VALUE * (RANK / 8), first, VALUE);
     wait_for_inputs();
@@ -344,10 +359,29 @@ latent_values(const float* partial, const int* __restrict__ position, int splits
     if (warp < ROWS)
         shares_of_ranges<PART, R>(parts(warp) + R * DV + place_of(warp, head), active, share + warp * MOST_SPLITS, lane);
     __syncthreads();
-    // With few rows, threads share the ranges of an element.
-    constexpr int SHARING = 4 * THREADS / (ROWS * RANK) >= 4 ? 4 : 4 * THREADS / (ROWS * RANK) >= 2 ? 2 : 1;
-    __shared__ __align__(16) float sums[SHARING > 1 ? SHARING * ROWS * RANK : 4];
-    if (SHARING == 1) {
+    if (together) {
+        const int group = threadIdx.x / WIDE, each = (active + GROUPS - 1) / GROUPS, from = min(group * each, active);
+        if (group < GROUPS)
+            for (int unit = threadIdx.x % WIDE; unit < UNITS; unit += WIDE) {
+                const int row = unit / (CHUNK / 4), i = blockIdx.y * CHUNK + unit % (CHUNK / 4) * 4;
+                *(float4*)(sums + (group * UNITS + unit) * 4) =
+                    join_ranges<PART>(parts(row) + place_of(row, head) * DV + i, from, min(from + each, active), share + row * MOST_SPLITS);
+            }
+        __syncthreads();
+        wait_for_cluster();
+        for (int i = threadIdx.x; i < UNITS * CLUSTER; i += THREADS) {
+            const int unit = i % UNITS, row = unit / (CHUNK / 4);
+            float4 sum = *(const float4*)(sums + unit * 4);
+#pragma unroll
+            for (int g = 1; g < GROUPS; g++) {
+                const float4 more = *(const float4*)(sums + (g * UNITS + unit) * 4);
+                sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+            }
+            store_in_block(x + row * RANK + blockIdx.y * CHUNK + unit % (CHUNK / 4) * 4, i / UNITS, sum);
+        }
+        arrive_in_cluster();
+        wait_for_cluster();
+    } else if (SHARING == 1) {
         for (int i = 4 * threadIdx.x; i < ROWS * RANK; i += 4 * THREADS) {
             const int row = i / RANK, r = place_of(row, head);
             *(float4*)(x + i) = join_ranges<PART>(parts(row) + r * DV + i % RANK, 0, active, share + row * MOST_SPLITS);

@@ -8,9 +8,8 @@
 #include "attention/tile.cuh"
 
 constexpr int M_TILES = (R + 15) / 16, N_TILES = (DV / 8 + WARPS - 1) / WARPS;  // of rows; of 8 value elements for each warp
-constexpr int P_TILES = TILE / (8 * WARPS);                                     // of 8 positions for each warp
 constexpr int STRIDE_Q = DK * 2 + 16, STRIDE_P = TILE * 2 + 16;                 // bytes
-static_assert(TILE % (8 * WARPS) == 0 && DK % 16 == 0 && DV % 16 == 0 && (TYPE_K == BF16) == (TYPE_V == BF16), "a shape this is made for");
+static_assert(DK % 16 == 0 && DV % 16 == 0 && (TYPE_K == BF16) == (TYPE_V == BF16), "a shape this is made for");
 
 struct Mixer {
     template <int TYPE, int D>
@@ -28,7 +27,9 @@ struct Mixer {
 
     // A warp takes 8 positions at a time. Rows from R on are arbitrary, and their results are not
     // read.
+    template <int P_TILES = TILE / (8 * WARPS)>  // of 8 positions for each warp
     static __device__ __forceinline__ void score(const char* q, const char* tile_k, float* scores) {
+        static_assert(P_TILES * 8 * WARPS == TILE, "a tile this is made for");
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const char* at = tile_k + (8 * warp + lane / 4) * STRIDE_K + lane % 4 * 4;
 #pragma unroll

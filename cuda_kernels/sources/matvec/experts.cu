@@ -9,12 +9,19 @@
 // JOINED_SLOTS, for EXPERT_DOWN with rows that are one stage and no multiple of a step: lanes take the granules of all slots' rows one after
 // the other, as if they were one row. So a step has a granule for every lane, and slots in shared memory are no longer than rows.
 //
+// SHARED_SLOTS: so many slots after those of the router, which all tokens have, are one shared expert: each `hidden` of its rows of gate and
+// up, and the columns of down for them. `ids` are of the other slots, `weights` of all.
+//
 // A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended. Until
 // then it norms and rounds h, which must be older than that kernel: the router lets it start when h is complete.
 // EXPERT_DOWN follows it, and may not start before that, so it reads the choice at once: `ids` and `weights` must be older than the kernel
 // in front of it.
 #include "matvec/feed.cuh"
 #include "units/gating.cuh"
+
+#ifndef SHARED_SLOTS
+#define SHARED_SLOTS 0
+#endif
 
 typedef Format<TYPE> F;
 typedef Activations<F> A;
@@ -46,7 +53,7 @@ struct Places {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
     int first_up, const int* ids, int slots, int hidden, const float* gate_bias, const float* up_bias, const float* gate_scale,
-    const float* up_scale, float* out) {
+    const float* up_scale, const uint8_t* shared_gate, const uint8_t* shared_up, int64_t shared_stored, int first_shared_up, float* out) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int items = slots * hidden, stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
@@ -57,10 +64,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   quantize<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
   wait_for_predecessor();
   allow_successor();   // not earlier: it reads the router's choice as soon as it starts
-  const int mine = lane < slots ? __ldcg(ids + token * slots + lane) : -1;   // slot lane's expert
+  const int routed = slots - SHARED_SLOTS;
+  const int mine = lane < routed ? __ldcg(ids + token * routed + lane) : lane < slots ? 0 : -1;   // slot lane's expert
 
   auto row_of = [&](const Place& at) { return (int64_t)max(__shfl_sync(~0u, mine, at.slot), 0) * per_expert + at.row; };
   auto source = [&](int item, int k) -> Row {
+    if (SHARED_SLOTS && item >= routed * hidden) {
+      const int64_t row = item - routed * hidden;
+      return k == 0 ? Row{shared_gate, shared_stored, row} : Row{shared_up, shared_stored, row + first_shared_up};
+    }
     const int64_t row = row_of(places.of(item));
     return k == 0 ? Row{gate, stored, row} : Row{up, stored, row + first_up};
   };
@@ -72,14 +84,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
   int slot = -1, slot_end = 0, expert = 0;   // of the item: the first item of the next slot; without a division for each item
   int64_t shift = 0;                          // from an item to its row
+  bool shared = false;
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
     if (item >= slot_end) {
       while (item >= slot_end) slot++, slot_end += hidden;
       expert = __shfl_sync(~0u, mine, slot);
-      shift = (int64_t)max(expert, 0) * per_expert - slot * hidden;
+      shared = SHARED_SLOTS && slot >= routed;
+      shift = shared ? (int64_t)-routed * hidden : (int64_t)max(expert, 0) * per_expert - slot * hidden;
     }
-    const int64_t row = shift + item;
+    const int64_t row = shift + item, of_matrices = shared ? shared_stored : stored;
+    const int up_from = shared ? first_shared_up : first_up;
     const float *biases[2] = {gate_bias, up_bias}, *scales[2] = {gate_scale, up_scale};
     const float before = KIND == 3 && lane == 0 ? __ldcg(out + (int64_t)token * items + item) : 0;
     float sum[R], by[R], bias[R], scale[R];   // what is not a sum is asked for here and needed at the end
@@ -87,9 +102,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     #pragma unroll
     for (int k = 0; k < R; k++) {
       sum[k] = bias[k] = 0, by[k] = scale[k] = 1;
-      if (BIASED && biases[k]) bias[k] = __ldg(biases[k] + row + k * first_up);
-      if (SCALED && scales[k]) scale[k] = __ldg(scales[k] + max(expert, 0));
-      if (F::ROW_FACTOR && !F::HEADER_STAGED) header[k] = row_header_bits<F>(k ? up : gate, stored, row + k * first_up);
+      if (BIASED && biases[k] && !shared) bias[k] = __ldg(biases[k] + row + k * first_up);
+      if (SCALED && scales[k] && !shared) scale[k] = __ldg(scales[k] + max(expert, 0));
+      if (F::ROW_FACTOR && !F::HEADER_STAGED) {
+        const uint8_t* matrix = k ? shared ? shared_up : up : shared ? shared_gate : gate;
+        header[k] = row_header_bits<F>(matrix, of_matrices, row + k * up_from);
+      }
     }
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
@@ -97,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       Stage stage[R];
       #pragma unroll
       for (int k = 0; k < R; k++) {
-        stage[k] = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row + k * first_up, chunk);
-        if (F::HEADER_STAGED && chunk == 0) by[k] = Ring<F>::row_factor(matrices.slot + k * Ring<F>::ROW, row + k * first_up);
+        stage[k] = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row + k * up_from, chunk);
+        if (F::HEADER_STAGED && chunk == 0) by[k] = Ring<F>::row_factor(matrices.slot + k * Ring<F>::ROW, row + k * up_from);
       }
       #pragma unroll
       for (int p = 0; p < P; p++) {
@@ -136,30 +154,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, const float* bias,
-    const float* scale, float* h) {
+    const float* scale, const uint8_t* shared_down, float* h) {
+  constexpr int ROUTED = N - SHARED_SLOTS;
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
-  const int mine = lane < N ? __ldcg(ids + token * N + lane) : -1;
+  const int mine = lane < ROUTED ? __ldcg(ids + token * ROUTED + lane) : lane < N ? 0 : -1;
+  const bool shared = SHARED_SLOTS && lane >= ROUTED;
   const float share = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
-  const float factor = SCALED && scale && share != 0 ? share * __ldg(scale + mine) : share;
+  const float factor = SCALED && scale && share != 0 && !shared ? share * __ldg(scale + mine) : share;
 
+  // A row of the shared expert is SHARED_SLOTS rows of COLS elements, as if it were a matrix of more rows.
+  auto row_of = [&](int item, int k) -> int64_t {
+    const int64_t routed = (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item;
+    return SHARED_SLOTS && k >= ROUTED ? (int64_t)item * SHARED_SLOTS + k - ROUTED : routed;
+  };
   auto source = [&](int item, int k) -> Row {   // the same piece of a row of every slot's expert
-    return {down, stored, (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item};
+    const int64_t row = row_of(item, k);
+    return SHARED_SLOTS && k >= ROUTED ? Row{shared_down, (int64_t)rows * SHARED_SLOTS, row} : Row{down, stored, row};
   };
   auto end = [&](int) { return rows; };
-  auto matrices = feed<F>(items_of<1>(source, end), begin, rows, stride, lane, ring);
+  auto matrices = feed<F>(items_of<1, ROUTED, SHARED_SLOTS>(source, end), begin, rows, stride, lane, ring);
+  const auto own_row = [&](int item) { return shared ? (int64_t)item : (int64_t)mine * rows + item; };   // slot lane's, where rows have factors
   quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
   __syncthreads();
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
   const auto header_of = [&](int item) {   // of slot lane's row; asked for an item before it is needed
-    return F::ROW_FACTOR && !F::HEADER_STAGED && factor != 0 && item < rows ? row_header_bits<F>(down, stored, (int64_t)mine * rows + item) : 0u;
+    return F::ROW_FACTOR && !F::HEADER_STAGED && factor != 0 && item < rows ? row_header_bits<F>(shared ? shared_down : down, shared ? rows : stored, own_row(item)) : 0u;
   };
-  const auto bias_of = [&](int item) { return BIASED && bias && share != 0 && item < rows ? __ldg(bias + (int64_t)mine * rows + item) : 0.0f; };
+  const auto bias_of = [&](int item) { return BIASED && bias && share != 0 && !shared && item < rows ? __ldg(bias + (int64_t)mine * rows + item) : 0.0f; };
   uint32_t header = header_of(begin);
   float added = bias_of(begin);   // to slot lane's product
   #pragma unroll 1
@@ -172,12 +199,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();
       if (F::HEADER_STAGED && chunk == 0 && factor != 0)
-        weight *= Ring<F>::row_factor(matrices.slot + lane * Ring<F>::ROW, (int64_t)mine * rows + item);
+        weight *= Ring<F>::row_factor(matrices.slot + lane * Ring<F>::ROW, own_row(item));
       constexpr int OF_ROW = COLS / F::G, ALL = JOINED_SLOTS ? N * OF_ROW : 0;
       #pragma unroll
       for (int first = 0; first < ALL; first += 32) {
         const int at = first + lane, slot = min(at / OF_ROW, N - 1), granule = min(at - slot * OF_ROW, OF_ROW - 1);
-        const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, slot), 0) * rows + item;
+        const int64_t row = row_of(item, slot);
         const float by = __shfl_sync(~0u, weight, slot);
         const Stage stage = Ring<F>::stage(matrices.slot + slot * Ring<F>::ROW, row, 0);
         const typename F::Weights w[1] = {F::prepare(F::load(stage, 0, granule), constants, granule)};
@@ -188,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
       }
       #pragma unroll
       for (int k = 0; k < (JOINED_SLOTS ? 0 : N); k++) {
-        const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item;
+        const int64_t row = row_of(item, k);
         const float by = __shfl_sync(~0u, weight, k);
         float part = 0;
         const Stage stage = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row, chunk);

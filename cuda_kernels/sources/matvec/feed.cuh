@@ -10,13 +10,15 @@ DEV int first_item(int warp) { return ACROSS ? warp * gridDim.x + blockIdx.x : b
 struct Row { const uint8_t* base; int64_t stored, row; };   // of a packed matrix of `stored` rows
 
 // The rows of weights of items: at(item, k) is the k-th one; all lanes call it together. Items from one on and below end(item) have theirs
-// in the same matrices, EACH rows further on from item to item.
-template <int N_EACH, class At, class End> struct Items {
-  static constexpr int EACH = N_EACH;
+// in the same matrices, `EACH` rows further on from item to item; LAST_EACH for those from the FROM-th one on.
+template <int EACH, int FROM, int LAST_EACH, class At, class End> struct Items {
+  CONST int each(int k) { return k < FROM ? EACH : LAST_EACH; }
   At at;
   End end;
 };
-template <int N_EACH, class At, class End> DEV Items<N_EACH, At, End> items_of(At at, End end) { return {at, end}; }
+template <int EACH, int FROM = R, int LAST_EACH = EACH, class At, class End> DEV Items<EACH, FROM, LAST_EACH, At, End> items_of(At at, End end) {
+  return {at, end};
+}
 
 template <class F, class Rows> struct Feed {
   typedef Ring<F> G;
@@ -53,7 +55,7 @@ template <class F, class Rows> struct Feed {
     if constexpr (p < F::STAGED) {
       const uint8_t*& here = from[KEPT ? k * F::STAGED + p : p];
       G::template fetch<p>(to, here, chunk, lane);
-      if (KEPT) here += chunk < CHUNKS - 1 ? G::piece(p) : G::template jump<Rows::EACH>(p, stride);
+      if (KEPT) here += chunk < CHUNKS - 1 ? G::piece(p) : G::jump(p, stride * Rows::each(k));
       fetch_from<p + 1>(to, k);
     }
   }

@@ -23,8 +23,8 @@ template <class F> struct Ring {
   static constexpr int HEADER = begin(F::STAGED);   // where the 16 bytes with a row's header are, in its first stage
   static constexpr int ROW = HEADER + (F::HEADER_STAGED ? 16 : 0), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // of a row, a stage, a warp
 
-  // From the piece of a stage to that of its row's next one, and from a row's last one to the first one of the item `stride` further on.
-  template <int EACH> DEV int jump(int p, int stride) { return stride * EACH * F::row_bytes(p) - (CHUNKS - 1) * piece(p); }
+  // From the piece of a stage to that of its row's next one, and from a row's last one to the first one of the row `rows` further on.
+  DEV int jump(int p, int rows) { return rows * F::row_bytes(p) - (CHUNKS - 1) * piece(p); }
 
   DEV int64_t offset(int p, int64_t row, int chunk) { return row * F::row_bytes(p) + chunk * piece(p); }
 

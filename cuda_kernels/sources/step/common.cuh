@@ -65,6 +65,35 @@ __device__ __forceinline__ float warp_max(float x) {
 
 #endif
 
+// Blocks of a cluster store in each other's shared memory: each arrives before and waits, so that all run; stores; arrives and waits
+// again, so that all is stored.
+#if !defined(ON_HOST) && __CUDA_ARCH__ >= 900
+#define HAS_CLUSTERS 1
+__device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ u32 address_in_block(float* to, int block) {
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(to)), "r"(block));
+    return at;
+}
+
+__device__ __forceinline__ void store_in_block(float* to, int block, float4 x) {
+    const u32 at = address_in_block(to, block);
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+
+__device__ __forceinline__ void store_in_block(float* to, int block, float x) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in_block(to, block)), "f"(x) : "memory");
+}
+#else
+#define HAS_CLUSTERS 0
+__device__ __forceinline__ void arrive_in_cluster() {}
+__device__ __forceinline__ void wait_for_cluster() {}
+__device__ __forceinline__ void store_in_block(float*, int, float4) {}
+__device__ __forceinline__ void store_in_block(float*, int, float) {}
+#endif
+
 // Return true for the last of `count` blocks that arrive at a counter, which is reset to 0. The
 // earlier writes of the others are visible to this block. The counter decides only which block does
 // the rest of the work, not the order of additions.

@@ -12,7 +12,8 @@
 // their score exceeds THRESHOLD times the largest. SIGMOID: scores are sigmoids, not a softmax. NORM: weights have a sum of 1 before they
 // are multiplied by SCALE. CHOICE_BIAS: experts are chosen by score + bias. LOGIT_BIAS: logits have a bias. GROUPS, GROUPS_USED,
 // GROUP_BEST: experts are chosen from the groups with the largest sum of their GROUP_BEST best. FIRST, LAST: ids count from FIRST, and those
-// of other experts than FIRST to LAST are -1.
+// of other experts than FIRST to LAST are -1. SHARED_SLOTS: so many weights follow those of the chosen experts, 1 or, with SHARED_GATE, the
+// sigmoid of another product with norm(h).
 #include "step/common.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
@@ -129,18 +130,21 @@ __device__ __forceinline__ void choose(float* logits, float* scores, const float
     __syncthreads();
 }
 
-// h float32[ROWS, WIDTH]; norm float32[WIDTH]; router float32[EXPERTS, WIDTH]; logit_bias, choice_bias float32[EXPERTS]; logits float32[ROWS, EXPERTS], scratch; ticket u32, zero;
-// ids int32[ROWS, N_USED], weights float32[ROWS, N_USED], the best first.
+// h float32[ROWS, WIDTH]; norm float32[WIDTH]; router float32[EXPERTS, WIDTH]; logit_bias, choice_bias float32[EXPERTS]; shared_gate float32[WIDTH]; logits float32[ROWS, EXPERTS] and float32[ROWS], scratch; ticket u32, zero;
+// ids int32[ROWS, N_USED], weights float32[ROWS, N_USED + SHARED_SLOTS], the best first. One block per expert, and one for SHARED_GATE.
 extern "C" __global__ void __launch_bounds__(THREADS)
 router(const float* __restrict__ h, const float* __restrict__ norm, float eps, const float* __restrict__ matrix,
-       const float* __restrict__ logit_bias, const float* __restrict__ choice_bias, float* logits, u32* ticket, int* ids, float* weights) {
+       const float* __restrict__ logit_bias, const float* __restrict__ choice_bias, const float* __restrict__ shared_gate, float* logits,
+       u32* ticket, int* ids, float* weights) {
     __shared__ __align__(16) float all[ROWS * EXPERTS];
     __shared__ float sums[WARPS][ROWS][2], scores[BY_LOGITS ? 1 : EXPERTS], best[32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x;
+    const bool gates = SHARED_GATE && expert == EXPERTS;  // the block after those of the experts
+    const float* vector = gates ? shared_gate : matrix + (long long)expert * WIDTH;
     float4 w[EACH];  // of the router, times the weights of the norm
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const float4 x = quad(matrix + (long long)expert * WIDTH, i), s = quad(norm, i);
+        const float4 x = quad(vector, i), s = quad(norm, i);
         w[i] = make_float4(x.x * s.x, x.y * s.y, x.z * s.z, x.w * s.w);
     }
     wait_for_inputs();
@@ -163,11 +167,18 @@ router(const float* __restrict__ h, const float* __restrict__ norm, float eps, c
 #pragma unroll
         for (int i = 0; i < WARPS; i++) dot += sums[i][threadIdx.x][0], squares += sums[i][threadIdx.x][1];
         const float logit = dot * rsqrtf(squares / (float)WIDTH + eps);
-        logits[threadIdx.x * EXPERTS + expert] = LOGIT_BIAS ? logit + logit_bias[expert] : logit;
+        if (gates) logits[ROWS * EXPERTS + threadIdx.x] = logit;
+        else logits[threadIdx.x * EXPERTS + expert] = LOGIT_BIAS ? logit + logit_bias[expert] : logit;
     }
     if (!last_to_arrive(ticket, gridDim.x)) return;
     for (int i = threadIdx.x; i < ROWS * EXPERTS; i += THREADS) all[i] = fmaxf(__ldcg(logits + i), -INFINITY);  // NaN becomes -infinity
+    constexpr int WEIGHTS = N_USED + SHARED_SLOTS;
+    for (int i = threadIdx.x; i < ROWS * SHARED_SLOTS; i += THREADS) {
+        const int row = i / max(SHARED_SLOTS, 1), slot = i % max(SHARED_SLOTS, 1);
+        const float share = SHARED_GATE ? __fdiv_rn(1.f, 1.f + expf(-__ldcg(logits + ROWS * EXPERTS + row))) : 1.f;
+        weights[row * WEIGHTS + N_USED + slot] = share;
+    }
     __syncthreads();
 #pragma unroll 1
-    for (int row = 0; row < ROWS; row++) choose(all + row * EXPERTS, scores, choice_bias, best, ids + row * N_USED, weights + row * N_USED);
+    for (int row = 0; row < ROWS; row++) choose(all + row * EXPERTS, scores, choice_bias, best, ids + row * N_USED, weights + row * WEIGHTS);
 }

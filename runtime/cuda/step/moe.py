@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from ....cuda_kernels import matvec, step_between
-from ....cuda_kernels.matvec_plan import EXPERT_DOWN, EXPERT_GATE_UP, GATE_UP, MATVEC_ADD
-from ....cuda_kernels.ops import decode_matrix
+from ....cuda_kernels.gating import NO_TERMS
+from ....cuda_kernels.matvec_plan import (
+    EXPERT_DOWN,
+    EXPERT_GATE_UP,
+    GATE_UP,
+    MATVEC_ADD,
+    MOST_SLOTS,
+)
+from ....cuda_kernels.ops import PackedMatrix, decode_matrix
 from ....cuda_kernels.step_router import fits as router_fits
 from ...layers.ffn import GatedFFN
 from ...layers.moe import MoE
@@ -26,7 +33,8 @@ from .layers import BETWEEN, StepBranch, on_device
 @executor(STEP, MoE)
 class StepMoE(StepBranch):
     """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted
-    sum onto h in one; a shared expert in two more.
+    sum onto h in one. A shared expert of the same types is one or more slots of these launches;
+    another one takes two more.
     """
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -49,23 +57,36 @@ class StepMoE(StepBranch):
         )
         self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
         self.input_terms = [terms_of(linear, context) for linear in inputs]
-        self.shared = None if moe.shared is None else SharedExpert(self, moe, context)
+        self.always, self.shared = None, None
+        if moe.shared is not None:
+            self.always = shared_slots(self, moe.shared, context)
+            if self.always is None:
+                self.shared = SharedExpert(self, moe, context)
+        self.shared_gate = None
+        if self.always is not None:
+            gate = moe.shared_gate
+            self.shared_gate = None if gate is None else decode_linear(gate, context).view(-1)
+            self.routing = replace(
+                self.routing, shared=self.always.slots, shared_gate=gate is not None
+            )
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         spec = self.spec
+        always = self.always
+        n_slots = spec.n_used + (0 if always is None else always.slots)
         ids, weights = (
             frame.buffer("experts", spec.n_used, torch.int32),
-            frame.buffer("expert weights", spec.n_used),
+            frame.buffer("expert weights", n_slots),
         )
         route = frame.router(
             self.norm.numel(), spec.n_experts, spec.n_used, self.reduction, self.routing
         )
         router_norm = self.router_norm, self.router_eps
-        route(h, *router_norm, self.router, ids, weights, *self.router_biases)
-        hidden = frame.buffer("expert hidden", spec.n_used * self.down.cols).view(
-            frame.n, spec.n_used, -1
-        )
+        biases = self.router_biases
+        route(h, *router_norm, self.router, ids, weights, *biases, self.shared_gate)
+        hidden = frame.buffer("expert hidden", n_slots * self.down.cols).view(frame.n, n_slots, -1)
+        no_terms = [NO_TERMS] * (2 - len(self.input_terms))
         operation(
             matvec.expert_gate_up,
             h,
@@ -77,19 +98,56 @@ class StepMoE(StepBranch):
             hidden,
             self.gating,
             *self.input_terms,
+            *no_terms,
+            () if always is None else always.inputs,
         )
-        always = None if self.shared is None else self.shared.inner(frame, h)
+        x = None if self.shared is None else self.shared.inner(frame, h)
         norm = self.branch.post_norm
         to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])
-        operation(matvec.expert_down_add, hidden, self.down, ids, weights, to, self.down_terms)
+        down = None if always is None else always.down
+        arguments = hidden, self.down, ids, weights, to, self.down_terms, down
+        operation(matvec.expert_down_add, *arguments)
         if self.shared is not None:
-            operation(matvec.matvec_add, always, self.shared.down, to)
+            operation(matvec.matvec_add, x, self.shared.down, to)
         if norm is not None:
             self.end(frame, to, h, norm)
 
     def end(self, frame: Frame, sum: torch.Tensor, h: torch.Tensor, norm: Norm) -> None:
         """h += norm(sum); sum becomes 0."""
         step_between.add_normed(sum, h, weight=norm.weight, eps=norm.eps)
+
+
+@dataclass(frozen=True)
+class SharedSlots:
+    """A shared expert in the launches of the others: its gate and up, or the one matrix that has
+    both, and down.
+    """
+
+    inputs: tuple[PackedMatrix, ...]
+    down: PackedMatrix
+    slots: int
+
+
+def shared_slots(owner: StepMoE, ffn: GatedFFN, context: Context) -> SharedSlots | None:
+    """Return the slots of a shared expert; None if it does not fit: other types, a hidden size that
+    is not a multiple of the experts', or another activation.
+    """
+    if not isinstance(ffn, GatedFFN) or gating_of(ffn.spec) != owner.gating:
+        return None
+    linears = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+    try:
+        inputs = tuple(on_device(x, context, EXPERT_GATE_UP) for x in linears)
+        down = on_device(ffn.down, context)
+    except Slow:
+        return None
+    slots = matvec.shared_slots(down, owner.down)
+    types = {m.type for m in (*inputs, owner.gate, *([] if owner.up is None else [owner.up]))}
+    total = owner.spec.n_used + slots
+    if not slots or len(types) > 1 or total > MOST_SLOTS:
+        return None
+    if not matvec.fits(owner.down, EXPERT_DOWN, total):
+        return None
+    return SharedSlots(inputs, down, slots)
 
 
 class SharedExpert:
