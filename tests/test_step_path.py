@@ -18,6 +18,7 @@ from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.cuda.step import path as step_path
 from iqforge.runtime.cuda.step.layers import SlowOutput
+from iqforge.runtime.cuda.step.moe import StepMoE
 from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.layers.ffn import GatedFFN
 from iqforge.runtime.layers.moe import MoE
@@ -346,6 +347,39 @@ def test_other_architectures(monkeypatch, tmp_path, case):
         state, rows = model.new_state(64, settings), []
         for piece in tokens.split([8, 1, 1, 3, *[1] * (len(tokens) - 13)]):
             rows.append(steps.extend(piece, state, all_logits=True))
+        torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["qwen2_moe", "deepseek_v2"])
+@pytest.mark.parametrize("other", [None, "ffn_down_shexp", "ffn_up_shexp"])
+def test_a_shared_expert_is_in_the_launches_of_the_others(monkeypatch, tmp_path, case, other):
+    """Unless one of its matrices has another type; then it has launches of its own."""
+    tiny, path = make_tiny_model(CASES[case], WIDE, tmp_path / "hf"), tmp_path / "q.gguf"
+    with CheckpointSource(open_checkpoint(tiny.folder)) as source:
+        write_gguf(
+            path,
+            source,
+            lambda t: (
+                "F32"
+                if len(t.shape) < 2 or "gate_inp" in t.name
+                else "Q5_0"
+                if other is not None and other in t.name
+                else "Q8_0"
+            ),
+        )
+    step_on_cpu.install(monkeypatch)
+    with load_model(path) as model:
+        told: list[str] = []
+        steps = StepPath(model.network, context := Context(CPU, verbose=told.append))
+        context.report_all()
+        assert not told
+        experts = [branch for branch in steps._branches if isinstance(branch, StepMoE)]
+        assert experts and all((b.always is None) == (other is not None) for b in experts)
+        assert all((b.shared is None) == (other is None) for b in experts)
+        settings, tokens = CacheSettings("f32", "f32"), torch.tensor(tiny.tokens[:12])
+        expected = model.extend(tokens, model.new_state(64, settings), all_logits=True)
+        state = model.new_state(64, settings)
+        rows = [steps.extend(piece, state, all_logits=True) for piece in tokens.split([5, 3, 1, 3])]
         torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)
 
 
