@@ -37,6 +37,7 @@ PUBLIC = {
     # Measure
     "measure_perplexity": "api.runtime",
     "measure_tasks": "api.runtime",
+    "compare_models": "api.compare",
     "measure_sensitivity": "api.sensitivity",
     "quantize_stats": "api.searches",
     "benchmark_types": "api.searches",

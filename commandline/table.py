@@ -84,6 +84,12 @@ COMMANDS = {
         ranks=True,
         chunks=True,
     ),
+    "compare": Command(
+        ".proof.compare_command",
+        "measure",
+        "compare models with the one that they were made of",
+        "iqforge compare model-bf16.gguf model-*.gguf -f wiki.test.raw --html compare.html",
+    ),
     "validate": Command(
         ".quantize.commands.validate",
         "measure",

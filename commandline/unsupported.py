@@ -15,8 +15,6 @@ _FLAGS = {
     "shifting the context": "--keep --context-shift --no-context-shift",
     "saving a state": "--prompt-cache --prompt-cache-all --prompt-cache-ro --slot-save-path",
     "several sequences": "-np --parallel -ns --sequences -cb --cont-batching",
-    "other evaluations": "--hellaswag --hellaswag-tasks --winogrande --winogrande-tasks"
-    " --multiple-choice --multiple-choice-tasks --ppl-stride",
     "other machines": "--rpc",
 }
 UNSUPPORTED = {flag: what for what, flags in _FLAGS.items() for flag in flags.split()}

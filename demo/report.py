@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from ..formats.types import ggml_type
-from . import style
-from .chart import Point, scatter, standalone
+from ..proof import style
+from ..proof.chart import Point, scatter, standalone
 from .figures import Demo
 
 _FIRST_IK_ID = 97  # type ids above 96 exist in ik_llama.cpp only

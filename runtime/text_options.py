@@ -52,7 +52,40 @@ class PerplexityOptions(ChunkOptions):
         "--ppl-stride",
         least=0,
         metavar="N",
-        help="score only the last N tokens of windows that begin every N tokens",
+        help="score only the last N tokens of chunks that begin every N tokens",
+    )
+
+
+@dataclass(frozen=True)
+class CompareOptions(ChunkOptions):
+    """What is measured of models that are compared."""
+
+    compact: bool = option(
+        False,
+        "--compact",
+        help="keep a tenth of the base's predictions; KL divergence is then an estimate",
+    )
+    keep: bool = option(
+        False, "--keep", help="keep the base's predictions in DIR, to compare more models later"
+    )
+    speed_prompt: int = option(
+        512,
+        "-p",
+        "--n-prompt",
+        least=0,
+        metavar="N",
+        help="tokens of the prompt whose speed is measured, 0: do not",
+    )
+    speed_generation: int = option(
+        32,
+        "-n",
+        "--n-gen",
+        least=0,
+        metavar="N",
+        help="tokens to generate to measure the speed, 0: do not",
+    )
+    worst: int = option(
+        10, "--worst", least=0, metavar="N", help="list the N tokens that differ most"
     )
 
 

@@ -19,11 +19,11 @@ from xml.etree import ElementTree
 import iqforge.api as api
 import pytest
 from iqforge.cli import COMMANDS, main
-from iqforge.demo import style
 from iqforge.demo.chain import MODEL, TYPES, Chain, compare
-from iqforge.demo.chart import Point, scatter
 from iqforge.demo.text import choose_texts, is_held_out
 from iqforge.errors import MalformedFileError, NotFoundError
+from iqforge.proof import style
+from iqforge.proof.chart import Point, scatter
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 DRAWN = {"path", "circle", "line", "rect", "polyline"}  # SVG elements written as <path .../>

@@ -34,6 +34,7 @@ ORDER = {
     "imatrix": 4,
     "api": 5,
     "__init__": 6,
+    "proof": 6,
     "commandline": 7,
     "demo": 7,
     "cli": 8,

@@ -155,6 +155,12 @@ class BaseFile:
         scale, low, codes = self.records(chunk)
         return scale[:, None] * codes.astype(np.float32) + low[:, None]
 
+    def best(self, chunk: int, row: int, n: int) -> list[tuple[int, float]]:
+        """Return the `n` most probable tokens of a record with their probabilities."""
+        scale, low, codes = (part[row] for part in self.records(chunk))
+        ids = np.argsort(-codes.astype(np.int64), kind="stable")[:n]
+        return [(int(i), float(np.exp(scale * np.float32(codes[i]) + low))) for i in ids]
+
     def compare(self, chunk: int, logits: torch.Tensor, targets: np.ndarray) -> Compared:
         """Compare float32[n_scored, vocab] logits of a model with one chunk."""
         log_p = torch.from_numpy(self.log_probabilities(chunk))

@@ -195,6 +195,12 @@ class CompactBase:
             )
         return records
 
+    def best(self, chunk: int, row: int, n: int) -> list[tuple[int, float]]:
+        """Return the `n` most probable tokens of a record (at most K) with their probabilities."""
+        record = self.records(chunk)[row]
+        log_p = LEAST_LOG_P * (1 - record["top_codes"][:n].astype(np.float64) / 65535)
+        return list(zip(record["top"][:n].tolist(), np.exp(log_p).tolist(), strict=True))
+
     def compare(self, chunk: int, logits: torch.Tensor, targets: np.ndarray) -> Compared:
         """Compare float32[n_scored, vocab] logits of a model with one chunk. Tokens of the base
         that the model does not have do not count.

@@ -1,4 +1,4 @@
-"""Style sheets of the report and the chart, with colours for light and dark pages."""
+"""Style sheets of reports and charts, with colours for light and dark pages."""
 
 from __future__ import annotations
 
@@ -104,4 +104,26 @@ dd { margin: 0; overflow-wrap: anywhere; }
   .figures th, .figures td { border: 0; padding: .1rem .4rem; white-space: normal; }
   .figures td::before { content: attr(data-label); float: left; color: var(--soft); }
 }
+"""
+
+TOKENS = """
+.tokens {
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: .7rem 1rem; margin: 0 0 .75rem;
+}
+.tokens summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
+.tokens summary:focus-visible { outline: 2px solid var(--first); outline-offset: 2px; }
+.tokens ol { margin: .75rem 0 0; padding-left: 1.6rem; }
+.tokens h3 { margin: 1rem 0 0; }
+.tokens li { margin: 0 0 .8rem; }
+.tokens li::marker { color: var(--soft); }
+.tokens p { overflow-wrap: anywhere; max-width: none; }
+.tokens .context { color: var(--soft); font-size: .93rem; }
+.tokens mark {
+  background: color-mix(in srgb, var(--second) 22%, transparent); color: var(--ink);
+  border-radius: 3px; padding: 0 .15em;
+}
+.tokens code { white-space: pre-wrap; }
+h1, h2, .lead { overflow-wrap: anywhere; }
+.figures tbody th { overflow-wrap: anywhere; white-space: normal; min-width: 9rem; }
 """
