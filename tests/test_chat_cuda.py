@@ -1,0 +1,98 @@
+"""Samplers on the host with logits of a GPU, and conversations there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from iqforge.runtime.chat.session import ChatSession
+from iqforge.runtime.chat.template import ChatTemplate
+from iqforge.runtime.generate import generate_tokens
+from iqforge.runtime.model import load_model
+from iqforge.runtime.sampling.chain import SamplerChain
+from iqforge.runtime.sampling.settings import SamplerSettings
+
+from .test_chat import answered, assistant, user
+from .tiny_cases import CASES, SMALL
+from .tiny_models import make_tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+EVERYTHING = SamplerSettings(
+    temperature=0.9,
+    seed=3,
+    typical_p=0.98,
+    top_n_sigma=2.5,
+    xtc_probability=0.3,
+    dynatemp_range=0.3,
+    repeat_penalty=1.2,
+    frequency_penalty=0.1,
+    dry_multiplier=0.8,
+)
+SETTINGS = [EVERYTHING, SamplerSettings(mirostat=2, seed=4), SamplerSettings(mirostat=1, seed=5)]
+PROMPT = list(range(40, 70))
+FORM = ChatTemplate("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3_5", "gemma3"])
+def folder(request, tmp_path_factory):
+    return make_tiny_model(
+        CASES[request.param], SMALL, tmp_path_factory.mktemp(request.param)
+    ).folder
+
+
+def drawn(model, settings: SamplerSettings) -> list[int]:
+    chain = SamplerChain(settings, model.tokenizer.token_bytes, 200)
+    return list(generate_tokens(model, PROMPT, 40, context=200, chain=chain))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["chain", "mirostat 2", "mirostat 1"])
+def test_the_same_seed_gives_the_same_text(folder, settings):
+    """In float32 the logits of both devices agree."""
+    with load_model(folder, "cpu") as model:
+        expected = drawn(model, settings)
+    with load_model(folder, "cuda", precision="f32") as model:
+        assert drawn(model, settings) == expected
+
+
+def test_the_chain_draws_as_the_kernel_does(folder):
+    """Steps one by one with logits on the host, and captured steps with the draw in the graph."""
+    settings = SamplerSettings(seed=9)
+    with load_model(folder, "cuda") as model:
+        sampling = settings.plain()
+        assert sampling is not None
+        expected = list(generate_tokens(model, PROMPT, 40, sampling, context=200))
+        assert drawn(model, settings) == expected
+
+
+@pytest.mark.parametrize("settings", [SamplerSettings(temperature=0), EVERYTHING])
+def test_turns_on_a_gpu(folder, settings):
+    """Steps after a prompt that was cut back, or restored, are those of a whole prompt, but for
+    rounding; in float32 texts agree.
+    """
+    with load_model(folder, "cuda", precision="f32") as model:
+        session, messages = ChatSession(model, FORM, settings, context=400), []
+        for text in ("The function returns a list", "and then?", "why?"):
+            messages.append(user(text))
+            kept = answered(session, messages)
+            alone = answered(ChatSession(model, FORM, settings, context=400), messages)
+            assert kept.text == alone.text
+            messages.append(assistant(kept.text))
+        assert kept.reused > 0
+    with load_model(folder, "cuda") as model:  # kernels: the cache has what it should
+        session, messages = ChatSession(model, FORM, settings, context=400), []
+        for text in ("The function returns a list", "and then?", "why?"):
+            messages.append(user(text))
+            kept = answered(session, messages)
+            messages.append(assistant(kept.text))
+            assert kept.generation.tokens
+            tokens = session._tokens
+            assert len(tokens) == session._state.n_past
+            again = model.new_state(400)
+            fresh = model.extend([*tokens, 5], again)
+            here = model.extend([5], session._state)
+            assert ((fresh - here).norm() / fresh.norm()).item() < 0.1
+            session._tokens = [*tokens, 5]
+        assert kept.reused > 0
