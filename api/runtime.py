@@ -193,7 +193,7 @@ def generate(
     - temperature (0.8), top_k (40), top_p (0.95), min_p (0.05), seed (0), and the other samplers of
       `runtime.sampling.options.SamplerOptions`. Temperature 0 takes the most probable token each
       time; the same seed gives the same text.
-    - stop: texts that end the text before them.
+    - stop: texts that end the text before them. grammar, json_schema: what the text follows.
     - ignore_eos: continue after tokens that end a text. special: also yield control tokens.
     - device, precision, threads, ...: see `load_model`.
 
@@ -216,13 +216,19 @@ def _generate(
     record: Generation | None,
 ) -> Iterator[str]:
     from ..formats.arguments import whole_numbers
-    from ..runtime.generate import end_tokens, generate_tokens, plan_length, prompt_tokens
+    from ..runtime.generate import (
+        end_tokens,
+        generate_tokens,
+        new_constraint,
+        plan_length,
+        prompt_tokens,
+    )
     from ..runtime.network.sampling import GREEDY
     from ..runtime.sampling.chain import SamplerChain
     from ..runtime.tokenizer.stream import StopText, TextStream
 
-    settings = options.settings()
-    sampling = settings.plain()
+    settings, grammar = options.settings(), options.grammar_source()
+    sampling = None if grammar is not None else settings.plain()
     with opened_model(model, load) as loaded:
         tokens = (
             prompt_tokens(loaded.tokenizer, prompt)
@@ -235,8 +241,11 @@ def _generate(
             record.prompt_tokens = len(tokens)
         chain = None
         if sampling is None:
+            begin = new_constraint(loaded, grammar, end)
             context, _ = plan_length(tokens, options.n, options.context, loaded.hyperparameters)
-            chain = SamplerChain(settings, loaded.tokenizer.token_bytes, context)
+            chain = SamplerChain(
+                settings, loaded.tokenizer.token_bytes, context, None if begin is None else begin()
+            )
         following = generate_tokens(
             loaded,
             tokens,

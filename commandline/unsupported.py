@@ -5,7 +5,6 @@ from __future__ import annotations
 _FLAGS = {
     "a dialogue without a chat template": "-i --interactive -if --interactive-first --in-prefix"
     " --in-suffix",
-    "grammars": "--grammar --grammar-file -j --json-schema --json-schema-file",
     "adapters while running": "--lora --lora-scaled --control-vector --control-vector-scaled",
     "speculative decoding": "-md --model-draft --draft --draft-max --draft-min -ngld",
     "images and audio": "--mmproj --image --audio",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import EvaluationError, UsageError, printable
@@ -13,7 +13,7 @@ from ..formats.arguments import whole_number
 from ..formats.values import get
 from .model import Model
 from .network.sampling import GREEDY, Sampling, sample
-from .sampling.chain import SamplerChain
+from .sampling.chain import Constraint, SamplerChain
 from .state.cache import CacheSettings
 from .state.sequence import State
 from .tokenizer import Tokenizer, TokenType
@@ -117,6 +117,19 @@ def end_tokens(model: Model) -> frozenset[int]:
         named.pop("<|end|>", None)
     found |= set(named.values())
     return frozenset(token for token in found if token is not None)
+
+
+def new_constraint(
+    model: Model, grammar: tuple[str, str] | None, end: frozenset[int]
+) -> Callable[[], Constraint] | None:
+    """Return what begins a text that follows a grammar (kind, text) and ends with a token of `end`;
+    None without a grammar.
+    """
+    if grammar is None:
+        return None
+    from .grammar.constraint import grammar_maker  # its package is only needed here
+
+    return grammar_maker(grammar, model.tokenizer, end)
 
 
 def plan_length(

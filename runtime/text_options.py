@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from ..errors import EvaluationError, NotFoundError, UsageError
 from ..formats.options import Options, option
 from .sampling.options import SamplerOptions
 
@@ -119,5 +120,61 @@ class GenerateOptions(SamplerOptions):
         metavar="TEXT",
         help="end before this text (repeatable)",
     )
+    grammar: str | None = option(
+        None,
+        "--grammar",
+        kind=str,
+        metavar="GBNF",
+        help="a grammar that the text follows, in the notation of llama.cpp",
+    )
+    grammar_file: str | os.PathLike | None = option(
+        None, "--grammar-file", metavar="FILE", help="a file with such a grammar"
+    )
+    json_schema: str | None = option(
+        None,
+        "-j",
+        "--json-schema",
+        kind=str,
+        metavar="SCHEMA",
+        help="a JSON schema that the text follows, such as '{}' for any JSON",
+    )
+    json_schema_file: str | os.PathLike | None = option(
+        None, "-jf", "--json-schema-file", metavar="FILE", help="a file with such a schema"
+    )
     ignore_eos: bool = option(False, "--ignore-eos", help="continue after tokens that end a text")
     special: bool = option(False, "--special", help="print control tokens too")
+
+    def grammar_source(self) -> tuple[str, str] | None:
+        """Return (kind, text) of the grammar, "gbnf" or "json_schema"; None without one. UsageError
+        for several, and for one of a text that never ends.
+        """
+        given = [
+            (kind, value, name.endswith("_file"))
+            for name, kind in (
+                ("grammar", "gbnf"),
+                ("grammar_file", "gbnf"),
+                ("json_schema", "json_schema"),
+                ("json_schema_file", "json_schema"),
+            )
+            if (value := getattr(self, name)) is not None
+        ]
+        if not given:
+            return None
+        if len(given) > 1:
+            raise UsageError("only one grammar or JSON schema can be followed")
+        if self.ignore_eos:
+            raise UsageError("a text that follows a grammar ends where that ends: drop ignore_eos")
+        [(kind, value, is_file)] = given
+        return kind, _text_of_file(value) if is_file else str(value)
+
+
+def _text_of_file(path: str | os.PathLike) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise NotFoundError("no such file", file=path) from None
+    except UnicodeDecodeError as error:
+        raise EvaluationError("the text is not UTF-8", file=path, offset=error.start) from None
+    except OSError as error:
+        raise EvaluationError(f"cannot be read: {error.strerror}", file=path) from None

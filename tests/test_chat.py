@@ -17,12 +17,13 @@ import iqforge
 import pytest
 from iqforge.cli import main
 from iqforge.errors import ChatTemplateError, EvaluationError
-from iqforge.runtime.chat.session import Answer, ChatSession, conversation_tokens
+from iqforge.runtime.chat.session import ChatSession, conversation_tokens
 from iqforge.runtime.chat.template import ChatTemplate, named_template
 from iqforge.runtime.generate import end_tokens
 from iqforge.runtime.sampling.settings import SamplerSettings
 from iqforge.runtime.tokenizer.stream import StopText
 
+from .chat_sessions import answered, assistant, user
 from .tiny_cases import CASES, SMALL
 from .tiny_models import make_tiny_model
 
@@ -42,23 +43,8 @@ def model(demo):
         yield opened
 
 
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict:
-    return {"role": "assistant", "content": text}
-
-
 def template(text: str = CHATML) -> ChatTemplate:
     return ChatTemplate(text, {"bos_token": "", "eos_token": ""})
-
-
-def answered(session: ChatSession, messages: list, n: int = 8, **options) -> Answer:
-    record = Answer()
-    pieces = list(session.answer(messages, n, record=record, **options))
-    assert "".join(pieces) == record.text
-    return record
 
 
 # ---- sessions

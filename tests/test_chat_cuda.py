@@ -11,7 +11,7 @@ from iqforge.runtime.model import load_model
 from iqforge.runtime.sampling.chain import SamplerChain
 from iqforge.runtime.sampling.settings import SamplerSettings
 
-from .test_chat import answered, assistant, user
+from .chat_sessions import answered, assistant, user
 from .tiny_cases import CASES, SMALL
 from .tiny_models import make_tiny_model
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import EvaluationError, UsageError
-from ..generate import Generation, continued, end_tokens
+from ..generate import Generation, continued, end_tokens, new_constraint
 from ..model import Model
 from ..network.sampling import GREEDY
 from ..sampling.chain import Constraint, SamplerChain
@@ -98,6 +98,7 @@ class ChatSession:
     ) -> ChatSession:
         """Return a session as `options` say. template: if it has been read already."""
         metadata, file = model.source.metadata, str(model.source.path)
+        grammar = options.grammar_source()
         return cls(
             model,
             template or chosen_template(metadata, options.chat_template, has_tools, file=file),
@@ -107,6 +108,7 @@ class ChatSession:
             special=options.special,
             ignore_eos=options.ignore_eos,
             variables=options.variables(),
+            constraint=new_constraint(model, grammar, end_tokens(model)),
         )
 
     def render(

@@ -90,6 +90,7 @@ def run(args: argparse.Namespace, api) -> int:
         options = replace(options, system=unescape(options.system))
     options.settings()  # their errors before the model is opened
     options.variables()
+    options.grammar_source()
     if has_ranks(args.split_mode):
         raise UsageError(f"-sm {args.split_mode} does not go together with a conversation")
     first = prompt_text(args, needed=False)

@@ -65,7 +65,8 @@ def run(args: argparse.Namespace, api) -> int:
     if options.seed == -1:
         options = replace(options, seed=secrets.randbits(32))
         print(f"seed: {options.seed}", file=sys.stderr)
-    options.settings()  # its errors before the model is opened
+    options.settings()  # errors before the model is opened
+    options.grammar_source()
     text = prompt_text(args)
     source = api.open_source(args.model)
     try:

@@ -6,7 +6,17 @@ import argparse
 
 from ..sampling.options import SamplerOptions
 
-ANSWER_FIELDS = ("n", "context", "stop", "ignore_eos", "special")
+ANSWER_FIELDS = (
+    "n",
+    "context",
+    "stop",
+    "grammar",
+    "grammar_file",
+    "json_schema",
+    "json_schema_file",
+    "ignore_eos",
+    "special",
+)
 
 
 def add_sampler_flags(parser: argparse.ArgumentParser) -> None:

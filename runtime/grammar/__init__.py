@@ -1,0 +1,1 @@
+"""Grammars and JSON schemas that a generated text follows."""

@@ -1,0 +1,136 @@
+"""Grammars and JSON schemas, followed by the package llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+
+import llguidance
+import numpy as np
+
+from ...errors import EvaluationError, UsageError, printable
+from ..tokenizer.tokenizer import Tokenizer
+from ..tokenizer.vocabulary import TokenType
+from .gbnf import gbnf_to_lark
+
+# As in llama.cpp's grammars for JSON: a model cannot fill the context with spaces.
+_WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
+# Bounds of a single mask: a whole vocabulary, character by character.
+_LIMITS = {
+    "max_items_in_row": 20_000,
+    "initial_lexer_fuel": 50_000_000,
+    "step_lexer_fuel": 50_000_000,
+    "step_max_items": 50_000_000,
+    "verbose_errors": False,
+}
+
+
+class Grammar:
+    """A grammar for one vocabulary. `new` begins a text that follows it.
+
+    kind: "gbnf" or "json_schema". end: the tokens that can end a text. UsageError for a grammar
+    that is malformed, or that the package does not support.
+    """
+
+    def __init__(self, kind: str, text: str, tokenizer: Tokenizer, end: Collection[int]):
+        if not end:
+            raise UsageError("a text that follows a grammar needs a token that ends it")
+        self.end = frozenset(end)
+        if kind == "gbnf":
+            self._text = llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+        else:
+            self._text = _schema(text)
+        vocabulary = _Vocabulary(tokenizer, min(end))
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(vocabulary),
+            n_vocab=len(vocabulary.tokens),
+            eos_token=sorted(end),
+            slices=[],
+        )
+        self.new()
+
+    def new(self) -> GrammarConstraint:
+        """Return what the next token of an empty text may be."""
+        limits = llguidance.LLParserLimits(**_LIMITS)
+        matcher = llguidance.LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise UsageError(f"the grammar is not supported: {_first_line(matcher.get_error())}")
+        return GrammarConstraint(matcher, self.end, self._tokenizer.vocab_size)
+
+
+class GrammarConstraint:
+    """A text that follows a grammar, as far as it is known: a `sampling.chain.Constraint`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, end: frozenset[int], n_tokens: int):
+        self._matcher, self._end, self._n = matcher, end, n_tokens
+
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may come next."""
+        if token in self._end:
+            return self._matcher.is_accepting()
+        return self._matcher.validate_tokens([token]) == 1
+
+    def mask(self) -> np.ndarray:
+        """Return bool[vocab]: the tokens that may come next. Where the grammar forces a text, only
+        the token that the tokenizer begins it with.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        allowed = np.unpackbits(bits, bitorder="little")[: self._n].astype(bool)
+        for token in self._end:
+            allowed[token] = self._matcher.is_accepting()
+        return allowed
+
+    def accept(self, token: int) -> None:
+        """`token` comes next."""
+        if token not in self._end:
+            self._matcher.consume_token(token)
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise EvaluationError(f"the grammar failed: {_first_line(self._matcher.get_error())}")
+
+
+def grammar_maker(
+    source: tuple[str, str] | None, tokenizer: Tokenizer, end: Collection[int]
+) -> Callable[[], GrammarConstraint] | None:
+    """Return what begins a text that follows a grammar (kind, text); None for no grammar."""
+    return None if source is None else Grammar(*source, tokenizer, end).new
+
+
+class _Vocabulary:
+    """The vocabulary as llguidance reads it: the bytes of every token, and which are special."""
+
+    def __init__(self, tokenizer: Tokenizer, eos: int):
+        normal = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE)
+        self.eos_token_id, self.bos_token_id = eos, None
+        self.special_token_ids, self.tokens = [], []
+        for token, kind in enumerate(tokenizer.types):
+            text = tokenizer.token_bytes(token) if kind in normal else b""
+            if not text:
+                self.special_token_ids.append(token)
+                text = f"<{token}>".encode()
+            self.tokens.append(text)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(text, add_special=False)
+
+
+def _schema(text: str) -> str:
+    try:
+        schema = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"the JSON schema is not JSON: line {error.lineno}: {error.msg}") from None
+    if not isinstance(schema, (dict, bool)):
+        raise UsageError("the JSON schema is not an object")
+    schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        schema, overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
+    )
+
+
+def _first_line(text: str) -> str:
+    return printable(text.strip().split("\n")[0], 400)
