@@ -50,7 +50,6 @@ class Calibration:
 
         self._options = options
         given = [Text(*one) for several in texts_of(texts) for one in several]
-        collecting = HessianOptions(n_ctx=options.calibrate_ctx, chunks=options.calibrate_chunks)
         # The first of several devices: chunks are not shared among them.
         load = LoadOptions(device=options.device.split(",")[0], threads=options.threads)
         self._model = open_model(src, load)
@@ -58,6 +57,11 @@ class Calibration:
             if self._model.precision != "f32" and not layers_are_separate(self._model):
                 self._model.close()
                 self._model = open_model(src, replace(load, precision="f32"))
+            collecting = HessianOptions(
+                n_ctx=options.calibrate_ctx,
+                chunks=options.calibrate_chunks,
+                batch_tokens=2048 if self._model.precision == "f32" else 8192,
+            )
             self._layers = LayerMoments(self._model, given, collecting, folder)
         except BaseException:
             self._model.close()

@@ -10,6 +10,7 @@ import torch
 from iqforge.cuda_kernels import prompt_grouped
 from iqforge.imatrix.collector import collect, rows_of_experts
 from iqforge.imatrix.moments.collector import collect_moments, survey_inputs
+from iqforge.imatrix.moments.layers import LayerMoments
 from iqforge.imatrix.moments.options import HessianOptions
 from iqforge.imatrix.texts import Text
 from iqforge.runtime.bench.synthetic import SyntheticSource
@@ -135,3 +136,27 @@ def test_ranks_with_the_whole_model_add_up_the_same(opened):
     for name, entry in alone.entries.items():
         assert np.array_equal(shared.entries[name].sums, entry.sums), name
         assert np.array_equal(shared.entries[name].counts, entry.counts)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_layers_in_turn_give_what_passes_give(opened, spec, tmp_path):
+    """On the fast path, too, and whichever layers are collected."""
+    options = HessianOptions(n_ctx=16, batch_tokens=32)
+    model = opened(spec)
+    whole = collect_moments(model, TEXTS, options, survey_inputs(model, options))
+    for wanted in ({0, 1}, {1}):
+        layers = LayerMoments(model, TEXTS, options, str(tmp_path))
+        layers.wanted |= wanted
+        layers.needed.update(wanted)
+        for number in sorted(wanted):
+            made = layers.layer(number)
+            for name, one in made.inputs.items():
+                assert f".{number}." in name
+                for fold in ("fit", "hold"):
+                    counts = whole.counts[name, fold].numpy()
+                    assert np.array_equal(made.counts(name, fold), counts)
+                    for index in range(one.n_matrices):
+                        mine = made.matrix(name, fold, index) * max(counts[index], 1)
+                        theirs = whole.sums[name, fold][index].numpy()
+                        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+        layers.close()

@@ -11,7 +11,7 @@ from iqforge.runtime.tokenizer import SpecialTokens
 
 pytestmark = pytest.mark.gpu
 
-SPECS = ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen3moe-tiny:IQ4_K"]
+SPECS = ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen3moe-tiny:IQ4_K", "qwen35-tiny:Q8_0"]
 TOKENS = np.random.default_rng(0).integers(0, 200, 4096).tolist()
 
 

@@ -22,6 +22,7 @@ from ...runtime.commands.flags import (
 from ...runtime.commands.watch import watched
 from ...runtime.options import LoadOptions
 from ..moments.options import HessianOptions
+from .passes import batch_tokens
 
 if TYPE_CHECKING:
     from ..moments.data import MomentInput
@@ -34,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " kept apart to judge the rounding by. Use several kinds of text."
     )
     add_model_flag(parser, required=False)
-    add_chunk_flags(parser, several_texts=True)
+    add_chunk_flags(parser, several_texts=True, batch_tokens=None)
     parser.add_argument(
         "-o",
         "--output",
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace, api) -> int:
             file=sys.stderr,
         )
     load = LoadOptions.from_flags(args)
-    options = HessianOptions.from_flags(args)
+    options = HessianOptions.from_flags(args, batch_tokens=batch_tokens(args, load))
     rows = options.tokens_per_pass(load.ubatch)
     options = replace(options, batch_tokens=rows)
     started = time.monotonic()

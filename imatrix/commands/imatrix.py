@@ -23,6 +23,7 @@ from ...runtime.commands.flags import (
 from ...runtime.commands.watch import watched
 from ...runtime.options import LoadOptions
 from ..options import ColdOptions, CollectOptions, MergeOptions
+from .passes import batch_tokens
 
 if TYPE_CHECKING:
     from ..data import Imatrix
@@ -36,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " column. With --in-file and no text, only add up files."
     )
     add_model_flag(parser, required=False)
-    add_chunk_flags(parser, several_texts=True, n_ctx=None)
+    add_chunk_flags(parser, several_texts=True, n_ctx=None, batch_tokens=None)
     parser.add_argument(
         "--text-weight",
         type=float,
@@ -104,6 +105,7 @@ def _collect(args: argparse.Namespace, api) -> int:
     options = CollectOptions.from_flags(
         args,
         n_ctx=512 if args.n_ctx is None else args.n_ctx,
+        batch_tokens=batch_tokens(args, load),
         cold_experts=args.cold_experts or "prior",
         in_weights=tuple(args.weights) if args.weights else None,
         text_weights=tuple((args.text_weight or {}).get(i, 1.0) for i in range(len(texts))) or None,

@@ -1,0 +1,47 @@
+"""Second moments layer by layer on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from iqforge.imatrix.moments.collector import collect_moments, survey_inputs
+from iqforge.imatrix.moments.layers import LayerMoments
+from iqforge.imatrix.moments.options import HessianOptions
+from iqforge.imatrix.texts import Text
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.model import Model
+from iqforge.runtime.tokenizer import SpecialTokens
+
+pytestmark = pytest.mark.gpu
+
+SPECS = ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen35-tiny:Q8_0"]
+TOKENS = np.random.default_rng(0).integers(0, 200, 4096).tolist()
+OPTIONS = HessianOptions(n_ctx=256, batch_tokens=1024)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_layers_give_what_passes_give(spec, precision, tmp_path):
+    """A layer has the same sums whether or not earlier ones are collected."""
+    texts = [Text(TOKENS, "a")]
+    with Model(SyntheticSource(spec), "cuda", precision=precision) as model:
+        model.special_tokens = SpecialTokens()
+        whole = collect_moments(model, texts, OPTIONS, survey_inputs(model, OPTIONS))
+        found = []
+        for wanted in ({0, 1}, {1}):
+            layers = LayerMoments(model, texts, OPTIONS, str(tmp_path))
+            layers.wanted |= wanted
+            layers.needed.update(wanted)
+            found.append({n: layers.layer(n) for n in sorted(wanted)})
+            layers.close()
+    for name, one in whole.inputs.items():
+        layer = int(name.split(".")[1])
+        for fold in ("fit", "hold"):
+            key = name, fold
+            sums = found[0][layer]._total.sums[key]
+            assert torch.equal(found[0][layer]._total.counts[key], whole.counts[key])
+            assert (sums - whole.sums[key]).norm() <= 1e-5 * whole.sums[key].norm(), key
+            if layer == 1:
+                assert torch.equal(sums, found[1][1]._total.sums[key]), key
+        assert one.n_matrices == len(whole.counts[name, "fit"])
