@@ -13,6 +13,7 @@ from ..quantize.encode import encodable_types
 from ..version import __version__
 from .devices import devices_to_measure
 from .quantize import plan_quantization
+from .rounding import moments_imatrix, moments_lookup, opened_moments
 from .source import (
     PathLike,
     changed_imatrix,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..formats.source import Source
     from ..formats.values import Value
     from ..imatrix.data import Imatrix
+    from ..imatrix.moments.file import MomentsFile
     from ..quantize.options import TargetOptions
     from ..quantize.plan.budget import Fitted, SizeTarget
     from ..quantize.plan.changes import Changes
@@ -42,6 +44,9 @@ def recipe_for_target(
     src: PathLike,
     imatrix: PathLike | Imatrix | None = None,
     *,
+    hessian: PathLike | MomentsFile | None = None,
+    hessian_shrink: float | None = None,
+    refine: bool = True,
     target: TargetOptions | None = None,
     changes: Changes | None = None,
     threads: int = 0,
@@ -60,6 +65,10 @@ def recipe_for_target(
     `quantize.plan.recipe.Recipe` besides its type; tensors whose types they set count against the
     budget.
 
+    hessian: second moments, or their file, if the model will be rounded with them; their diagonal
+    is the importance matrix if none is given. Errors are then those that rounding leaves on
+    held-out text: see `quantize.rounding.proxy`. hessian_shrink, refine: as for `quantize_models`.
+
     Errors of all types are estimated on rows of every tensor; nothing is written. device: where, as
     for `quantize_stats`; errors on GPUs agree with the CPU's to about six digits, so that types can
     differ where two choices are as close as that. `quantize_model` takes the result's `recipe`,
@@ -70,11 +79,16 @@ def recipe_for_target(
     from ..quantize.options import TargetOptions
     from ..quantize.plan.budget import DRAFT, SizeTarget, fit_types, fitted_targets, parse_size
     from ..quantize.plan.changes import Changes
+    from ..quantize.rounding.proxy import rounded_stats
+    from ..quantize.run.parallel import thread_count
 
     o, of_recipe = split_recipe(recipe_for_target, keywords, TargetOptions, target)
     n_bytes = None if o.size is None else parse_size(o.size)
     measured = None if o.damage is None else os.fspath(o.damage)
     aim = SizeTarget(o.bpw, n_bytes, tuple(o.types), measured)
+    moments = None if hessian is None else opened_moments(hessian)
+    if imatrix is None and moments is not None:
+        imatrix = moments_imatrix(moments)
     loaded, changes = loaded_imatrix(imatrix), changes or Changes()
     if changes.prune_layers and o.damage is not None:
         raise UsageError(
@@ -92,6 +106,16 @@ def recipe_for_target(
             _errors(source, draft, aim, used, threads, device, progress),
             _sensitivities(source, draft, aim),
         )
+        if moments is not None:
+            stats = rounded_stats(
+                source,
+                stats,
+                moments_lookup(moments, changes, model),
+                None if used is None else used.importance,
+                shrink=hessian_shrink,
+                refine=refine,
+                threads=thread_count(threads),
+            )
         if n_bytes is None or aim.bpw is not None:
             n_elements = sum(plan.target.n_elements for plan in draft)
             return fit_types(

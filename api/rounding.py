@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.rounding.choice import RoundingPlan
-    from ..quantize.rounding.moments import TensorMoments
+    from ..quantize.rounding.moments import MomentsLookup, TensorMoments
     from ..quantize.run.piece import ImportanceLookup
     from ..quantize.run.report import RunProgress
 
@@ -44,6 +44,11 @@ def loaded_moments(
         )
     if options.dry_run and options.estimate:
         raise UsageError("with --hessian, --dry-run gives no estimate: add --no-estimate")
+    return opened_moments(hessian)
+
+
+def opened_moments(hessian: PathLike | MomentsFile) -> MomentsFile:
+    """Return a file of second moments, opened."""
     if not isinstance(hessian, (str, os.PathLike)):
         return hessian
     from ..imatrix.moments.file import load_moments  # imports torch
@@ -58,6 +63,19 @@ def moments_imatrix(moments: MomentsFile) -> Imatrix:
     return imatrix_of(moments)
 
 
+def moments_lookup(file: MomentsFile, changes: Changes, model: Source) -> MomentsLookup:
+    """Return what finds the second moments of a tensor of `model` with `changes`."""
+    from ..imatrix.moments.lookup import moments_of
+
+    before = {changes.name_after(tensor.name): tensor.name for tensor in model.tensors}
+
+    def moments(name: str, shape: tuple[int, ...]) -> TensorMoments | None:
+        named = before.get(name, name)
+        return moments_of(file, named, shape) if changes.uses_entry(named) else None
+
+    return moments
+
+
 def rounding_plans(
     file: MomentsFile,
     changes: Changes,
@@ -69,15 +87,10 @@ def rounding_plans(
     progress: Sequence[RunProgress],
 ) -> list[RoundingPlan]:
     """Return how the tensors of each plan are rounded. source: `model` with `changes`."""
-    from ..imatrix.moments.lookup import moments_of
     from ..quantize.rounding.choice import plan_rounding
+    from ..quantize.run.parallel import thread_count
 
-    before = {changes.name_after(tensor.name): tensor.name for tensor in model.tensors}
-
-    def moments(name: str, shape: tuple[int, ...]) -> TensorMoments | None:
-        named = before.get(name, name)
-        return moments_of(file, named, shape) if changes.uses_entry(named) else None
-
+    moments = moments_lookup(file, changes, model)
     made = []
     for planned, lookup, shown in zip(plans, lookups, progress, strict=True):
         plan = plan_rounding(
@@ -87,6 +100,7 @@ def rounding_plans(
             lookup,
             shrink=options.hessian_shrink,
             refine=options.refine,
+            threads=thread_count(options.threads),
             progress=shown.choosing,
         )
         shown.rounding_chosen(plan.choices)

@@ -32,7 +32,7 @@ import iqforge
 from iqforge.formats.types import TYPES
 from iqforge.quantize.rounding.methods import UNGUIDED
 
-PRESETS = ["Q4_K_M", "bpw:2.5", "bpw:3", "bpw:3.5", "bpw:4"]
+PRESETS = ["Q4_K_M", "Q3_K_M", "bpw:2.5", "bpw:3", "bpw:3.5", "bpw:4"]
 SOURCES = ("argparse", "asyncio.base_events", "dataclasses", "decimal", "difflib", "inspect")
 SOURCES += ("pathlib", "subprocess", "tarfile", "typing", "unittest.mock", "zipfile")
 
@@ -150,21 +150,21 @@ def one_result(
     keywords: dict[str, Any] = {guide: work / "hessian.safetensors"}
     if guide == "hessian":
         keywords["hessian_shrink"] = how["shrink"]
-    if name.startswith("bpw:"):
-        keywords["target_bpw"] = float(name.removeprefix("bpw:"))
-    elif name in TYPES and not any(name == preset for preset in PRESETS):
-        keywords["pure"] = True
     started = time.monotonic()
+    recipe: Any = name
+    fixed = {"token_embedding_type": "q8_0", "output_tensor_type": "q8_0"}
+    if name.startswith("bpw:"):
+        bpw = float(name.removeprefix("bpw:"))
+        of_target = keywords if guide == "hessian" else {"imatrix": keywords["imatrix"]}
+        recipe = iqforge.recipe_for_target(
+            model, bpw=bpw, threads=how["threads"], **fixed, **of_target
+        ).recipe
+    elif name in PRESETS:
+        keywords |= fixed
+    else:
+        keywords |= fixed | {"pure": True}
     iqforge.quantize_model(
-        model,
-        out,
-        None if name.startswith("bpw:") else name,
-        token_embedding_type="q8_0",
-        output_tensor_type="q8_0",
-        device="cpu",
-        threads=how["threads"],
-        restart=True,
-        **keywords,
+        model, out, recipe, device="cpu", threads=how["threads"], restart=True, **keywords
     )
     result: dict[str, Any] = {
         "type": name,

@@ -329,8 +329,8 @@ def test_command(models, tmp_path, capsys):
     )
     printed = capsys.readouterr().out
     assert (
-        "predicted KL divergence" in printed
-        and "by roles" in printed
+        "types ranked by errors and roles" in printed
+        and "predicted KL divergence" not in printed
         and "converting to iq4_k" in printed
         and not out.exists()
     )

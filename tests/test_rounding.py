@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import iqforge
@@ -14,9 +15,11 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.imatrix.moments.lookup import imatrix_of, moments_of
 from iqforge.quantize.encode import row_encoder
+from iqforge.quantize.report.stats import StatsReport, collect_stats
 from iqforge.quantize.rounding.factor import DAMPING, factored, shrunk
 from iqforge.quantize.rounding.layout import GROUP, SCALES, code_layout
 from iqforge.quantize.rounding.methods import UNGUIDED, guides, rounder_of
+from iqforge.quantize.rounding.proxy import rounded_stats
 from iqforge.quantize.rounding.vector_kernels import SIZE
 from iqforge.quantize.rounding.vector_layout import VECTORS, vector_layout
 from iqforge.quantize.rounding.word_layout import ParityLayout, word_layout
@@ -413,15 +416,16 @@ def test_more_shrinking_wins_where_errors_are_close(monkeypatch):
         def __init__(self, errors):
             self._errors = errors
 
-        def errors(self, type, shrinks, passes):
-            return np.log(np.array(self._errors))
+        def errors(self, type, shrink, passes):
+            return np.log(np.array(self._errors[choice.SHRINKS.index(shrink)]))
 
     class Plan:
         target = type("Target", (), {"name": "blk.0.x.weight", "type": ggml_type("Q4_0")})
+        source = type("Source", (), {"n_cols": 256})
 
     def chosen(*errors):
-        monkeypatch.setattr(choice, "_trials", lambda *_: [Trial(one) for one in errors])
-        found = choice._choose("x", None, [(Plan, None)], None, None, True)
+        monkeypatch.setattr(choice, "trials", lambda *_: [Trial(one) for one in errors])
+        found = choice.choose("x", None, [(Plan, None)], None, None, True, 2)
         return found.shrink, found.passes
 
     least_at_first = [[0.5, 0.4, 0.39], [0.5, 0.41, 0.4], [0.6, 0.5, 0.45], [0.7, 0.6, 0.6]]
@@ -430,7 +434,7 @@ def test_more_shrinking_wins_where_errors_are_close(monkeypatch):
     assert chosen([[1.2, 1.1, 1.1]] * 4) == (None, 0)
 
 
-def test_types_for_a_size_are_chosen_by_the_diagonal(llama, tmp_path, capsys):
+def test_types_for_a_size_are_chosen_by_the_errors_of_rounding(llama, tmp_path, capsys):
     path, made = llama
     words = ["--target-bpw", "5.5", "--target-types", "Q4_0,Q8_0", "--no-refine", str(path)]
     out = str(tmp_path / "t.gguf")
@@ -438,7 +442,37 @@ def test_types_for_a_size_are_chosen_by_the_diagonal(llama, tmp_path, capsys):
     assert main(["quantize", "--hessian", made.path, *shrink, *words, out]) == 0
     said = capsys.readouterr().out
     assert "target      =" in said and "shrink 0.3, 0 refinements" in said
+    assert "predicted KL" not in said
+    assert "--damage also predicts" in said
     with open_gguf(out) as file:
         assert {"Q4_0", "Q8_0"} <= {t.type.name for t in file.tensors}
     assert main(["quantize", "--repack", "--hessian", made.path, out, "x.gguf", "Q4_0"]) != 0
     assert "--repack does not quantize" in capsys.readouterr().err
+
+
+def test_errors_of_rounding_are_those_of_the_search_times_a_ratio(llama):
+    """They are about tr(dW H dW^T) of whole tensors on held-out text, on the scale of searches."""
+    path, made = llama
+    with open_gguf(path) as source:
+        names = ["blk.0.ffn_down.weight", "blk.0.attn_q.weight", "token_embd.weight"]
+        report = StatsReport(path, ["Q4_0", "Q8_0"], 32)
+        types, imatrix = [ggml_type("Q4_0"), ggml_type("Q8_0")], imatrix_of(made)
+        tensors = [source.tensor(name) for name in names]
+        collect_stats(source, tensors, types, report, importance=imatrix.importance)
+        moments = functools.partial(moments_of, made)
+        found = rounded_stats(source, report.tensors, moments, imatrix.importance)
+        for before, after in zip(report.tensors[:2], found):
+            assert after.errors["Q8_0"] == before.errors["Q8_0"]
+            x, h = decode_all(source, before.tensor.name), moments_of_hold(made, before.tensor)
+            type, n = ggml_type("Q4_0"), x.shape[1]
+            factor = factored(moments(before.tensor.name, before.tensor.shape).fit(0), 0.3)
+            *_, best = rounder_of(type, n, factor, 1).stages(x.astype(np.float32))
+            whole = error(type, x, best, h) / float((x**2 @ np.diagonal(h)).sum())
+            ratio = after.errors["Q4_0"].weighted_rmse ** 2 / whole
+            assert 0.7 < ratio < 1.4, before.tensor.name
+            assert after.errors["Q4_0"].we2 < 0.9 * before.errors["Q4_0"].we2
+        assert found[2] == report.tensors[2]
+
+
+def moments_of_hold(made, tensor) -> np.ndarray:
+    return moments_of(made, tensor.name, tensor.shape).hold(0)

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, api) -> int:
     if target is not None:
         of_recipe = {name: value for name, value in fields.items() if name != "type"}
         fitted, compiling = fit(
-            api, src, args.imatrix or args.hessian, target, changes, options, of_recipe
+            api, src, args.imatrix, args.hessian, target, changes, options, of_recipe
         )
     choosing = time.monotonic() - started - compiling if fitted else 0.0
     recipes = recipes_of(args, outputs, fields, plan, fitted.recipe if fitted else None)
@@ -124,6 +124,7 @@ def fit(
     api,
     src: str,
     imatrix: str | None,
+    hessian: str | None,
     target: TargetOptions,
     changes: Changes,
     options: QuantizeOptions,
@@ -139,6 +140,9 @@ def fit(
         fitted = api.recipe_for_target(
             src,
             imatrix,
+            hessian=hessian,
+            hessian_shrink=options.hessian_shrink,
+            refine=options.refine,
             target=target,
             changes=changes,
             threads=options.threads,
@@ -151,9 +155,19 @@ def fit(
         bar.close()
     print(
         f"target      = {fitted.n_bytes / MIB:8.2f} MiB ({fitted.bits_per_weight:.4f} BPW),"
-        f" predicted KL divergence {fitted.predicted_kld:.5f} by {printable(fitted.sensitivities)}"
+        f" {predicted(fitted)}"
     )
     return fitted, bar.compile_seconds
+
+
+def predicted(fitted: Fitted) -> str:
+    """Return what a choice of types is predicted to do. Sensitivities of roles are those of other
+    models: they rank types and have no scale.
+    """
+    if fitted.is_measured:
+        source = printable(fitted.sensitivities)
+        return f"predicted KL divergence {fitted.predicted_kld:.5f} by {source}"
+    return "types ranked by errors and roles (--damage also predicts the KL divergence)"
 
 
 def run_repack(

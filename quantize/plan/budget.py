@@ -93,9 +93,10 @@ class SizeTarget:
 @dataclass(frozen=True)
 class Fitted:
     """A recipe that names the type of every tensor, the bytes of tensor data that it makes, and the
-    predicted mean KL divergence.
+    predicted damage.
 
-    damage: predicted divergence of every tensor whose type was chosen.
+    damage: that of every tensor whose type was chosen. is_measured: by sensitivities that were
+    measured on the model, so that it is in nats.
     """
 
     recipe: Recipe
@@ -103,6 +104,7 @@ class Fitted:
     n_elements: int
     damage: dict[str, float]
     sensitivities: str
+    is_measured: bool = False
 
     @property
     def bits_per_weight(self) -> float:
@@ -110,8 +112,8 @@ class Fitted:
 
     @property
     def predicted_kld(self) -> float:
-        """The predicted mean KL divergence in nats per token: the sum over the tensors whose types
-        were chosen.
+        """The sum over the tensors whose types were chosen: with measured sensitivities the
+        predicted mean KL divergence in nats per token, otherwise without a scale.
         """
         return sum(self.damage.values())
 
@@ -262,7 +264,7 @@ def fit_types(
     damage = {
         found.tensor.name: own[index].damage for found, index, own in zip(stats, picked, choices)
     }
-    return Fitted(fitted, total, elements, damage, sensitivities.note)
+    return Fitted(fitted, total, elements, damage, sensitivities.note, sensitivities.is_measured)
 
 
 def _preset_of(bytes_by_type: Counter[str]) -> str:

@@ -50,10 +50,13 @@ _LEAST_OF_ROLE = 0.1
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """Divergence per unit of relative squared error, by tensor name. note: where they come from."""
+    """Divergence per unit of relative squared error, by tensor name. note: where they come from.
+    is_measured: on this model; otherwise only their ratios mean something.
+    """
 
     values: Mapping[str, float]
     note: str
+    is_measured: bool = False
 
     @classmethod
     def of_roles(cls, tensors: Sequence[TensorInfo], facts: ModelFacts) -> Sensitivities:
@@ -93,7 +96,7 @@ class Sensitivities:
             name: math.sqrt(max(measured[name], _LEAST_OF_ROLE * scale * role) * scale * role)
             for name, role in roles.items()
         }
-        return cls(values, os.path.basename(path))
+        return cls(values, os.path.basename(path), is_measured=True)
 
     def damage(self, name: str, error: float) -> float:
         """Predict the mean divergence, in nats, of storing a tensor with this relative squared

@@ -10,27 +10,24 @@ below 1, the search with the importance matrix is used.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from ...formats.codecs.codec import decode, decode_plain
-from ...formats.source import Source, TensorInfo
+from ...formats.source import Source
 from ...formats.tensor_names import TensorName
-from ...formats.types import GGMLType
-from ..encode import row_encoder
 from ..plan.plan import PlannedTensor
-from .factor import factored
-from .methods import UNGUIDED, guides, rounder_of
+from .methods import UNGUIDED, guides
 from .moments import MomentsLookup, Rounding, TensorMoments
+from .trials import in_threads, trials
 
 SHRINKS = (0.1, 0.25, 0.5, 0.75)
 PASSES = 2
 DEFAULT_SHRINK, DEFAULT_PASSES = 0.3, 1  # without held-out text
 _MATRICES = 4  # of a role that are tried
 _TOLERANCE = 1.03
-_ROWS = 64  # of a matrix that are tried
 _TOKENS_PER_COLUMN = 8  # below which nothing is refined
 
 
@@ -82,6 +79,7 @@ def plan_rounding(
     *,
     shrink: float | None = None,
     refine: bool = True,
+    threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> RoundingPlan:
     """Return how each tensor of a plan is rounded.
@@ -111,7 +109,7 @@ def plan_rounding(
             made.choices.append(RoleChoice(role, type, left, None, why=why))
         if not usable:
             continue
-        choice = choose(role, source, usable, importance, shrink, refine)
+        choice = choose(role, source, usable, importance, shrink, refine, threads)
         made.choices.append(choice)
         if choice.shrink is not None:
             for plan, m in usable:
@@ -129,16 +127,18 @@ def choose(
     importance: Callable[[str, tuple[int, ...]], np.ndarray | None] | None,
     shrink: float | None,
     refine: bool,
+    threads: int = 1,
 ) -> RoleChoice:
     """Return how tensors of a role that become one type are rounded; see `plan_rounding`."""
     type = usable[0][0].target.type.plain
     names = tuple(plan.target.name for plan, _ in usable)
     shrinks = SHRINKS if shrink is None else (shrink,)
-    tried: list[np.ndarray] = []  # log of the relative error by (shrink, passes)
-    few = False
-    for trial in _trials(source, usable, importance):
-        few |= trial.tokens < _TOKENS_PER_COLUMN * trial.x.shape[1]
-        tried.append(trial.errors(type, shrinks, PASSES if refine else 0))
+    found = list(trials(source, [(plan.source, m) for plan, m in usable], importance, _MATRICES))
+    few = any(trial.tokens < _TOKENS_PER_COLUMN * trial.x.shape[1] for trial in found)
+    passes = PASSES if refine else 0
+    work = [partial(trial.errors, type, one, passes) for trial in found for one in shrinks]
+    errors = in_threads(work, threads, usable[0][0].source.n_cols)
+    tried = [np.array(errors[at : at + len(shrinks)]) for at in range(0, len(work), len(shrinks))]
     most = 0 if few or not refine else PASSES
     if not tried:
         passes = min(DEFAULT_PASSES, most) if refine else 0
@@ -153,79 +153,3 @@ def choose(
         why = f"as rounding with second moments is no better on held-out text (x {error:.3f})"
         return RoleChoice(role, type.name, names, None, error=error, matrices=len(tried), why=why)
     return RoleChoice(role, type.name, names, shrinks[best[0]], int(best[1]), error, len(tried))
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """Rows of a matrix, its moments, and its importances."""
-
-    name: str
-    x: np.ndarray
-    fit: np.ndarray
-    hold: np.ndarray
-    tokens: int
-    importance: np.ndarray | None
-
-    def errors(self, type: GGMLType, shrinks: Sequence[float], passes: int) -> np.ndarray:
-        """Return float64[shrinks, passes + 1]: logs of the held-out error relative to that of the
-        search with the importances.
-        """
-        n = self.x.shape[1]
-        out = np.empty((len(self.x), type.row_bytes(n)), dtype=np.uint8)
-        row_encoder(type, n, self.importance)(self.x, out)
-        base = self._error(type, out)
-        if base <= 0:
-            return np.zeros((len(shrinks), passes + 1))
-        found = []
-        for shrink in shrinks:
-            rounder = rounder_of(type, n, factored(self.fit, shrink, self.name), passes)
-            errors = [self._error(type, made) for made in rounder.stages(self.x)]
-            found.append(np.log(np.maximum(errors, 1e-30 * base) / base))
-        return np.array(found)
-
-    def _error(self, type: GGMLType, made: np.ndarray) -> float:
-        rest = self.x.astype(np.float64)
-        rest -= decode_plain(type, made, self.x.shape[1])
-        return float(((rest @ self.hold) * rest).sum())
-
-
-def _trials(
-    source: Source,
-    usable: Sequence[tuple[PlannedTensor, TensorMoments]],
-    importance: Callable[[str, tuple[int, ...]], np.ndarray | None] | None,
-) -> Iterator[_Trial]:
-    """Yield rows of evenly spaced matrices that have held-out moments."""
-    all_matrices = [
-        (plan.source, m, index) for plan, m in usable for index in range(plan.source.n_matrices)
-    ]
-    n = len(all_matrices)
-    picked = sorted({(2 * i + 1) * n // (2 * _MATRICES) for i in range(_MATRICES)})
-    for info, m, index in (all_matrices[at] for at in picked):
-        hold = m.hold(index)
-        tokens = m.tokens(index)
-        if hold is None or not hold.any() or not tokens:
-            continue
-        x = _rows(source, info, index)
-        if not np.isfinite(x).all():
-            continue  # the run says so, or sets them to 0
-        weights = None if importance is None else importance(info.name, info.shape)
-        yield _Trial(
-            info.name, x, m.fit(index), hold, tokens, None if weights is None else weights[index]
-        )
-
-
-def _rows(source: Source, info: TensorInfo, index: int) -> np.ndarray:
-    """Return at most _ROWS rows of matrix `index`, in a few groups that are evenly spaced."""
-    per_matrix = info.n_rows // info.n_matrices
-    group = info.type.group_rows
-    take = max(group, _ROWS // 4 // group * group)
-    first = index * per_matrix
-    starts = {
-        min(i * per_matrix // 4 // group * group, max(0, per_matrix - take)) for i in range(4)
-    }
-    pieces = []
-    for start in sorted(starts):
-        stop = first + min(start + take, per_matrix)
-        data = np.array(source.read_rows(info, first + start, stop))
-        pieces.append(decode(info.type, data, info.n_cols))
-    return np.concatenate(pieces)

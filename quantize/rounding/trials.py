@@ -1,0 +1,126 @@
+"""Rows of some matrices that are rounded on trial, and their errors on held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from ...formats.codecs.codec import decode, decode_plain
+from ...formats.source import Source, TensorInfo
+from ...formats.types import GGMLType
+from ..encode import row_encoder
+from .factor import factored
+from .methods import rounder_of
+from .moments import TensorMoments
+
+_ROWS = 64  # of a matrix that are tried
+_FACTOR_BYTES = 1 << 33  # of the factors that threads may hold together
+
+Result = TypeVar("Result")
+
+
+def in_threads(work: Sequence[Callable[[], Result]], threads: int, n_cols: int) -> list[Result]:
+    """Return the results of all calls in order; fewer run together for long rows of `n_cols`, as
+    each holds a few matrices of n_cols^2.
+    """
+    at_once = max(1, min(threads, len(work), _FACTOR_BYTES // (32 * n_cols * n_cols)))
+    if at_once == 1:
+        return [one() for one in work]
+    with ThreadPoolExecutor(at_once, thread_name_prefix="trial") as pool:
+        return list(pool.map(lambda one: one(), work))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Rows of a matrix, its moments, and its importances."""
+
+    name: str
+    x: np.ndarray
+    fit: np.ndarray
+    hold: np.ndarray
+    tokens: int
+    importance: np.ndarray | None
+
+    def searched(self, type: GGMLType) -> np.ndarray:
+        """Return the bytes of the search with the importances."""
+        n = self.x.shape[1]
+        out = np.empty((len(self.x), type.row_bytes(n)), dtype=np.uint8)
+        row_encoder(type, n, self.importance)(self.x, out)
+        return out
+
+    def errors(self, type: GGMLType, shrink: float, passes: int) -> np.ndarray:
+        """Return float64[passes + 1]: logs of the held-out error after error feedback and after
+        each refinement, relative to that of the search; zeros where the search has none.
+        """
+        base = self._error(type, self.searched(type))
+        if base <= 0:
+            return np.zeros(passes + 1)
+        found = [self._error(type, made) for made in self._stages(type, shrink, passes)]
+        return np.log(np.maximum(found, 1e-30 * base) / base)
+
+    def ratio_to_diagonal(self, type: GGMLType, shrink: float, passes: int) -> float:
+        """Return the log of the held-out error tr(dW H dW^T) after rounding, relative to what the
+        diagonal of H says of the search, which is how errors are estimated without moments.
+        """
+        rest = self.x - decode_plain(type, self.searched(type), self.x.shape[1])
+        base = float((rest.astype(np.float64) ** 2 @ np.diagonal(self.hold)).sum())
+        if base <= 0:
+            return 0.0
+        *_, made = self._stages(type, shrink, passes)
+        return float(np.log(max(self._error(type, made), 1e-30 * base) / base))
+
+    def _stages(self, type: GGMLType, shrink: float, passes: int) -> Iterator[np.ndarray]:
+        factor = factored(self.fit, shrink, self.name)
+        return rounder_of(type, self.x.shape[1], factor, passes).stages(self.x)
+
+    def _error(self, type: GGMLType, made: np.ndarray) -> float:
+        rest = self.x.astype(np.float64)
+        rest -= decode_plain(type, made, self.x.shape[1])
+        return float(((rest @ self.hold) * rest).sum())
+
+
+def trials(
+    source: Source,
+    usable: Sequence[tuple[TensorInfo, TensorMoments]],
+    importance: Callable[[str, tuple[int, ...]], np.ndarray | None] | None,
+    matrices: int,
+) -> Iterator[Trial]:
+    """Yield rows of evenly spaced matrices, at most `matrices`, that have held-out moments."""
+    all_matrices = [(info, m, index) for info, m in usable for index in range(info.n_matrices)]
+    n = len(all_matrices)
+    if not n:
+        return
+    picked = sorted({(2 * i + 1) * n // (2 * matrices) for i in range(matrices)})
+    for info, m, index in (all_matrices[at] for at in picked):
+        hold = m.hold(index)
+        tokens = m.tokens(index)
+        if hold is None or not hold.any() or not tokens:
+            continue
+        x = _rows(source, info, index)
+        if not np.isfinite(x).all():
+            continue  # the run says so, or sets them to 0
+        weights = None if importance is None else importance(info.name, info.shape)
+        yield Trial(
+            info.name, x, m.fit(index), hold, tokens, None if weights is None else weights[index]
+        )
+
+
+def _rows(source: Source, info: TensorInfo, index: int) -> np.ndarray:
+    """Return at most _ROWS rows of matrix `index`, in a few groups that are evenly spaced."""
+    per_matrix = info.n_rows // info.n_matrices
+    group = info.type.group_rows
+    take = max(group, _ROWS // 4 // group * group)
+    first = index * per_matrix
+    starts = {
+        min(i * per_matrix // 4 // group * group, max(0, per_matrix - take)) for i in range(4)
+    }
+    pieces = []
+    for start in sorted(starts):
+        stop = first + min(start + take, per_matrix)
+        data = np.array(source.read_rows(info, first + start, stop))
+        pieces.append(decode(info.type, data, info.n_cols))
+    return np.concatenate(pieces)
