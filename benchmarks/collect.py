@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
+import tempfile
 import time
 
 import numpy as np
@@ -22,6 +24,7 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.imatrix.collector import collect
 from iqforge.imatrix.data import Imatrix
 from iqforge.imatrix.moments.collector import collect_moments, survey_inputs
+from iqforge.imatrix.moments.layers import LayerMoments
 from iqforge.imatrix.moments.options import HessianOptions
 from iqforge.imatrix.texts import Text
 from iqforge.runtime.bench.synthetic import SyntheticSource
@@ -90,6 +93,29 @@ def hessian_speed(model: Model, tokens: list[int], args: argparse.Namespace) -> 
     return len(tokens) / (time.perf_counter() - started)
 
 
+def layer_speed(model: Model, tokens: list[int], args: argparse.Namespace) -> str:
+    """Say how long the first layers take, one after the other."""
+    options = HessianOptions(n_ctx=N_CTX, batch_tokens=args.batch)
+    layers = LayerMoments(model, [Text(tokens)], options, tempfile.gettempdir())
+    seconds = []
+    for number in range(args.layers + 1):  # the first one compiles
+        layers.wanted.add(number)
+        layers.needed[number] = 1
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        layers.layer(number)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+        layers.done(number)
+    layers.close()
+    mean = statistics.fmean(seconds[1:])
+    gib = torch.cuda.max_memory_allocated() / 2**30
+    return (
+        f"layer by layer: {mean:.2f} s per layer of {len(tokens):,} tokens"
+        f" ({mean * len(model.network.blocks):.0f} s for all), {gib:.0f} GiB of GPU memory"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -101,6 +127,7 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", default=["bf16"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--hessian", action="store_true", help="also time second moments")
+    parser.add_argument("--layers", type=int, default=0, help="also time so many layers in turn")
     parser.add_argument("--no-reference", action="store_true", help="compare with nothing")
     args = parser.parse_args()
     for name in args.models:
@@ -116,6 +143,8 @@ def main() -> None:
                     line += f", with perplexity {speed(model, tokens, args, True)[0]:,.0f} t/s"
                     if args.hessian:
                         line += f", second moments {hessian_speed(model, tokens, args):,.0f} t/s"
+                    if args.layers:
+                        line += f", {layer_speed(model, tokens, args)}"
                 print(line, flush=True)
         for precision in args.precision:
             if "f32" in made:

@@ -13,14 +13,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from ...errors import ImatrixError
-from ...formats.disk import output_error
+from ...formats.disk import check_space, output_error
 from ...formats.tensor_names import TensorName
 from ...runtime.layerwise import LayerPass, after_layer, first_states
+from ...runtime.memory import free_bytes
 from ...runtime.model import Model
 from ...runtime.weights.taps import GroupedRows
 from ..data import Entry
@@ -33,6 +35,7 @@ from .store import SumsInMemory
 
 log = logging.getLogger(__name__)
 
+_DEVICE_PART = 8  # of the free memory of a GPU that states may take at most
 _MOST_BYTES = 16 * 2**30  # of the moments of a layer with those of every expert
 
 
@@ -68,7 +71,6 @@ class LayerMoments:
         self._next = 0
         self._spans = list(self._cut.passes(options.batch_tokens))
         self._passes = [LayerPass(self._cut.inputs(*span)) for span in self._spans]
-        self._states: np.ndarray | None = None
 
     @property
     def n_chunks(self) -> int:
@@ -101,7 +103,7 @@ class LayerMoments:
     def close(self) -> None:
         """Drop all states and moments."""
         self._held.clear()
-        self._states = None
+        self.__dict__.pop("_states", None)
 
     def _run(self, number: int) -> None:
         inputs = {
@@ -109,7 +111,8 @@ class LayerMoments:
         }
         total = MomentSums(inputs if number in self.wanted else {})
         collector = _OneLayer(self._model, self._options, total)
-        log.info("collecting the second moments of layer %d", number)
+        if total.inputs:
+            log.info("collecting the second moments of layer %d", number)
         # The form in which a layer is evaluated depends on being observed, not on what is added up.
         with self._model.observe_fast(collector):
             for one, (first, _) in zip(self._passes, self._spans, strict=True):
@@ -129,23 +132,33 @@ class LayerMoments:
         if self._next == 0:
             return first_states(self._model, one)
         start = first * self._cut.n_ctx
-        return torch.from_numpy(self._file()[start : start + one.rows].copy())
+        held = self._states[start : start + one.rows]
+        return held.clone() if isinstance(held, torch.Tensor) else torch.from_numpy(held.copy())
 
     def _save(self, first: int, h: torch.Tensor) -> None:
         start = first * self._cut.n_ctx
-        self._file()[start : start + len(h)] = h.numpy(force=True)
+        held = self._states[start : start + len(h)]
+        if isinstance(held, torch.Tensor):
+            held.copy_(h)
+        else:
+            held[:] = h.numpy(force=True)
 
-    def _file(self) -> np.ndarray:
-        """Return float32[tokens, width] in a file that has no name."""
-        if self._states is None:
-            shape = len(self._cut) * self._cut.n_ctx, self._model.network.width
-            try:
-                with tempfile.TemporaryFile(dir=self._folder) as file:
-                    file.truncate(4 * shape[0] * shape[1])
-                    self._states = np.memmap(file, np.float32, "r+", shape=shape)
-            except OSError as error:
-                raise output_error(error, self._folder) from None
-        return self._states
+    @cached_property
+    def _states(self) -> torch.Tensor | np.ndarray:
+        """Hold float32[tokens, width]: on the GPU if that takes a small part of what is free there,
+        otherwise in a file that has no name.
+        """
+        shape, device = (self._cut.tokens.size, self._model.network.width), self._model.device
+        n_bytes = 4 * shape[0] * shape[1]
+        if device.type == "cuda" and n_bytes < (free_bytes(device) or 0) // _DEVICE_PART:
+            return torch.empty(shape, dtype=torch.float32, device=device)
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                check_space(self._folder, n_bytes, self._folder)
+                file.truncate(n_bytes)
+                return np.memmap(file, np.float32, "r+", shape=shape)
+        except OSError as error:
+            raise output_error(error, self._folder) from None
 
 
 class _OneLayer(MomentCollector):
