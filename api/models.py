@@ -12,6 +12,8 @@ from ..formats.options import Options, from_keywords, unknown_option
 from .source import PathLike, open_source
 
 if TYPE_CHECKING:
+    import torch
+
     from ..formats.source import Source
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
@@ -138,9 +140,25 @@ def open_model(
     load.set_threads()
     opened = source or open_source(arguments.path("path", path))
     try:
+        opened = _with_adapters(opened, load, device)
         share = joined_share(load, device, opened, settings["switches"])
         peers = joined_peers(load, device)
         return Model(opened, device, **settings, share=share, peers=peers)
     except BaseException:
         opened.close()
         raise
+
+
+def _with_adapters(source: Source, load: LoadOptions, device: torch.device) -> Source:
+    """Return the source with the adapters of `load` merged in: in float32 on the CPU, and on a GPU
+    in the type that it computes with.
+    """
+    adapters = load.adapters()
+    if not adapters:
+        return source
+    from ..formats.tools.lora_source import LoraSource
+    from ..formats.types import TYPES
+    from ..runtime.precision import usable_precision
+
+    names = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
+    return LoraSource(source, adapters, TYPES[names[usable_precision(load.precision, device)]])

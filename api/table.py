@@ -31,6 +31,7 @@ PUBLIC = {
     "convert_imatrix": "api.imatrix",
     "collect_hessian": "api.hessian",
     "load_hessian": "api.hessian",
+    "export_lora": "api.lora",
     "merge_gate_up": "formats.tools.gate_up",
     "split_model": "formats.tools.split",
     "merge_model": "formats.tools.split",

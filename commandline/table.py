@@ -33,6 +33,12 @@ COMMANDS = {
         "convert a LoRA adapter to GGUF",
         "iqforge convert-lora ./my-adapter --base ./Qwen3-8B",
     ),
+    "export-lora": Command(
+        ".formats.commands.export_lora",
+        "make",
+        "merge LoRA adapters into a model",
+        "iqforge export-lora -m model-bf16.gguf --lora adapter.gguf -o merged.gguf",
+    ),
     "imatrix": Command(
         ".imatrix.commands.imatrix",
         "make",

@@ -5,7 +5,7 @@ from __future__ import annotations
 _FLAGS = {
     "a dialogue without a chat template": "-i --interactive -if --interactive-first --in-prefix"
     " --in-suffix",
-    "adapters while running": "--lora --lora-scaled --control-vector --control-vector-scaled",
+    "control vectors": "--control-vector --control-vector-scaled",
     "speculative decoding": "-md --model-draft --draft --draft-max --draft-min -ngld",
     "images and audio": "--mmproj --image --audio",
     "downloading GGUF files": "-hf -hfr --hf-repo -hff --hf-file -mu --model-url",

@@ -24,6 +24,7 @@ from .parallel.ranks import Ranks
 if TYPE_CHECKING:
     import torch
 
+    from ..formats.tools.lora_source import AdapterFile
     from .state.cache import CacheSettings
     from .weights.placement import Request
     from .weights.switches import Switches
@@ -60,6 +61,18 @@ class LoadOptions(Options):
         metavar="N",
         help="put the last N layers on the GPU; with more than the model has, also embedding and"
         " output (default: all)",
+    )
+    lora: tuple[str, ...] = option(
+        (),
+        "--lora",
+        kind=str,
+        many=True,
+        metavar="FILE[:SCALE]",
+        help="an adapter in GGUF that is merged into the weights in memory, times SCALE"
+        " (repeatable, or with commas between)",
+    )
+    lora_scaled: tuple[str, ...] = option(
+        (), "--lora-scaled", kind=str, many=True, metavar="FILE:SCALE", help="the same"
     )
     override_tensor: tuple[str, ...] = option(
         (),
@@ -236,6 +249,12 @@ class LoadOptions(Options):
         " chooses (default: on)",
     )
 
+    def adapters(self) -> list[AdapterFile]:
+        """Return the adapters to merge into the model. UsageError for a scale that is no number."""
+        from ..formats.tools.lora_source import parse_adapter
+
+        return [one for text in (*self.lora, *self.lora_scaled) for one in parse_adapter(text)]
+
     def check_sizes(self) -> None:
         """UsageError for numbers that no model can have."""
         if self.ubatch is not None and self.ubatch > MOST_TOKENS:
@@ -357,12 +376,14 @@ SPLIT_FIELDS = (
     "reduce_type",
     "split_experts",
     "timeout",
+    "lora",
+    "lora_scaled",
 )
 
 
 def split_options(args: argparse.Namespace) -> LoadOptions:
-    """Return the options of the parsed flags that say which devices a model is on. Also for
-    commands that take lists of other options.
+    """Return the options of the parsed flags that say which devices a model is on, and which
+    adapters it has. Also for commands that take lists of other options.
     """
     return LoadOptions.from_flags(argparse.Namespace(**{n: getattr(args, n) for n in SPLIT_FIELDS}))
 
