@@ -28,7 +28,7 @@ from iqforge.quantize.run.report import RunProgress
 from iqforge.quantize.search.trellis.tree import CODEBOOKS, LEAF
 
 from .imatrices import N_CTX, tiny_llama_file
-from .tiny_checkpoint import PROSE
+from .tiny_checkpoint import PROSE, make_tiny_qwen3moe
 
 N = 512
 
@@ -476,3 +476,31 @@ def test_errors_of_rounding_are_those_of_the_search_times_a_ratio(llama):
 
 def moments_of_hold(made, tensor) -> np.ndarray:
     return moments_of(made, tensor.name, tensor.shape).hold(0)
+
+
+def test_the_choice_says_whose_moments_experts_have(tmp_path, capsys):
+    make_tiny_qwen3moe(tmp_path / "hf", n_experts=4, n_layers=1)
+    path = tmp_path / "moe.gguf"
+    iqforge.convert_model(tmp_path / "hf", path, outtype="f32")
+    made = iqforge.collect_hessian(path, PROSE * 4, tmp_path / "h.safetensors", n_ctx=N_CTX)
+    words = ["--pure", "--hessian-shrink", "0.3", "--no-refine", str(path), str(tmp_path / "q")]
+    assert main(["quantize", "--hessian", made.path, *words, "Q4_0"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    lines = {line.split()[0]: line for line in printed if "shrink 0.3" in line}
+    for role in ("ffn_gate_exps", "ffn_down_exps"):
+        said = lines[role].partition("moments of experts: ")[2].split(", ")
+        counts = {origin: int(n) for n, origin in (one.split(" ", 1) for one in said)}
+        wanted: dict[str, int] = {}
+        with open_gguf(path) as file:
+            for tensor in file.tensors:
+                if role in tensor.name:
+                    found = moments_of(made, tensor.name, tensor.shape)
+                    for index in range(tensor.n_matrices):
+                        few = found.tokens(index) < tensor.n_cols
+                        prior = "the layer" if role == "ffn_gate_exps" else "the diagonal alone"
+                        none = prior if role == "ffn_gate_exps" else "nothing seen"
+                        origin = f"mostly {prior}" if few else "their own"
+                        origin = origin if found.tokens(index) else none
+                        wanted[origin] = wanted.get(origin, 0) + 1
+        assert counts == wanted and sum(counts.values()) > 1
+    assert "moments of experts" not in lines["attn_output"]

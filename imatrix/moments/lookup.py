@@ -53,6 +53,15 @@ class StoredMoments:
         """Return how many vectors of matrix `index` were added up."""
         return int(self._file.counts(self._one.name, FOLDS[0])[self._own(index)])
 
+    def origin(self, index: int) -> str:
+        """Return whose vectors `fit` is of, in words."""
+        if self._one.n_matrices == 1:
+            return "all experts together"
+        prior = "the layer" if self._mixes else "the diagonal alone"
+        if not (count := self.tokens(index)):
+            return prior if self._mixes else "nothing seen"
+        return f"mostly {prior}" if count < self._one.n_cols else "their own"
+
     def _own(self, index: int) -> int:
         return 0 if self._one.n_matrices == 1 else index
 

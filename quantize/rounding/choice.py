@@ -9,7 +9,7 @@ below 1, the search with the importance matrix is used.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +37,8 @@ class RoleChoice:
 
     shrink: None for the search with the importance matrix. error: the held-out error relative to
     that search, None if there is no held-out text. matrices: how many were tried. why: why the
-    search is used, "" where it is not.
+    search is used, "" where it is not. experts: how many matrices of tensors of experts are rounded
+    by whose moments.
     """
 
     role: str
@@ -48,6 +49,7 @@ class RoleChoice:
     error: float | None = None
     matrices: int = 0
     why: str = ""
+    experts: dict[str, int] = field(default_factory=dict)
 
     def line(self) -> str:
         """Return one line about the choice."""
@@ -60,7 +62,9 @@ class RoleChoice:
             if self.error is None
             else f"held-out error x {self.error:.3f} of the search ({self.matrices} tried)"
         )
-        return f"{start}shrink {self.shrink:g}, {self.passes} refinements, {judged}"
+        whose = ", ".join(f"{n} {origin}" for origin, n in self.experts.items())
+        experts = f"; moments of experts: {whose}" if whose else ""
+        return f"{start}shrink {self.shrink:g}, {self.passes} refinements, {judged}{experts}"
 
 
 @dataclass
@@ -143,7 +147,7 @@ def choose(
     if not tried:
         passes = min(DEFAULT_PASSES, most) if refine else 0
         used = DEFAULT_SHRINK if shrink is None else shrink
-        return RoleChoice(role, type.name, names, used, passes)
+        return RoleChoice(role, type.name, names, used, passes, experts=_origins(usable))
     means = np.mean(tried, axis=0)[:, : most + 1]
     enough = np.flatnonzero(means.min(axis=1) <= means.min() + np.log(_TOLERANCE))
     row = enough[np.argmax([shrinks[i] for i in enough])]
@@ -152,4 +156,23 @@ def choose(
     if error >= 1:
         why = f"as rounding with second moments is no better on held-out text (x {error:.3f})"
         return RoleChoice(role, type.name, names, None, error=error, matrices=len(tried), why=why)
-    return RoleChoice(role, type.name, names, shrinks[best[0]], int(best[1]), error, len(tried))
+    return RoleChoice(
+        role,
+        type.name,
+        names,
+        shrinks[best[0]],
+        int(best[1]),
+        error,
+        len(tried),
+        experts=_origins(usable),
+    )
+
+
+def _origins(usable: Sequence[tuple[PlannedTensor, TensorMoments]]) -> dict[str, int]:
+    """Return how many matrices of tensors of experts have moments of which origin."""
+    return Counter(
+        moments.origin(index)
+        for plan, moments in usable
+        if "exps" in TensorName.parse(plan.target.name).role
+        for index in range(plan.source.n_matrices)
+    )

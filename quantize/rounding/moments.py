@@ -29,6 +29,10 @@ class TensorMoments(Protocol):
         """Return how many vectors `fit` is the mean of."""
         ...
 
+    def origin(self, index: int) -> str:
+        """Return whose vectors `fit` is of, in words: "its own" or those of other matrices."""
+        ...
+
 
 # moments(name, shape) -> moments of a tensor, or None for a tensor that has none
 MomentsLookup = Callable[[str, tuple[int, ...]], TensorMoments | None]
