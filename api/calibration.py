@@ -42,6 +42,11 @@ class Calibration:
         options: QuantizeOptions,
         folder: str,
     ):
+        from ..runtime import let_threads_sleep
+
+        let_threads_sleep()  # before torch is imported
+        import torch
+
         from ..imatrix.moments.layers import LayerMoments
         from ..imatrix.moments.options import HessianOptions
         from ..imatrix.texts import Text
@@ -50,8 +55,11 @@ class Calibration:
 
         self._options = options
         given = [Text(*one) for several in texts_of(texts) for one in several]
+        # Products on the CPU depend on torch's number of threads: that of the run must not decide.
+        self._threads = torch.get_num_threads()
         # The first of several devices: chunks are not shared among them.
-        load = LoadOptions(device=options.device.split(",")[0], threads=options.threads)
+        device = options.device.split(",")[0]
+        load = LoadOptions(device=device, threads=os.cpu_count() or 1)
         self._model = open_model(src, load)
         try:
             if self._model.precision != "f32" and not layers_are_separate(self._model):
@@ -73,8 +81,11 @@ class Calibration:
         self._names = tuple(os.path.basename(one.name) for one in given if one.name)
 
     def close(self) -> None:
+        import torch
+
         self._layers.close()
         self._model.close()
+        torch.set_num_threads(self._threads)
 
     def __enter__(self) -> Calibration:
         return self

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 
 import iqforge
 import numpy as np
 import pytest
+import torch
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
@@ -114,14 +116,23 @@ def test_every_tensor_is_rounded_better_than_without(model, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["llama", pytest.param("moe", marks=pytest.mark.slow)])
-def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, request):
-    model, paths = request.getfixturevalue(model), []
+def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, request, monkeypatch):
+    model, paths, used = request.getfixturevalue(model), [], []
+    real = LayerMoments._run
+
+    def run(self, number):
+        used.append(torch.get_num_threads())  # products of torch depend on it
+        real(self, number)
+
+    monkeypatch.setattr(LayerMoments, "_run", run)
+    before = torch.get_num_threads()
     for threads in (1, 3):
         paths.append(tmp_path / f"{threads}.gguf")
         iqforge.quantize_model(
             model, paths[-1], "Q4_0", calibrate=[TEXT, TEXT + "!"], threads=threads, **OPTIONS
         )
     assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert len(used) >= 2 and set(used) == {os.cpu_count()} and torch.get_num_threads() == before
     with open_gguf(paths[0]) as made:
         texts = json.loads(made.metadata["quantize.hessian.texts"].data)
         settings = json.loads(made.metadata["quantize.hessian.rounding"].data)
