@@ -52,6 +52,7 @@ PUBLIC = {
     "chat": "api.conversation",
     "open_chat": "api.conversation",
     "load_chat_template": "api.conversation",
+    "embed": "api.embedding",
     "random_model": "api.bench",
     "random_source": "api.bench",
     "write_random_model": "api.bench",

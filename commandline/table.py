@@ -139,6 +139,12 @@ COMMANDS = {
         "talk to a model",
         "iqforge chat -m model-iq4_k.gguf",
     ),
+    "embedding": Command(
+        ".runtime.commands.embedding",
+        "run",
+        "print embeddings of texts",
+        'iqforge embedding -m model-iq4_k.gguf -p "The capital of France" --pooling last',
+    ),
     "tokenize": Command(
         ".runtime.commands.tokenize",
         "run",

@@ -91,6 +91,28 @@ class CompareOptions(ChunkOptions):
 
 
 @dataclass(frozen=True)
+class EmbeddingOptions(Options):
+    """How the hidden states of a text become an embedding."""
+
+    pooling: str | None = option(
+        None,
+        "--pooling",
+        choices=("none", "mean", "cls", "last"),
+        metavar="HOW",
+        help="none: a vector per token; mean: of all tokens; cls: of the first one; last: of the"
+        " last one (default: as the file says, or none)",
+    )
+    normalize: int = option(
+        2,
+        "--embd-normalize",
+        least=-1,
+        metavar="N",
+        help="-1: not at all, 0: to integers up to 32760, 1: by the sum of absolute values,"
+        " 2: Euclidean, more: by that norm",
+    )
+
+
+@dataclass(frozen=True)
 class GenerateOptions(SamplerOptions):
     """How text is generated."""
 
