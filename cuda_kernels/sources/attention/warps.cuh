@@ -44,24 +44,40 @@ __device__ __forceinline__ void copy_or_clear(char* to, const u8* from, bool the
 
 __device__ constexpr int power_up_to(int n) { return n >= 32 ? 32 : n >= 16 ? 16 : n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 1; }
 
-// TILE rows of the cache, `from` the first one of the head, by a warp. Rows from `count` on become 0. Lanes divide a row's pieces in powers of 2.
-template <int ROW, int PITCH, int DONE = 0>
-__device__ __forceinline__ void copy_rows(char* to, const u8* from, int count, int lane) {
-    constexpr int BYTES = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : 4, LEFT = ROW / BYTES - DONE;
-    if constexpr (LEFT > 0) {
-        constexpr int SIDE = power_up_to(LEFT), AT_ONCE = 32 / SIDE;
-        const int part = DONE + lane % SIDE;
-#pragma unroll
-        for (int i = 0; i < TILE; i += AT_ONCE) {
-            const int row = i + lane / SIDE;
-            if (AT_ONCE <= TILE || row < TILE) {
-                const bool there = row < count;
-                copy_or_clear<BYTES>(to + row * PITCH + part * BYTES, from + (there ? (long long)row * (HEADS_KV * ROW) + part * BYTES : 0), there);
-            }
-        }
-        copy_rows<ROW, PITCH, DONE + SIDE>(to, from, count, lane);
+// Rows of ROW bytes of the cache, in the ring. Where all heads of a position together are whole pieces of 16 bytes, and rows of all heads
+// touch as many of them, these are copied, and `shift` bytes of the row before come with it. Otherwise rows are copied in smaller pieces.
+template <int ROW>
+struct Rows {
+    static constexpr int UNIT = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : 4;  // of shifts
+    static constexpr bool WHOLE_PIECES = HEADS_KV * ROW % 16 == 0 && (16 - UNIT + ROW + 15) / 16 == (ROW + 15) / 16;
+    static constexpr int BYTES = WHOLE_PIECES ? 16 : UNIT, PIECES = (ROW + BYTES - 1) / BYTES;
+    static constexpr int STEP = HEADS_KV * ROW, PITCH = padded_row(ROW);
+
+    static __device__ __forceinline__ int shift(int head) { return WHOLE_PIECES ? head * ROW % 16 : 0; }
+
+    // TILE rows from position `at` on, by a warp. Those from `until` on become 0. Lanes divide a row's pieces in powers of 2.
+    static __device__ __forceinline__ void copy(char* to, const u8* cache, int at, int until, int head) {
+        const u8* from = cache + (long long)at * STEP + (head * ROW - shift(head));
+        if (until - at >= TILE) pieces<true>(to, from, TILE);
+        else pieces<false>(to, from, until - at);
     }
-}
+
+    template <bool ALL, int DONE = 0>
+    static __device__ __forceinline__ void pieces(char* to, const u8* from, int count) {
+        if constexpr (DONE < PIECES) {
+            constexpr int SIDE = power_up_to(PIECES - DONE), AT_ONCE = 32 / SIDE;
+            const int lane = threadIdx.x % 32, first = lane / SIDE, at = (DONE + lane % SIDE) * BYTES;
+            to += first * PITCH + at;
+#pragma unroll(ALL ? TILE : 1)
+            for (int i = 0; i < TILE; i += AT_ONCE) {
+                if (AT_ONCE > TILE && first >= TILE) continue;
+                const bool there = ALL || first + i < count;
+                copy_or_clear<BYTES>(to + i * PITCH, there ? from + (first * STEP + at) + i * STEP : from, there);
+            }
+            pieces<ALL, DONE + SIDE>(to - first * PITCH - at, from, count);
+        }
+    }
+};
 
 // Store one new row, prepared in `row` (float32), in the cache, and a copy of its bytes in `kept`.
 template <int TYPE, int D>
@@ -158,6 +174,7 @@ struct Mixer {
                 for (int n = 0; n < N_TILES; n++)
 #pragma unroll
                     for (int part = 0; part < PARTS; part++) query(q, k, n, part, held[k][n][part]);
+        const int shift_k = Rows<ROW_K>::shift(head), shift_v = Rows<ROW_V>::shift(head);
         int stage = 0;
         for (int tile = warp; tile < tiles; tile += WARPS) {
             char *tile_k = own + stage * RING_STAGE, *tile_v = tile_k + TILE * PITCH_K;
@@ -166,15 +183,15 @@ struct Mixer {
             wait_for_copies<2 * STAGES - 1>();
             __syncwarp();
             if (has_new) {
-                insert<ROW_K, PITCH_K>(tile_k, new_k, at, p0);
+                insert<ROW_K, PITCH_K>(tile_k + shift_k, new_k, at, p0);
                 __syncwarp();
             }
 
             float s[M_TILES][N_TILES][4];
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) score(tile_k + 16 * m * PITCH_K, q, held, sums_q, s[m]);
+            for (int m = 0; m < M_TILES; m++) score(tile_k + shift_k + 16 * m * PITCH_K, q, held, sums_q, s[m]);
             __syncwarp();
-            if (next < tiles) load_k(tile_k, cache_k, first + next * TILE, min(last, n_old), head);
+            if (next < tiles) Rows<ROW_K>::copy(tile_k, cache_k, first + next * TILE, min(last, n_old), head);
             end_of_copies();
 
             probabilities(s, at, p0, inside);
@@ -194,36 +211,28 @@ struct Mixer {
             wait_for_copies<2 * STAGES - 1>();
             __syncwarp();
             if (has_new) {
-                insert<ROW_V, PITCH_V>(tile_v, new_v, at, p0);
+                insert<ROW_V, PITCH_V>(tile_v + shift_v, new_v, at, p0);
                 __syncwarp();
             }
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) add(tile_v + 16 * m * PITCH_V, p[m]);
+            for (int m = 0; m < M_TILES; m++) add(tile_v + shift_v + 16 * m * PITCH_V, p[m]);
             __syncwarp();
-            if (next < tiles) load_v(tile_v, cache_v, first + next * TILE, min(last, n_old), head);
+            if (next < tiles) Rows<ROW_V>::copy(tile_v, cache_v, first + next * TILE, min(last, n_old), head);
             end_of_copies();
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
 
-    static __device__ __forceinline__ void load_k(char* to, const u8* cache, int at, int until, int head) {
-        copy_rows<ROW_K, PITCH_K>(to, cache + ((long long)at * HEADS_KV + head) * ROW_K, until - at, threadIdx.x % 32);
-    }
-
-    static __device__ __forceinline__ void load_v(char* to, const u8* cache, int at, int until, int head) {
-        copy_rows<ROW_V, PITCH_V>(to, cache + ((long long)at * HEADS_KV + head) * ROW_V, until - at, threadIdx.x % 32);
-    }
-
     // The first tiles of the ring, two groups of copies each.
     static __device__ __forceinline__ void begin(char* ring, const u8* cache_k, const u8* cache_v, int first, int last, int n_old, int head) {
         const int warp = threadIdx.x / 32, tiles = (last - first + TILE - 1) / TILE;
-#pragma unroll
+#pragma unroll 1  // code that runs once is fetched once
         for (int s = 0; s < STAGES; s++) {
             const int tile = warp + s * WARPS, at = first + tile * TILE;
             char* to = ring + warp * RING + s * RING_STAGE;
-            if (tile < tiles) load_k(to, cache_k, at, min(last, n_old), head);
+            if (tile < tiles) Rows<ROW_K>::copy(to, cache_k, at, min(last, n_old), head);
             end_of_copies();
-            if (tile < tiles) load_v(to + TILE * PITCH_K, cache_v, at, min(last, n_old), head);
+            if (tile < tiles) Rows<ROW_V>::copy(to + TILE * PITCH_K, cache_v, at, min(last, n_old), head);
             end_of_copies();
         }
     }
