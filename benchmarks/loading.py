@@ -24,6 +24,9 @@ STAGES = ("torch", "runtime", "context", "open", "weights", "executors", "token"
 def stages(path: str, n_prompt: int, began: float) -> dict[str, float]:
     """Return the seconds of every stage of this process, which began at `began`."""
     marks = [began]
+    from iqforge.runtime.driver import start_driver
+
+    start_driver("cuda")  # as the command line does
     import torch
 
     marks.append(time.time())

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from ...errors import UsageError, utf_8
 from ...formats.commands.progress import on_one_line
+from ..driver import start_driver
+from ..parallel.modes import has_ranks
 from ..text_options import GenerateOptions
 from . import chat
 from .flags import add_load_flags, add_model_flag, open_model
@@ -54,6 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    if not has_ranks(args.split_mode):
+        start_driver(args.device)  # before torch is imported
     if args.conversation:
         return chat.run(args, api)
     from ..generate import Generation
