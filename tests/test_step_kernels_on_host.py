@@ -33,6 +33,8 @@ CPU = torch.device("cpu")
         (2, 3, 1, 80, 72, "f16", "f32", 40, "norm", False, True),
         (1, 4, 2, 64, 64, "q8_0", "q5_1", 64, "norm", True, False),
         (3, 2, 1, 96, 32, "q6_0", "iq4_nl", 64, "neox", False, True),
+        (1, 6, 2, 64, 64, "q4_1", "iq4_nl", 64, "norm", False, False),
+        (2, 7, 1, 64, 64, "q5_0", "q6_0", 64, "norm", False, False),
     ],
     ids=lambda case: "-".join(map(str, case)),
 )
