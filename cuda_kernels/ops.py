@@ -37,7 +37,7 @@ _FUNCTIONS = {
 }
 _THREADS = 256
 _LEAST_SHARED = 1 << 20  # bytes that are worth several threads
-_PIECE_BYTES = 16 << 20  # copied to the device at a time; two such buffers are pinned
+_PIECE_BYTES = 32 << 20  # copied to the device at a time; two such buffers are pinned
 # Threads: a single one reads and copies more slowly than the bus to the device.
 _COPIERS = min(8, os.cpu_count() or 1)
 
@@ -141,7 +141,7 @@ def pack_matrix(
     """Bring the rows of a file to a device, packed.
 
     pieces: uint8[k, row_bytes] on the host, or rows to read, in order, together rows * n_matrices;
-    whole row groups for interleaved types. Memory besides the result: a few pieces of 16 MB. Raise
+    whole row groups for interleaved types. Memory besides the result: a few pieces of 32 MB. Raise
     ShapeError for bytes that do not fit, UnsupportedTypeError for a type or length that has no
     layout.
     """
