@@ -52,6 +52,7 @@ _ACROSS = 1
 _STAGE_STEPS = 2
 _MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
 _FEW_BITS = 2.6  # per weight
+_MOST_POINTERS = 6
 RESERVED = (
     2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 )
@@ -63,6 +64,7 @@ class MatvecPlan:
     Each of `warps` warps has `slots` stages in flight. `shared`: bytes of shared memory of a block.
     `resident`: blocks whose registers fit on a multiprocessor at once. `spread`: each activation is
     in four bytes. `joined`: lanes take the granules of all slots of an expert as one row.
+    `advances`: pointers to weights are kept from stage to stage.
     """
 
     steps: int
@@ -74,6 +76,7 @@ class MatvecPlan:
     resident: int
     spread: bool = False
     joined: bool = False
+    advances: bool = False
 
 
 def granule(type: GGMLType) -> int:
@@ -154,7 +157,6 @@ def plan(
     # Equal stages, if they need not be much shorter.
     stage_steps = even if 3 * even >= 2 * longest else -(-steps // -(-steps // longest))
     slots = max(fewest, min(8, ring // (warps * slot(stage_steps))))
-    resident = 2 if n == 1 or kind == EXPERT_DOWN else 1
     return MatvecPlan(
         steps,
         stage_steps,
@@ -162,10 +164,24 @@ def plan(
         slots,
         warps,
         x + warps * slots * slot(stage_steps),
-        resident,
+        _resident(type, n, kind),
         spread,
         joinable and stage_steps == steps,
+        _advances(type, stage_rows),
     )
+
+
+def _resident(type: GGMLType, n: int, kind: int) -> int:
+    """Return how many blocks' registers are to fit on a multiprocessor."""
+    return 2 if n == 1 or kind == EXPERT_DOWN else 1
+
+
+def _advances(type: GGMLType, stage_rows: int) -> bool:
+    """Return whether pointers advance from stage to stage: fewer instructions where a stage has
+    few pieces.
+    """
+    planes = packed_layout(type).planes
+    return stage_rows * sum(not per_row for _, _, per_row in planes) <= _MOST_POINTERS
 
 
 @functools.cache
@@ -205,6 +221,7 @@ def quantized_spec(
         "MATRICES": matrices,
         "BLOCKS": plan.resident,
         "ACROSS": _ACROSS,
+        "ADVANCES": int(plan.advances),
         "SPREAD_X": int(plan.spread),
         "JOINED_SLOTS": int(plan.joined),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),

@@ -22,7 +22,7 @@ template <int EACH, int FROM = R, int LAST_EACH = EACH, class At, class End> DEV
 
 template <class F, class Rows> struct Feed {
   typedef Ring<F> G;
-  static constexpr bool KEPT = R * F::STAGED <= 6;   // where pieces are few, pointers to them advance from stage to stage
+  static constexpr bool KEPT = ADVANCES;   // pointers to pieces advance from stage to stage, or each stage works them out
   const Rows rows;
   const int items, stride, lane;
   const uint32_t ring;       // of the warp

@@ -1,6 +1,6 @@
 // Matrix-vector products on quantized weights for 1..8 rows of activations.
 //
-// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, MATRICES (1..3), BLOCKS (thread blocks per
+// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, ADVANCES (see feed.cuh), MATRICES (1..3), BLOCKS (thread blocks per
 // multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
 // KIND:
 // NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x + bias (norm_weight, or null); GATE_UP  out = joined(G norm(x), U norm(x));
