@@ -125,7 +125,7 @@ def plan(
         and (n == 1 or kind == EXPERT_DOWN)
         and n * activation_bytes(type, steps, True) <= _MOST_SPREAD
     )
-    stage_rows = {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
+    stage_rows = _stage_rows(type, n, kind)
     x, fewest = n * activation_bytes(type, steps, spread), 1 if kind == EXPERT_DOWN else 2
     ring = min(
         _LARGEST_RING if kind >= EXPERT_GATE_UP else _RING,
@@ -169,6 +169,11 @@ def plan(
         joinable and stage_steps == steps,
         _advances(type, stage_rows),
     )
+
+
+def _stage_rows(type: GGMLType, n: int, kind: int) -> int:
+    """Return how many rows of weights a warp works on at once."""
+    return {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
 
 
 def _resident(type: GGMLType, n: int, kind: int) -> int:
