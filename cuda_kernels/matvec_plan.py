@@ -53,6 +53,10 @@ _STAGE_STEPS = 2
 _MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
 _FEW_BITS = 2.6  # per weight
 _MOST_POINTERS = 6
+# Types with so much arithmetic that its registers are worth more than the pointers kept in them,
+# and, as experts' gate and up, more than a place next to the block in front.
+_POINTERLESS = ("IQ3_KT", "IQ3_S", "IQ3_XXS", "IQ5_K", "IQ5_KS", "IQ6_K")
+_ALONE = ("IQ5_K", "IQ6_K")
 RESERVED = (
     2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 )
@@ -178,13 +182,17 @@ def _stage_rows(type: GGMLType, n: int, kind: int) -> int:
 
 def _resident(type: GGMLType, n: int, kind: int) -> int:
     """Return how many blocks' registers are to fit on a multiprocessor."""
+    if kind == EXPERT_GATE_UP and type.name in _ALONE:
+        return 1
     return 2 if n == 1 or kind == EXPERT_DOWN else 1
 
 
 def _advances(type: GGMLType, stage_rows: int) -> bool:
     """Return whether pointers advance from stage to stage: fewer instructions where a stage has
-    few pieces.
+    few pieces, and more registers.
     """
+    if type.name in _POINTERLESS:
+        return False
     planes = packed_layout(type).planes
     return stage_rows * sum(not per_row for _, _, per_row in planes) <= _MOST_POINTERS
 
