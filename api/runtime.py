@@ -255,6 +255,7 @@ def _generate(
             end=end,
             record=record,
             chain=chain,
+            cache=options.cache(),
         )
         if echo:  # also where the first token completes a character of the prompt
             for token in tokens:

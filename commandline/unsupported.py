@@ -12,7 +12,7 @@ _FLAGS = {
     "changing the context by RoPE scaling": "--rope-scaling --rope-scale --rope-freq-base"
     " --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor -gan -gaw",
     "shifting the context": "--keep --context-shift --no-context-shift",
-    "saving a state": "--prompt-cache --prompt-cache-all --prompt-cache-ro --slot-save-path",
+    "saving a state": "--slot-save-path",
     "several sequences": "-np --parallel -ns --sequences -cb --cont-batching",
     "other machines": "--rpc",
 }

@@ -13,6 +13,7 @@ from ..formats.arguments import whole_number
 from ..formats.values import get
 from .model import Model
 from .network.sampling import GREEDY, Sampling, sample
+from .prompt_cache import PromptCache
 from .sampling.chain import Constraint, SamplerChain
 from .state.cache import CacheSettings
 from .state.sequence import State
@@ -66,6 +67,7 @@ class Generation:
     """
 
     prompt_tokens: int
+    reused: int = 0  # tokens of the prompt that came from a file
     prompt_seconds: float = 0.0
     seconds: float = 0.0
     tokens: list[int] = field(default_factory=list)  # with the end token, if it came
@@ -174,15 +176,16 @@ def generate_tokens(
     end: frozenset[int] = frozenset(),
     record: Generation | None = None,
     chain: SamplerChain | None = None,
+    cache: PromptCache | None = None,
 ) -> Iterator[int]:
     """Return up to `n` tokens that follow `prompt`, including the one in `end` that stops them.
 
     n, context: see `plan_length`. settings: those of the cache, by default the model's. `record` is
-    filled in along the way. chain: samplers that draw on the host instead of `sampling`. A text
-    that may become longer than the context that the model was trained for is logged as a warning.
-    EvaluationError for tokens that do not fit or logits that are not finite, UsageError for a cache
-    that does not suit the model. Arguments and memory are checked, and the warning is logged,
-    before the first token is asked for.
+    filled in along the way. chain: samplers that draw on the host instead of `sampling`. cache: a
+    file with the state of a prompt. A text that may become longer than the context that the model
+    was trained for is logged as a warning. EvaluationError for tokens that do not fit or logits
+    that are not finite, UsageError for a cache that does not suit the model. Arguments and memory
+    are checked, and the warning is logged, before the first token is asked for.
     """
     n, context = None if n is None else whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))
@@ -197,8 +200,41 @@ def generate_tokens(
             len(prompt) + n,
             trained,
         )
+    if cache is not None:
+        cache.check(model)
     state = model.new_state(context, settings)
+    if cache is not None:
+        return _with_cache(cache, model, prompt, n, sampling, state, end, record, chain)
     return continued(model, prompt, n, sampling, state, end, record, chain)
+
+
+def _with_cache(
+    cache: PromptCache,
+    model: Model,
+    prompt: Sequence[int],
+    n: int,
+    sampling: Sampling,
+    state: State,
+    end: frozenset[int],
+    record: Generation,
+    chain: SamplerChain | None,
+) -> Iterator[int]:
+    """Yield what `continued` does, with the state before the last token of the prompt from a file,
+    as far as that has it.
+    """
+    started = time.perf_counter()
+    record.reused = cache.begin(model, prompt, state)
+    if chain is not None:
+        chain.accept(prompt[: len(prompt) - 1])
+    if rest := prompt[state.n_past : -1]:
+        model.extend(rest, state)
+    if not cache.read_only and not cache.writes_all and record.reused < len(prompt) - 1:
+        cache.write(model, prompt, state)
+    before = time.perf_counter() - started
+    yield from continued(model, prompt[-1:], n, sampling, state, end, record, chain)
+    record.prompt_seconds += before
+    if cache.writes_all and not cache.read_only:
+        cache.write(model, [*prompt, *record.tokens], state)
 
 
 def continued(

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import EvaluationError, NotFoundError, UsageError
 from ..formats.options import Options, option
 from .sampling.options import SamplerOptions
+
+if TYPE_CHECKING:
+    from .prompt_cache import PromptCache
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,8 @@ class EmbeddingOptions(Options):
 
 
 @dataclass(frozen=True)
-class GenerateOptions(SamplerOptions):
-    """How text is generated."""
+class TextOptions(SamplerOptions):
+    """How text is generated, after a prompt or in a conversation."""
 
     n: int | None = option(
         None,
@@ -188,6 +192,35 @@ class GenerateOptions(SamplerOptions):
             raise UsageError("a text that follows a grammar ends where that ends: drop ignore_eos")
         [(kind, value, is_file)] = given
         return kind, _text_of_file(value) if is_file else str(value)
+
+
+@dataclass(frozen=True)
+class GenerateOptions(TextOptions):
+    """How a prompt is continued."""
+
+    prompt_cache: str | os.PathLike | None = option(
+        None,
+        "--prompt-cache",
+        metavar="FILE",
+        help="read what FILE has of the prompt from an earlier run, and write the state after the"
+        " prompt to it",
+    )
+    prompt_cache_all: bool = option(
+        False, "--prompt-cache-all", help="write the state after the generated text instead"
+    )
+    prompt_cache_ro: bool = option(False, "--prompt-cache-ro", help="do not write the file")
+
+    def cache(self) -> PromptCache | None:
+        """Return the file of the prompt's state; None without one. UsageError for flags about a
+        file that is not given.
+        """
+        if self.prompt_cache is None:
+            if self.prompt_cache_all or self.prompt_cache_ro:
+                raise UsageError("prompt_cache_all and prompt_cache_ro need prompt_cache")
+            return None
+        from .prompt_cache import PromptCache
+
+        return PromptCache(self.prompt_cache, self.prompt_cache_all, self.prompt_cache_ro)
 
 
 def _text_of_file(path: str | os.PathLike) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import iqforge
 import pytest
 import torch
 from iqforge.runtime.chat.session import ChatSession
 from iqforge.runtime.chat.template import ChatTemplate
 from iqforge.runtime.generate import generate_tokens
-from iqforge.runtime.model import load_model
 from iqforge.runtime.sampling.chain import SamplerChain
 from iqforge.runtime.sampling.settings import SamplerSettings
 
@@ -51,16 +51,16 @@ def drawn(model, settings: SamplerSettings) -> list[int]:
 @pytest.mark.parametrize("settings", SETTINGS, ids=["chain", "mirostat 2", "mirostat 1"])
 def test_the_same_seed_gives_the_same_text(folder, settings):
     """In float32 the logits of both devices agree."""
-    with load_model(folder, "cpu") as model:
+    with iqforge.load_model(folder, "cpu") as model:
         expected = drawn(model, settings)
-    with load_model(folder, "cuda", precision="f32") as model:
+    with iqforge.load_model(folder, "cuda", precision="f32") as model:
         assert drawn(model, settings) == expected
 
 
 def test_the_chain_draws_as_the_kernel_does(folder):
     """Steps one by one with logits on the host, and captured steps with the draw in the graph."""
     settings = SamplerSettings(seed=9)
-    with load_model(folder, "cuda") as model:
+    with iqforge.load_model(folder, "cuda") as model:
         sampling = settings.plain()
         assert sampling is not None
         expected = list(generate_tokens(model, PROMPT, 40, sampling, context=200))
@@ -72,7 +72,7 @@ def test_turns_on_a_gpu(folder, settings):
     """Steps after a prompt that was cut back, or restored, are those of a whole prompt, but for
     rounding; in float32 texts agree.
     """
-    with load_model(folder, "cuda", precision="f32") as model:
+    with iqforge.load_model(folder, "cuda", precision="f32") as model:
         session, messages = ChatSession(model, FORM, settings, context=400), []
         for text in ("The function returns a list", "and then?", "why?"):
             messages.append(user(text))
@@ -81,7 +81,7 @@ def test_turns_on_a_gpu(folder, settings):
             assert kept.text == alone.text
             messages.append(assistant(kept.text))
         assert kept.reused > 0
-    with load_model(folder, "cuda") as model:  # kernels: the cache has what it should
+    with iqforge.load_model(folder, "cuda") as model:  # kernels: the cache has what it should
         session, messages = ChatSession(model, FORM, settings, context=400), []
         for text in ("The function returns a list", "and then?", "why?"):
             messages.append(user(text))

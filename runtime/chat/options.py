@@ -9,11 +9,11 @@ from typing import Any
 
 from ...errors import UsageError
 from ...formats.options import option
-from ..text_options import GenerateOptions
+from ..text_options import TextOptions
 
 
 @dataclass(frozen=True)
-class ChatOptions(GenerateOptions):
+class ChatOptions(TextOptions):
     """How a model is talked to. A `context` of 0 is the one that the model was trained for, but at
     most 8,192 tokens; without `n` an answer may fill it.
     """

@@ -256,8 +256,7 @@ class ChatSession:
         """Return where to take a snapshot, if the sequence cannot simply be cut back: the tokens
         that the next turn of this conversation has as well, whatever the answer is.
         """
-        layers = [layer for layer in self._state.layers if layer is not None]
-        if all(layer.by_position for layer in layers) and not any(self._state.tables):
+        if self._state.can_be_cut:
             return 0
         text = self.render(messages, add_generation_prompt=False, **variables)
         return _common(conversation_tokens(self.model.tokenizer, text), tokens[:-1])

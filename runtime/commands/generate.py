@@ -15,7 +15,7 @@ from ..text_options import GenerateOptions
 from . import chat
 from .flags import add_load_flags, add_model_flag, open_model
 from .prompt_flags import prompt_text
-from .sampler_flags import ANSWER_FIELDS, add_sampler_flags
+from .sampler_flags import ANSWER_FIELDS, CACHE_FIELDS, add_sampler_flags
 from .watch import passes, watched
 
 
@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the prompt; \\n, \\t, \\\\ and the like are replaced unless --no-escape",
     )
     parser.add_argument("-f", "--file", metavar="FILE", help="a UTF-8 file with the prompt")
-    GenerateOptions.add_flags(parser, only=ANSWER_FIELDS)
+    GenerateOptions.add_flags(parser, only=(*ANSWER_FIELDS, *CACHE_FIELDS))
     parser.add_argument(
         "--no-display-prompt", action="store_true", help="print only what is generated"
     )
@@ -59,6 +59,8 @@ def run(args: argparse.Namespace, api) -> int:
     if not has_ranks(args.split_mode):
         start_driver(args.device)  # before torch is imported
     if args.conversation:
+        if args.prompt_cache is not None:
+            raise UsageError("--prompt-cache does not go together with a conversation")
         return chat.run(args, api)
     from ..generate import Generation
 
@@ -71,6 +73,7 @@ def run(args: argparse.Namespace, api) -> int:
         print(f"seed: {options.seed}", file=sys.stderr)
     options.settings()  # errors before the model is opened
     options.grammar_source()
+    options.cache()
     text = prompt_text(args)
     source = api.open_source(args.model)
     try:
@@ -94,8 +97,9 @@ def run(args: argparse.Namespace, api) -> int:
         if n > 1
         else ""
     )
+    reused = f" ({record.reused} of them from the file)" if record.reused else ""
     print(
-        f"prompt: {record.prompt_tokens} tokens in {record.prompt_seconds:.2f} s,"
+        f"prompt: {record.prompt_tokens} tokens{reused} in {record.prompt_seconds:.2f} s,"
         f" {record.prompt_per_second:.2f} tokens/s\ngenerated: {n}"
         f" token{'s' * (n != 1)}{speed}{'; ended by itself' if record.ended else ''}",
         file=sys.stderr,

@@ -28,3 +28,6 @@ def add_sampler_flags(parser: argparse.ArgumentParser) -> None:
         " sampler, tokens are drawn on the CPU.",
     )
     SamplerOptions.add_flags(group)
+
+
+CACHE_FIELDS = ("prompt_cache", "prompt_cache_all", "prompt_cache_ro")

@@ -156,6 +156,53 @@ class State:
                 del snapshot._saved[i]  # the cache has them again
         self.n_past = snapshot._intact = n
 
+    def save(self) -> dict[int, tuple[int, Any]]:
+        """Return copies of all that layers keep: layer to (first position, what
+        `LayerState.save` returns).
+        """
+        saved = {}
+        for i, layer in enumerate(self.layers):
+            if layer is not None:
+                table = self.tables[self.windows[i]]
+                first = table.first_needed(self.n_past) if table.window else 0
+                saved[i] = first, layer.save(first, self.n_past)
+        return saved
+
+    def load(self, n: int, saved: dict[int, tuple[int, Any]]) -> None:
+        """Fill this sequence, which is empty, with `n` tokens whose layers were saved by `save`,
+        also of a sequence with another capacity: layers with a window keep what they need.
+
+        ShapeError for more than `capacity`, UsageError for layers other than those here.
+        """
+        self._check_not_ended()
+        if self.n_past or saved.keys() != {i for i, x in enumerate(self.layers) if x is not None}:
+            raise UsageError("the layers are not those of this sequence, or it is not empty")
+        for table in self.tables.values():
+            if table.window:
+                table.restart(n)
+            else:
+                table.reserve(n)
+        for i, (first, values) in saved.items():
+            layer, table = self.layers[i], self.tables[self.windows[i]]
+            if layer is None:
+                continue
+            if layer.by_position:
+                if {len(rows) for rows in values} != {n - first}:
+                    raise UsageError(f"layer {i} was saved with other positions")
+                needed = table.first_needed(n) if table.window else 0
+                skipped = max(0, needed - first)
+                first, values = first + skipped, tuple(rows[skipped:] for rows in values)
+            layer.load(first, values)
+        self.n_past = n
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether every length of the past can be gone back to: no layer has a recurrent state or
+        keeps only a window.
+        """
+        by_position = all(layer.by_position for layer in self.layers if layer is not None)
+        return by_position and not any(self.windows)
+
     def _check_not_ended(self) -> None:
         if self.ended:
             raise UsageError("the sequence has ended: its memory was given back to the pool")
