@@ -1,5 +1,6 @@
 """The launches of a decode step, without a device."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -88,3 +89,20 @@ def test_caches_of_every_type_fit(type: str, length: int, limit: int):
     tile, stages = used.tile(limit)
     assert used.shared_bytes(tile, stages) <= limit
     assert used.on_tensor_cores or (type != "F16" and length >= 256)
+
+
+def test_warps_take_their_own_tiles_where_they_can():
+    shape = AttentionShape(1, 8, 4, 128, 128, "F16", "F16", 128, True)
+    assert shape.is_by_warp and shape.fitting(225 << 10).tile(225 << 10) == (16, 3)
+    # Two tiles of a warp do not fit a smaller device, more rows no registers, odd rows no words.
+    assert not shape.fitting(97 << 10).is_by_warp and shape.fitting(97 << 10).on_tensor_cores
+    assert not replace(shape, rows=3).is_by_warp and replace(shape, rows=2).is_by_warp
+    assert not replace(shape, type_k="Q8_0", type_v="Q8_0", key_length=96).is_by_warp
+    assert not replace(shape, type_k="F32").is_by_warp
+
+
+@pytest.mark.parametrize("n, stages", [(1, 1), (128, 1), (129, 2), (256, 2), (300, 3), (9999, 3)])
+def test_short_ranges_leave_shared_memory_to_the_next_kernel(n: int, stages: int):
+    shape = AttentionShape(1, 4, 8, 128, 128, "F16", "F16", 128, False)
+    part = shape.of_range(n).fitting(225 << 10)
+    assert part.is_by_warp and part.tile(225 << 10) == (16, stages)
