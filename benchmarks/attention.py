@@ -34,19 +34,19 @@ MEMORY = 12 << 30  # bytes of caches at most; layers share them where there are 
 def measure(name: str, cache: str, depth: int, change: dict[str, int]) -> str:
     """Return a row of the table."""
     n_layers, kv_heads, group, length = SHAPES[name]
-    kind = ggml_type(cache)
+    kinds = [ggml_type(kind) for kind in (cache.split("/") * 2)[:2]]
+    names = (kind.name for kind in kinds)
     shape = replace(
-        AttentionShape(1, group, kv_heads, length, length, kind.name, kind.name, length, True),
-        **change,
+        AttentionShape(1, group, kv_heads, length, length, *names, length, True), **change
     )
     device = torch.device("cuda")
     attention = StepAttention(shape, depth + 256, device)
-    row = kind.row_bytes(length)
-    nbytes = 2 * depth * kv_heads * row
+    rows = [kind.row_bytes(length) for kind in kinds]
+    nbytes = depth * kv_heads * sum(rows)
     n_caches = max(1, min(n_layers, MEMORY // nbytes))
     caches = [
         torch.zeros(depth + 256, kv_heads, row, dtype=torch.uint8, device=device)
-        for _ in range(2 * n_caches)
+        for row in rows * n_caches
     ]
     q, k, v = (
         torch.randn(1, n * length, device=device) for n in (kv_heads * group, kv_heads, kv_heads)
@@ -74,7 +74,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", nargs="+", default=sorted(SHAPES), choices=sorted(SHAPES))
-    parser.add_argument("--cache", nargs="+", default=["f16", "q8_0"])
+    parser.add_argument("--cache", nargs="+", default=["f16", "q8_0"], help="TYPE, or KEYS/VALUES")
     parser.add_argument("--depth", nargs="+", type=int, default=[512, 8192, 32768, 131072])
     changes = {
         "by-warp": "by_warp",

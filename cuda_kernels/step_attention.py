@@ -74,7 +74,11 @@ class AttentionShape:
     def on_tensor_cores(self) -> bool:
         types = {self.type_k, self.type_v}
         alike = types in ({"F16"}, {"BF16"}) or self.decoded
-        return not self.scalar and alike and self.key_length % 16 == self.value_length % 16 == 0
+        return not self.scalar and ((alike and self._fits_fragments) or self.is_by_warp)
+
+    @property
+    def _fits_fragments(self) -> bool:
+        return self.key_length % 16 == self.value_length % 16 == 0
 
     @property
     def decoded(self) -> bool:
@@ -84,12 +88,14 @@ class AttentionShape:
     @property
     def is_by_warp(self) -> bool:
         """Whether a warp can hold the queries and mixes of the shape (`attention/warps.cuh`), and
-        copy rows in whole words.
+        copy rows in whole words. Encoded keys can have values in F16, and the reverse.
         """
-        rows = self.rows * self.group
+        rows, types = self.rows * self.group, {self.type_k, self.type_v}
         return (
             self.by_warp
-            and self.on_tensor_cores
+            and not self.scalar
+            and (types == {"BF16"} or not types & {"F32", "BF16"})
+            and self._fits_fragments
             and rows <= 16
             and max(self.key_length, self.value_length) * (2 if rows > 8 else 1) <= 256
             and all(row % 4 == 0 for row in self.row_bytes())

@@ -127,9 +127,10 @@ def attention_error(
     same = alike.double().mean().item(), close.double().mean().item()
     stored_k, stored_v = cache.read(n_past + rows)
     used = shape if device.type == "cpu" else shape.fitting(shared_limit(device))
-    if used.on_tensor_cores and used.decoded:
+    if used.on_tensor_cores and cache.type_v.is_quantized:
         stored_v = stored_v.half()
-        stored_k = stored_k if used.is_by_warp else stored_k.half()
+    if used.on_tensor_cores and cache.type_k.is_quantized and not used.is_by_warp:
+        stored_k = stored_k.half()
     stored_k, stored_v = stored_k.double(), stored_v.double()
     query = cache.query(ready(q, norms[0])).view(rows, kv, group, dk)
     scores = torch.einsum("rkgd,nkd->rkgn", query, stored_k) * dk**-0.5

@@ -48,6 +48,8 @@ CASES = [
         (1, group, 3, 128, 128, key, value, 128, "norm", turned, False)
         for key, value in [
             ("bf16", "bf16"),
+            ("q8_0", "f16"),
+            ("f16", "q4_1"),
             ("q8_0", "q4_0"),
             ("q6_0", "q6_0"),
             ("q5_1", "q5_1"),

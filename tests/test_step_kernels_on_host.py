@@ -35,6 +35,7 @@ CPU = torch.device("cpu")
         (3, 2, 1, 96, 32, "q6_0", "iq4_nl", 64, "neox", False, True),
         (1, 6, 2, 64, 64, "q4_1", "iq4_nl", 64, "norm", False, False),
         (2, 7, 1, 64, 64, "q5_0", "q6_0", 64, "norm", False, False),
+        (1, 4, 2, 64, 64, "q8_0", "f16", 64, "norm", False, False),
     ],
     ids=lambda case: "-".join(map(str, case)),
 )

@@ -99,6 +99,9 @@ def test_warps_take_their_own_tiles_where_they_can():
     assert not replace(shape, rows=3).is_by_warp and replace(shape, rows=2).is_by_warp
     assert not replace(shape, type_k="Q8_0", type_v="Q8_0", key_length=96).is_by_warp
     assert not replace(shape, type_k="F32").is_by_warp
+    mixed = replace(shape, type_k="Q8_0")
+    assert mixed.is_by_warp and not replace(mixed, type_v="BF16").is_by_warp
+    assert not replace(mixed, rows=3).on_tensor_cores
 
 
 @pytest.mark.parametrize("n, stages", [(1, 1), (128, 1), (129, 2), (256, 2), (300, 3), (9999, 3)])

@@ -27,7 +27,7 @@ constexpr int NEW_ROWS = OWN_KV ? 2 * ROWS : 0, Q_STRIDE = GATE ? 2 * DK : DK;
 
 // Encoded rows are in flight as they are stored.
 constexpr bool DECODED = MMA && !is_float(TYPE_K);
-static_assert(!MMA || is_float(TYPE_K) == is_float(TYPE_V), "both are decoded, or none");
+static_assert(!MMA || BY_WARP || is_float(TYPE_K) == is_float(TYPE_V), "both are decoded, or none");
 constexpr float CAP = SOFTCAP ? (float)(SOFTCAP) * LOG2E : 1.f;  // scores have the factor of exponentials
 
 #include "attention/fragments.cuh"  // before the choice, as files are included once

@@ -12,7 +12,8 @@
 __device__ constexpr int padded_row(int n) { return ((n + 15) / 16 | 1) * 16; }  // bytes of a row in the ring: rows start in other banks
 constexpr int PITCH_K = padded_row(ROW_K), PITCH_V = padded_row(ROW_V);
 constexpr int RING_STAGE = TILE * (PITCH_K + PITCH_V), RING = STAGES * RING_STAGE;  // of a warp
-constexpr bool PACKED = R <= 4;
+constexpr bool CODED_K = !is_float(TYPE_K), CODED_V = !is_float(TYPE_V), PACKED = R <= 4;
+static_assert(TYPE_K == TYPE_V || ((CODED_K || TYPE_K == F16) && (CODED_V || TYPE_V == F16)), "products of one type of floats");
 constexpr int N_TILES = (R + 7) / 8, PARTS = PACKED ? 1 : 2, RP = 8 * N_TILES, M_TILES = TILE / 16;
 constexpr int STRIDE_Q = DK * 2 + 16;
 constexpr float LET_GROW = 8.f;  // a power of 2: sums are scaled when a score exceeds the maximum so far by more
@@ -106,7 +107,7 @@ struct Mixer {
     static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_bytes<TYPE, D>(row, cache, kept, lane); }
 
     static constexpr int Q_PART = RP * STRIDE_Q, Q_BYTES = 2 * Q_PART, JOIN_BYTES = WARPS * R * DV * 4;
-    static constexpr bool MINIMA = DECODED && Codes<DECODED ? TYPE_K : Q8_0>::MIN;
+    static constexpr bool MINIMA = CODED_K && Codes<CODED_K ? TYPE_K : Q8_0>::MIN;
     static constexpr int K_STEPS = DK / 16;
     static constexpr bool Q_IN_REGISTERS = K_STEPS * N_TILES * PARTS * 2 <= 32;
     // Lanes: `j` counts positions (or elements of V), and queries 2 t, 2 t + 1 of every 8 belong to a lane.
@@ -150,7 +151,7 @@ struct Mixer {
     // Step k of the products with queries 8 n .. 8 n + 7. Encoded keys have their elements in the order of `Codes::of_row`.
     __device__ __forceinline__ void query(const char* q, int k, int n, int part, u32 (&b)[2]) const {
         const char* row = q + (PACKED ? j / 4 * Q_PART + j % 4 * STRIDE_Q : part * Q_PART + (8 * n + j) * STRIDE_Q) + 32 * k;
-        if constexpr (DECODED) {
+        if constexpr (CODED_K) {
             const uint2 w = *(const uint2*)(row + 8 * t);
             b[0] = w.x, b[1] = w.y;
         } else {
@@ -263,7 +264,7 @@ struct Mixer {
                 }
         };
         auto total = [&](const float(&c)[PARTS][4], int i) { return PACKED ? c[0][i] : c[0][i] + c[PARTS - 1][i]; };
-        if constexpr (DECODED) {
+        if constexpr (CODED_K) {
             using Keys = Codes<TYPE_K>;
             const char *row = tile_k + j * PITCH_K, *other = row + 8 * PITCH_K;
 #pragma unroll
@@ -369,7 +370,7 @@ struct Mixer {
 #pragma unroll
                 for (int part = 0; part < PARTS; part++) mma(mix[v][n], a, p[n][part]);
         };
-        if constexpr (DECODED) {
+        if constexpr (CODED_V) {
             using Values = Codes<TYPE_V>;
             const char* rows[4];
 #pragma unroll
@@ -450,7 +451,7 @@ struct Mixer {
                 for (int i = 0; i < 4; i++) {
                     float x = mix[v][n][i];
                     if constexpr (PACKED) x += __shfl_xor_sync(0xffffffff, x, 2);
-                    const int r = query_of(n, i % 2), element = 16 * v + (DECODED ? 2 * j + i / 2 : j + 8 * (i / 2));
+                    const int r = query_of(n, i % 2), element = 16 * v + (CODED_V ? 2 * j + i / 2 : j + 8 * (i / 2));
                     if (r < R && (!PACKED || t < 2)) joined[(warp * R + r) * DV + element] = x;
                 }
         __syncthreads();
