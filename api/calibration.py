@@ -181,6 +181,7 @@ class Calibration:
     ) -> LateRounding:
         from ..imatrix.moments.lookup import moments_of
         from ..quantize.rounding.late import Late, LateRounding
+        from ..quantize.run.parallel import thread_count
 
         name, shape = plan.source.name, plan.source.shape
 
@@ -196,6 +197,7 @@ class Calibration:
             lambda: self._layers.done(layer),
             shrink=self._options.hessian_shrink,
             refine=self._options.refine,
+            threads=thread_count(self._options.threads),
         )
 
     @staticmethod

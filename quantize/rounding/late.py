@@ -7,7 +7,7 @@ moments of other layers are dropped already, or not collected yet.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +38,8 @@ class LateRounding:
     """How a tensor is rounded. `find` collects what is needed, and `done` says that it is not
     needed any more; both are called by the thread that plans the run.
 
-    shrink: instead of a choice on held-out text; refine: whether codes and scales may be refined.
+    shrink: instead of a choice on held-out text; refine: whether codes and scales may be refined;
+    threads: that try combinations.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class LateRounding:
         *,
         shrink: float | None = None,
         refine: bool = True,
+        threads: int = 1,
     ):
         self.source, self.plan, self.shrink, self.refine = source, plan, shrink, refine
+        self.threads = threads
         self.choice: RoleChoice | None = None  # once a row has been rounded
         self._find, self._done = find, done
         self._found: Late | None = None
@@ -87,6 +90,7 @@ class LateRounding:
             lambda name, shape: found.importance,
             self.shrink,
             self.refine,
+            self.threads,
         )
 
 
@@ -140,6 +144,10 @@ class LayerChoices:
             said += f", held-out error x {mean:.3f} of the search"
         if len(rounded) < n:
             said += f"; {n - len(rounded)} by search with the importance matrix"
+        whose = sum((Counter(one.experts) for one in rounded), Counter[str]())
+        if whose:
+            said += "; moments of experts: "
+            said += ", ".join(f"{number} {origin}" for origin, number in whose.items())
         return start + said
 
 
