@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from iqforge.cuda_kernels.peer import PeerLinks
+from iqforge.cuda_kernels.peer_rows import PeerRows
 from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.ranks import Ranks
@@ -57,7 +59,17 @@ def measure(ranks: Ranks, args: argparse.Namespace) -> None:
         time_ways(group, links, rows, args.width)
     time_gather(group, links, args.vocabulary)
     time_prompts(group, args.tokens, args.width)
+    rows = [
+        PeerRows(ranks.rank, ranks.size, n, 4 * args.width, device, group.exchange, timeout=20)
+        for n in (args.tokens, 40)
+    ]
+    check_rows(group, rows[1], 96)
+    for moved in (torch.bfloat16, torch.float32):
+        for width in (2048, args.width):
+            time_rows(group, rows[0], args.tokens, width, moved)
     group.wait()
+    for some in rows:
+        some.close()
     links.close()
     group.close()
 
@@ -150,6 +162,82 @@ def time_gather(group: Group, links: PeerLinks, vocabulary: int) -> None:
     out = torch.zeros(1, vocabulary, device=group.device)
     found = timed(group, lambda: links.gather(x, out, ends))
     say(group, f"{group.size} GPUs, logits of {vocabulary}: {found:.2f} us")
+
+
+def check_rows(group: Group, rows: PeerRows, tokens: int) -> None:
+    """Sums of more rows than fit at a time, of plain rows and of experts', with each way to move
+    them.
+    """
+    half, made = torch.bfloat16, torch.Generator().manual_seed(7)
+    for width, moved in ((512, half), (2048, torch.float16), (3072, torch.float32), (8192, half)):
+        parts = [torch.randn(tokens, width, generator=made).to(half) for _ in range(group.size)]
+        extras = [torch.randn(tokens, width, generator=made).to(half) for _ in range(group.size)]
+        slots = torch.randint(-1, tokens, (tokens, 4), generator=made, dtype=torch.int32)
+        shares = torch.rand(tokens, 4, generator=made)
+        weight, start = (
+            torch.rand(width, generator=made),
+            torch.randn(tokens, width, generator=made),
+        )
+        for kind in ("plain", "experts", "nothing", "post norm"):
+            total = torch.zeros(tokens, width)
+            for rank, (part, extra) in enumerate(zip(parts, extras, strict=True)):
+                y = part.float()
+                if kind == "experts":
+                    y = extra.float()
+                    for k in range(4):
+                        chosen = part.float()[slots[:, k].long().clamp(0)] * shares[:, k : k + 1]
+                        y = y + chosen.masked_fill(slots[:, k : k + 1] < 0, 0)
+                if kind == "nothing" and rank:
+                    y = torch.zeros_like(y)
+                total += y.to(moved).float()
+            total = total if group.size == 2 else total.to(moved).float()
+            if kind == "post norm":
+                total = total * torch.rsqrt(total.square().mean(1, keepdim=True) + 1e-5) * weight
+            wanted = start + total
+            normed = wanted * torch.rsqrt(wanted.square().mean(1, keepdim=True) + 1e-5) * weight
+            here = {"delta": parts[group.rank]}
+            if kind == "experts":
+                here |= {"rows": slots, "weights": shares, "extra": extras[group.rank]}
+            if kind == "nothing" and group.rank:
+                here = {}
+            given: dict[str, Any] = {name: x.to(group.device) for name, x in here.items()}
+            if kind == "post norm":
+                given |= {"post_weight": weight.to(group.device), "post_eps": 1e-5}
+            digits = set()
+            for _ in range(3):
+                h = start.to(group.device)
+                out = torch.zeros(tokens, width, dtype=half, device=group.device)
+                rows.add_norm(
+                    h, weight.to(group.device), 1e-5, out, moved=moved, half=half, **given
+                )
+                torch.cuda.synchronize()
+                error = float((h.cpu() - wanted).abs().max() / wanted.abs().max())
+                # A rounding of the sum of experts or of all ranks may go the other way.
+                most = 1e-5 if moved == torch.float32 or kind == "plain" else 2e-2
+                assert error < most, (kind, width, moved, error)
+                error = float((out.cpu().float() - normed).abs().max() / normed.abs().max())
+                assert error < 2e-2, (kind, width, moved, error)
+                digits.add(int(h.view(torch.int32).sum()))
+            found = group.exchange(sorted(digits))
+            assert len(digits) == 1 and all(x == found[0] for x in found), (kind, width, moved)
+    say(group, "rows: the sum in order of ranks, the same bits on all")
+
+
+def time_rows(group: Group, rows: PeerRows, tokens: int, width: int, moved: torch.dtype) -> None:
+    half, weight = torch.bfloat16, torch.ones(width, device=group.device)
+    h = torch.zeros(tokens, width, device=group.device)
+    delta, out = (torch.zeros(tokens, width, dtype=half, device=group.device) for _ in range(2))
+    found = timed(
+        group,
+        lambda: rows.add_norm(h, weight, 1e-5, out, moved=moved, half=half, delta=delta),
+        20,
+    )
+    sent = 2 * (group.size - 1) / group.size * tokens * width * moved.itemsize
+    say(
+        group,
+        f"{group.size} GPUs, {tokens} x {width} {moved}: {found:.1f} us with residual, norm and"
+        f" rounding, {sent / found / 1e3:.0f} GB/s each way",
+    )
 
 
 def time_prompts(group: Group, tokens: int, width: int) -> None:

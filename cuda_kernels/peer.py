@@ -1,4 +1,5 @@
-"""Sums over the GPUs of one host within a decoding step, through memory that they share: `peer.cu`.
+"""Sums over the GPUs of one host within a decoding step, through memory that they share:
+`step/peer.cu`. For prompts see `peer_rows`.
 
 Every rank is a process with one GPU. `PeerMemory` is what a rank lets the others write to.
 `PeerLinks.sum` and `.gather` are one launch each, which can be captured into a CUDA graph. They use
@@ -96,6 +97,33 @@ def _freed(driver: Any, device: int, own: int, opened: list[int]) -> None:
         driver.cuMemFree(own)
 
 
+def opened_by_all(
+    memory: PeerMemory, rank: int, exchange: Callable[[bytes], Sequence[bytes]]
+) -> list[int]:
+    """Return the address, for kernels of this device, of the memory of each rank. DeviceError on
+    all ranks if one of them cannot open one.
+    """
+    failed = None
+    try:
+        handle = memory.handle()
+    except DeviceError as error:
+        handle, failed = b"", error
+    handles, addresses = exchange(handle), [memory.address]
+    if all(handles):
+        try:
+            addresses = [
+                memory.address if peer == rank else memory.open(handle)
+                for peer, handle in enumerate(handles)
+            ]
+        except DeviceError as error:
+            failed = error
+    # Nobody writes before all have come here with memory that is zero.
+    if not all(exchange(b"" if failed or not all(handles) else b"opened")):
+        memory.close()
+        raise failed or DeviceError("another GPU cannot share its memory")
+    return addresses
+
+
 class PeerLinks:
     """The links of rank `rank` of `n_ranks` for exchanges of up to `elements` float32 per rank.
 
@@ -121,35 +149,11 @@ class PeerLinks:
         self.elements = self._blocks * per_block
         self._units = self.elements // _UNIT_ELEMENTS
         self._memory = PeerMemory(_PLACES * n_ranks * self._units * _UNIT_BYTES, device)
-        addresses = self._open(exchange)
+        addresses = opened_by_all(self._memory, rank, exchange)
         self._peers = [np.uint64(a) for a in addresses + [0] * (MOST_RANKS - n_ranks)]
         self._numbers = torch.zeros(self._blocks, dtype=torch.int32, device=device)
         self._missing = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._most = np.uint64(int(timeout * 1e9))
-
-    def _open(self, exchange: Callable[[bytes], Sequence[bytes]]) -> list[int]:
-        """Return the address of the memory of each rank. DeviceError on all ranks if one of them
-        cannot open one.
-        """
-        memory, failed = self._memory, None
-        try:
-            handle = memory.handle()
-        except DeviceError as error:
-            handle, failed = b"", error
-        handles, addresses = exchange(handle), [memory.address]
-        if all(handles):
-            try:
-                addresses = [
-                    memory.address if peer == self.rank else memory.open(handle)
-                    for peer, handle in enumerate(handles)
-                ]
-            except DeviceError as error:
-                failed = error
-        # Nobody writes before all have come here with memory that is zero.
-        if not all(exchange(b"" if failed or not all(handles) else b"opened")):
-            memory.close()
-            raise failed or DeviceError("another GPU cannot share its memory")
-        return addresses
 
     @property
     def missing(self) -> int | None:

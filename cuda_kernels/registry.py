@@ -30,6 +30,7 @@ MODULES = (
     "matvec",
     "ops",
     "peer",
+    "peer_rows",
     "prompt",
     "prompt_delta",
     "prompt_grouped",

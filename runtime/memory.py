@@ -96,10 +96,12 @@ def _compute_bytes(
     blocks = [block for block in network.blocks if block.device == device]
     if precision != "f32" and device.type != "cpu":
         slow = [block for block in blocks if not _is_fast(block.branches[0])]
+        n_ranks = 1 if weights.share is None else weights.share.plan.n_ranks
         scores = (block.mixer.score_bytes(rows, keys, "f32") for block in slow)
         return (
             planned.buffer_bytes(blocks, network.width, rows, keys, settings, device)
             + planned.kept_bytes(blocks, settings)
+            + planned.shared_bytes(n_ranks, network.width, rows)
             + planned.LIBRARIES
             + max(scores, default=0)
         )

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common import context as context_module
 from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.prompt import path as prompt_path
 from iqforge.runtime.cuda.prompt import stream as prompt_stream
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.cuda.step import path as step_path
@@ -52,6 +53,27 @@ class GroupLinks:
             out.copy_(group.gather(x, ends))
 
         self.sum, self.assign, self.gather = kernel(total), kernel(assign), kernel(gather)
+
+
+class GroupRowLinks:
+    """Sums of prompts through the group, with the norm after them."""
+
+    def __init__(self, group: Group):
+        def add_norm(h, weight, eps, out, *, moved, half, delta=None, extra=None, **how):
+            y, weighted = torch.zeros_like(h), {n: how.pop(n, None) for n in ("rows", "weights")}
+            if extra is not None:
+                y += extra.float()
+            if delta is not None:
+                prompt_on_cpu.add_norm(y, None, 0.0, None, delta=delta, **weighted)
+            prompt_on_cpu.add_norm(h, weight, eps, out, delta=group.sum(y), **how)
+            GroupRowLinks.calls += 1
+
+        self.add_norm = add_norm
+
+    calls = 0
+
+    def fits(self, rows, width, moved):
+        return True
 
 
 def evaluated(model: Model, context: Context) -> dict[str, torch.Tensor]:
@@ -92,6 +114,9 @@ def main() -> None:
             share = model.weights.share
             context = Context(CPU, torch.float16, ubatch=9, share=share, verbose=told.append)
             found = evaluated(model, context)
+            patch.setattr(prompt_path, "row_links_of", lambda *_: GroupRowLinks(group))
+            linked = evaluated(model, Context(CPU, torch.float16, ubatch=9, share=share))
+            patch.setattr(prompt_path, "row_links_of", lambda *_: None)
             group.reduce_type = "f16"
             in_halves = evaluated(model, context)
             for module in (context_module, prompt_stream):
@@ -100,7 +125,7 @@ def main() -> None:
             for module in (context_module, prompt_stream):
                 patch.setattr(module, "PIECE_BYTES", 2**23)
             group.reduce_type = "f32"
-        report[spec] = {"slow": told, "captured": Graph.replays}
+        report[spec] = {"slow": told, "captured": Graph.replays, "linked": GroupRowLinks.calls}
         if ranks.rank == 0:
             patch.setattr(step_path, "links_of", lambda network, context: None)
             with Model(SyntheticSource(spec), CPU) as model:
@@ -110,6 +135,10 @@ def main() -> None:
                 name: float((found[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for name in whole
             }
+            report[spec]["errors with links"] = [
+                float((linked[name] - whole[name]).abs().max() / whole[name].abs().max())
+                for name in whole
+            ]
             report[spec]["errors in halves"] = [
                 float((some[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for some in (in_halves, in_pieces)

@@ -137,9 +137,10 @@ def test_executors_of_ranks(size, specs, tmp_path):
         assert errors.pop("steps") < 1e-4, "steps are in float32"
         assert max(errors.values()) < 0.01, "prompts are in float16"
         assert 0 < max(first["errors in halves"]) < 0.015
+        assert max(first["errors with links"]) < 0.01
         for one in (rank[spec] for rank in found):
             assert one["digits"] == first["digits"]
-            assert one["captured"] > 5
+            assert one["captured"] > 5 and one["linked"] > 5
             assert all("grouped product" in line for line in one["slow"])
 
 

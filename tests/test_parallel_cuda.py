@@ -30,6 +30,7 @@ def test_sums_in_shared_memory(size):
     )
     assert done.returncode == 0, done.stderr
     assert "the bits of the sum in order of ranks" in done.stdout and "gather: right" in done.stdout
+    assert "rows: the sum in order of ranks" in done.stdout
 
 
 @pytest.mark.parametrize("shares", ["1,1", "2,1", "1,1,1,1", "3,1,2,2"])

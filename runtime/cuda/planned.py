@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from ...cuda_kernels.peer_rows import memory_bytes
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet
@@ -47,6 +48,11 @@ def buffer_bytes(
         for name, n_bytes in _of_branch(branch, width, rows, keys, settings, device).items():
             most[name] = max(most.get(name, 0), n_bytes)
     return sum(most.values())
+
+
+def shared_bytes(n_ranks: int, width: int, rows: int) -> int:
+    """Return the bytes that a tensor-parallel rank shares with others for sums of prompts."""
+    return 0 if n_ranks == 1 else memory_bytes(n_ranks, rows, width * _HALF)
 
 
 def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:

@@ -4,21 +4,8 @@
 // added to h. It has either one row per token or `n_slots` rows per token, the outputs of its
 // experts: h[t] += sum over k of weights[t, k] * delta[rows[t, k]], k ascending; rows[t, k] < 0
 // adds nothing.
-#include "prompt/common.cuh"
+#include "prompt/norm.cuh"
 #include "units/gating.cuh"
-
-constexpr int NORM_THREADS = 256;
-
-// The sum over all threads of a block, in a fixed order.
-__device__ __forceinline__ float norm_sum(float sum, float (&sums)[NORM_THREADS / 32]) {
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-#pragma unroll
-    for (int warp = 0; warp < NORM_THREADS / 32; warp++) sum += sums[warp];
-    return sum;
-}
 
 // h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in
 // float32 where `exact` is given. `permuted`: x with the columns of each 128 in the order of
@@ -32,7 +19,7 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
                                          int width, const float* post_weight = nullptr, float post_eps = 0, float by = 1) {
     __shared__ float sums[NORM_THREADS / 32];
     const long long t = blockIdx.x;
-    const int units = width / 8, stored = permuted ? (width + 127) / 128 * 16 : units;  // of a row of x
+    const int units = width / 8;
     h += t * width;
     auto added = [&](int unit, float (&y)[8]) {
         if (weights == nullptr) {
@@ -86,46 +73,7 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
 #pragma unroll
         for (int j = 0; j < 8; j++) sum += CENTERED ? v[i][j] : v[i][j] * v[i][j];
     }
-    if (x == nullptr) return;
-    sum = norm_sum(sum, sums);
-    if constexpr (CENTERED) {
-        const float mean = sum / width;
-        sum = 0;
-#pragma unroll
-        for (int i = 0; i < UNITS; i++) {
-            if (threadIdx.x + i * NORM_THREADS >= units) continue;
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[i][j] -= mean, sum += v[i][j] * v[i][j];
-        }
-        __syncthreads();  // the first sums are read
-        sum = norm_sum(sum, sums);
-    }
-    const float scale = 1.0f / sqrtf(sum / width + eps);
-#pragma unroll
-    for (int i = 0; i < UNITS; i++) {
-        const int unit = threadIdx.x + i * NORM_THREADS;
-        if (unit >= stored) continue;
-        uint4 packed = make_uint4(0, 0, 0, 0);
-        if (unit < units) {
-            float w[8];
-            load8(weight + unit * 8, w);
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * scale * w[j];
-            if (CENTERED && bias != nullptr) {
-                load8(bias + unit * 8, w);
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[i][j] += w[j];
-            }
-            packed = pack8<HALF>(v[i]);
-        }
-        if (permuted) {  // elements 32q + 4j + r go to 16j + 2q + (r & 1) + 8 (r >> 1)
-            u32* group = reinterpret_cast<u32*>(x + t * stored + unit / 16 * 16) + unit % 4 * 16 + unit % 16 / 4;
-            group[0] = packed.x, group[4] = packed.y, group[8] = packed.z, group[12] = packed.w;
-        } else {
-            x[t * units + unit] = packed;
-        }
-        if (exact != nullptr && unit < units) store8(exact + t * width + unit * 8, v[i]);
-    }
+    write_normed<UNITS, CENTERED>(v, sum, sums, t, weight, bias, eps, x, permuted, exact, width);
 }
 
 #define ADD_NORM(UNITS) \

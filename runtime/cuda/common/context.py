@@ -16,6 +16,7 @@ from ...state.cache import CacheSettings
 from ...weights.taps import Taps
 
 if TYPE_CHECKING:
+    from ....cuda_kernels.peer_rows import PeerRows
     from ...parallel.group import Group
     from ...parallel.share import Share
 
@@ -45,6 +46,7 @@ class Context:
     verbose: Callable[[str], None] | None = None
     share: Share | None = None
     taps: Taps = field(default_factory=Taps)
+    row_links: PeerRows | None = None  # how ranks meet in prompts; None: through the group
     growths: int = 0  # times that a buffer was replaced by a larger one
     # From (module class, reason) to layers.
     slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -100,7 +102,8 @@ class Context:
         ranks, in pieces. Else they are computed before, within a graph.
         """
         row_bytes = width * self.dtype.itemsize
-        return self.group is not None and self.ubatch * row_bytes > PIECE_BYTES
+        alone = self.group is None or self.row_links is not None
+        return not alone and self.ubatch * row_bytes > PIECE_BYTES
 
     def same_choices(self, executors: list[Any | None]) -> list[Any | None]:
         """Return the executors of all branches, None where a rank has none: all ranks have to meet

@@ -22,6 +22,7 @@ from ..common.executor import Executor, operation
 from ..common.registry import PROMPT, PlacedBranch, Slow, choose_all, placed
 from . import absent, attention, delta, ffn, gemma, mla, moe  # noqa: F401, they declare executors
 from .graphs import PromptGraphs, Stage, Staged
+from .links import row_links_of
 from .stream import Stream
 from .weights import PromptOutput, packed
 
@@ -39,6 +40,7 @@ class PromptPath:
         self._steps: list[tuple[int, Stage]] = []
         self._observed: list[tuple[int, Stage]] = []  # while inputs are shown
         self._narrows = 0  # the last step that needs all rows
+        context.row_links = row_links_of(network, context)
         branches = placed(network.blocks)
         executors = context.same_choices(choose_all(PROMPT, branches, context))
         for number, branch in enumerate(branches):
@@ -198,8 +200,8 @@ class PromptPath:
 
 
 class Summed(Staged):
-    """An executor whose results are parts of a sum over ranks, and the sum. No graph contains the
-    sum: so ranks may capture at different times.
+    """An executor whose results are parts of a sum over ranks, and the sum. A graph contains the
+    sum only if GPUs meet without their hosts: so ranks may capture at different times.
     """
 
     def __init__(
@@ -212,11 +214,16 @@ class Summed(Staged):
     def stages(self) -> list[tuple[bool, Stage]]:
         inner = self.executor
         parts = inner.stages if isinstance(inner, Staged) else [(False, inner)]
+        if self.context.row_links is not None:
+            return [(True, self._begin), *parts, (True, self._meet)]
         again = not self.context.defers(self.width)
         return [(False, self._begin), *parts, (again, self._join), (False, self._sum)]
 
     def _begin(self, stream: Stream, batch: Batch) -> None:
         stream.begin_parts()
+
+    def _meet(self, stream: Stream, batch: Batch) -> None:
+        stream.meet_parts(self.group, self.branch.branch.post_norm)
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.join_parts(self.group)

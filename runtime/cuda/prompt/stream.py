@@ -12,6 +12,7 @@ import torch
 
 from ....cuda_kernels import prompt, prompt_grouped
 from ...layers.norm import LayerNorm, Norm
+from ...weights.ranges import opened
 from ..common.context import PIECE_BYTES, Context
 from ..common.registry import Slow
 
@@ -45,11 +46,14 @@ class Stream:
         """Return norm(h) in half (`permuted` for grouped products), and write it in float32 to
         `exact` if that is given. Valid until the next call.
         """
-        if isinstance(norm, LayerNorm) and "post_weight" in self._added:
+        if isinstance(norm, LayerNorm) and self._added.keys() & {"post_weight", "links"}:
             self.settled()
         rows, width = self.h.shape
         stored = prompt_grouped.padded(width) if permuted else width
         out = self.context.buffer("normed", (rows, stored), self.context.dtype)
+        if "links" in self._added:
+            self._meet(norm, out, exact=exact, permuted=permuted)
+            return out
         prompt.add_norm(
             self.h,
             norm.weight,
@@ -63,6 +67,20 @@ class Stream:
         )
         self._added = {}
         return out
+
+    def _meet(self, norm: Norm | None, out: torch.Tensor | None, **how: Any) -> None:
+        """Add what all ranks add, in one launch with the norm after it."""
+        added, self._added = self._added, {}
+        with opened("", "sum over ranks"):
+            added.pop("links").add_norm(
+                self.h,
+                None if norm is None else norm.weight,
+                0.0 if norm is None else norm.eps,
+                out,
+                half=self.context.dtype,
+                **how,
+                **added,
+            )
 
     def add(
         self,
@@ -113,6 +131,31 @@ class Stream:
                 total
             )
         self._parts = [{"delta": total}]
+
+    def meet_parts(self, group: Group, norm: Norm | None) -> None:
+        """Add norm(the sum of the parts of all ranks); the next norm does it."""
+        (rows, width), links = self.h.shape, self.context.row_links
+        moved = group.moved_type(rows)
+        if links is None or moved is None or not links.fits(rows, width, moved):
+            self.join_parts(group)
+            self.sum_parts(group, norm)
+            return
+        parts, self._parts = self._parts or [], None
+        plain = [part for part in parts if "weights" not in part]
+        weighted = [part for part in parts if "weights" in part]
+        found: dict[str, Any] = {"links": links, "moved": moved}
+        if len(plain) < 2 and len(weighted) < 2:
+            if weighted:
+                found |= weighted[0]
+            if plain:
+                found["extra" if weighted else "delta"] = plain[0]["delta"]
+        else:
+            shape, half = tuple(self.h.shape), self.context.dtype
+            total = self.context.buffer("sum over ranks", shape, half)
+            found["delta"] = total.copy_(self._joined(parts))
+        if norm is not None:
+            found |= {"post_weight": norm.weight, "post_eps": norm.eps}
+        self._added = found
 
     def sum_parts(self, group: Group, norm: Norm | None) -> None:
         """Add norm(the sum of the parts of all ranks), which `join_parts` has joined."""
@@ -175,7 +218,9 @@ class Stream:
 
     def settled(self) -> torch.Tensor:
         """Return h with everything added."""
-        if self._added:
+        if "links" in self._added:
+            self._meet(None, None)
+        elif self._added:
             prompt.add_norm(self.h, None, 0.0, None, **self._added)
             self._added = {}
         return self.h
