@@ -11,8 +11,11 @@ from pathlib import Path
 
 import iqforge
 import numpy as np
+import pytest
 import torch
+from iqforge.cuda_kernels import prompt
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.links import SharedMemoryLinks
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling
@@ -37,6 +40,24 @@ def evaluated(model: Model, seed: int = 4) -> dict[str, torch.Tensor]:
     return {name: x.float().cpu() for name, x in found.items()}
 
 
+def prompt_with_choices(model: Model, seed: int = 4) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the logits of the prompt of `evaluated`, and int64[rows, used], ascending, the experts
+    that each router chose. Nothing is captured, as a graph chooses unseen.
+    """
+    tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, model.n_vocab, N_PROMPT))
+    found, route = [], prompt.route
+
+    def routed(logits, ids, *rest):
+        route(logits, ids, *rest)
+        found.append(ids.long().cpu().sort(dim=-1).values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt, "route", routed)
+        patch.setattr(prompt_graphs, "can_capture", lambda device: False)
+        logits = model.logits(model.hidden(tokens[None, :100])[0])
+    return logits.float().cpu(), found
+
+
 def compared(spec: str, ranks: Ranks, shares: str, precision: str, reduce_type: str) -> dict:
     options = {"device": "cuda", "precision": precision, "ubatch": UBATCH}
     told: list[str] = []
@@ -46,6 +67,7 @@ def compared(spec: str, ranks: Ranks, shares: str, precision: str, reduce_type: 
     with model:
         model.load()
         first, second = evaluated(model), evaluated(model)
+        logits, choices = prompt_with_choices(model)
         shared = model.engine is not None and isinstance(
             model.engine.steps._links, SharedMemoryLinks
         )
@@ -60,6 +82,22 @@ def compared(spec: str, ranks: Ranks, shares: str, precision: str, reduce_type: 
         with Model(SyntheticSource(spec), device, precision=precision, ubatch=UBATCH) as whole:
             whole.load()
             wanted = evaluated(whole)
+            wanted_logits, wanted_choices = prompt_with_choices(whole)
+        # A row follows from the same choices if its own and those of all rows before are the same.
+        alike = torch.ones(len(logits), dtype=torch.bool)
+        flips = []
+        for layer, (a, b) in enumerate(zip(choices, wanted_choices, strict=True)):
+            same = (a == b).all(1)
+            flips += [[layer, row] for row in (~same).nonzero()[:, 0].tolist()]
+            alike &= same if layer == len(choices) - 1 else same.cumprod(0).bool()
+        errors = (logits - wanted_logits).abs().amax(1) / wanted_logits.abs().max()
+        found |= {
+            "flips (layer, row)": flips,
+            "rows with the same choices": int(alike.sum()),
+            "their error": float(errors[alike].max()),
+            "worst row": int(errors.argmax()),
+            "its error": float(errors.max()),
+        }
         for name in ("prompt", "pieces", "steps"):
             error = (first[name] - wanted[name]).abs().max() / wanted[name].abs().max()
             found[f"{name} error"] = float(error)
