@@ -176,6 +176,7 @@ COMMANDS = {
         "run",
         "show where the time goes, by kernel and by layer",
         "iqforge profile -m model-iq4_k.gguf -o profile.svg",
+        ranks=True,
     ),
     "demo": Command(
         ".demo.command",

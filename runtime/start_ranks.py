@@ -43,13 +43,18 @@ def run_as_ranks(words: Sequence[str], options: LoadOptions) -> int | None:
     return run_ranks([sys.executable, "-m", _PACKAGE, *words], split.n_ranks)
 
 
+def is_first() -> bool:
+    """Return whether this process is the first rank, or evaluates alone: it writes files."""
+    ranks = Ranks.here()
+    return ranks is None or ranks.rank == 0
+
+
 @contextmanager
 def silent_unless_first() -> Iterator[None]:
     """While the context is open, print nothing in ranks other than the first. Errors that leave it
     can be printed.
     """
-    ranks = Ranks.here()
-    if ranks is None or ranks.rank == 0:
+    if is_first():
         yield
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):

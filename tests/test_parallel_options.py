@@ -166,6 +166,15 @@ def test_a_command_runs_as_ranks_and_prints_once(tmp_path):
     assert all('"graph"' in row and '"1,1"' in row for row in rows)
 
 
+def test_a_profile_is_that_of_the_first_rank(tmp_path):
+    drawing = tmp_path / "profile.svg"
+    words = ("-m", shared(MODEL), "-p", 8, "-n", 2, "-o", drawing)
+    status, out, err = run("profile", *words, *TWO)
+    assert status == 0, err
+    assert len(re.findall("^.* pp8", out, re.MULTILINE)) == 1 and "Attention" in out
+    assert drawing.read_text().startswith("<svg")
+
+
 def test_an_error_of_all_ranks_is_said_once():
     status, out, err = run("bench", "-m", "/nowhere.gguf", *TWO)
     assert status == 1 and not out

@@ -7,7 +7,7 @@ import argparse
 from ...errors import UsageError, printable
 from .bench import add_setting_flags
 from .bench_settings import cache_settings, only_setting, open_model
-from .flags import MODEL_HELP, on_one_device
+from .flags import MODEL_HELP
 from .watch import Runs, passes, watched
 
 
@@ -16,7 +16,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Run prompts and single tokens under torch.profiler and print time per kernel (on the CPU:"
         " per module) and per layer. Prompts run kernel by kernel, without CUDA graphs, so the"
         " host's share is not that of generate or bench; tokens replay their graph. -o draws a"
-        " typical pass as SVG: a row per layer, a box per kernel."
+        " typical pass as SVG: a row per layer, a box per kernel. With -sm graph all ranks run and the"
+        " first is shown."
     )
     parser.add_argument("-m", "--model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace, api) -> int:
     from ...formats.output import PartFile, check_output, refuse_same_file
     from ..profile.report import tables, typical
     from ..profile.svg import timeline
+    from ..start_ranks import is_first
 
     if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
@@ -67,7 +69,6 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError(
             f"-o is '{printable(args.output, 80)}', expected FILE.svg: the drawing is SVG"
         )
-    on_one_device(args)
     device, setting = only_setting(args, "a profile")
     context = max(args.n_prompt, args.n_depth + args.n_gen)
     with open_model(
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace, api) -> int:
     name = args.model or args.synthetic
     headings = {label: f"{name} {label}{_how(label, model.precision)}" for label in profiles}
     print("\n\n".join(tables(headings[label], found, what) for label, found in profiles.items()))
-    if args.output:
+    if args.output and is_first():
         chosen = [(label, typical(found)) for label, found in profiles.items()]
         drawing = timeline(
             [(f"{name} {label}, {p.duration / 1e3:.3f}\u00a0ms", p) for label, p in chosen]
