@@ -16,8 +16,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Run prompts and single tokens under torch.profiler and print time per kernel (on the CPU:"
         " per module) and per layer. Prompts run kernel by kernel, without CUDA graphs, so the"
         " host's share is not that of generate or bench; tokens replay their graph. -o draws a"
-        " typical pass as SVG: a row per layer, a box per kernel. With -sm graph all ranks run and the"
-        " first is shown."
+        " typical pass as SVG: a row per layer, a box per kernel. With -sm graph all ranks run, and"
+        " the first is shown."
     )
     parser.add_argument("-m", "--model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
