@@ -21,6 +21,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "auto": Command(
+        ".proof.auto_command",
+        "make",
+        "make a quantized file of a given size from a checkpoint, with proof that it is good",
+        "iqforge auto ./Qwen3-8B --target-size 5G",
+    ),
     "convert": Command(
         ".convert.commands.convert",
         "make",

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import MalformedFileError, printable
-from .figures import Baseline, Demo, Measurement, Stage
-from .progress import Bar
+from ..proof.progress import Bar
+from ..proof.stages import Stages, say
+from .figures import Baseline, Demo, Measurement
 from .text import N_CTX, Texts, choose_texts
 
 MODEL = Path(__file__).resolve().parent / "model"
 TYPES = ("Q8_0", "Q6_K", "IQ4_K", "IQ4_K_R4", "IQ4_KS", "Q4_K", "IQ4_NL", "IQ3_K", "IQ2_K")
 EMBEDDING_TYPE = "Q8_0"
 SPLIT_TYPE, SHARD_TENSORS = "IQ4_K", 16
-_INDENT = " " * 6
 
 
 class Chain:
@@ -26,7 +24,8 @@ class Chain:
 
     def __init__(self, api, folder: Path, chunks: int):
         self.api, self.folder, self.chunks = api, folder, chunks
-        self.stages: list[Stage] = []
+        self.stages = Stages()
+        self.stage = self.stages.stage
         self.base = self.file("BF16")
         self.imatrix, self.predictions = folder / "imatrix.dat", folder / "base.kld"
         self.calibration_text, self.measuring_text = (
@@ -56,7 +55,7 @@ class Chain:
         return Demo(
             baseline,
             measurements,
-            self.stages,
+            self.stages.done,
             texts,
             n_parameters,
             N_CTX,
@@ -113,7 +112,7 @@ class Chain:
                     sum(t.n_elements for t in model.tensors),
                     sum(t.n_bytes for t in model.tensors),
                 )
-                _say(
+                say(
                     f"{len(model.tensors)} tensors, {n_elements / 1e6:.2f} M parameters,"
                     f" {os.path.getsize(self.base) / 1e6:.2f} MB"
                 )
@@ -146,7 +145,7 @@ class Chain:
                 chunks=self.chunks,
                 progress=bar.chunk,
             )
-            _say(
+            say(
                 f"{len(imatrix.entries)} tensors, {imatrix.chunk_count} chunks of"
                 f" {imatrix.chunk_size} tokens"
             )
@@ -170,7 +169,7 @@ class Chain:
             with Bar() as bar:
                 self.api.warm_up([*TYPES, EMBEDDING_TYPE], progress=bar)
             if bar.compile_seconds:
-                _say(f"compiled the searches in {bar.compile_seconds:.1f} s, once")
+                say(f"compiled the searches in {bar.compile_seconds:.1f} s, once")
             for type in TYPES:
                 started = time.monotonic()
                 with Bar(type) as bar:
@@ -186,7 +185,7 @@ class Chain:
                     )
                 seconds = time.monotonic() - started - bar.compile_seconds
                 done[type] = report.bits_per_weight, seconds
-                _say(
+                say(
                     f"{type:<9} {report.bits_per_weight:5.2f} bpw"
                     f" {os.path.getsize(self.file(type)) / 1e6:7.2f} MB {done[type][1]:7.1f} s"
                 )
@@ -214,7 +213,7 @@ class Chain:
                 raise output_error(error, merged) from None
             self.api.merge_model(paths[0], merged)
             found = compare(self.api, source, merged)
-            _say(f"{len(paths)} shards; {found}")
+            say(f"{len(paths)} shards; {found}")
         return (
             f"{SPLIT_TYPE} was split into {len(paths)} shards of at most {SHARD_TENSORS} tensors"
             f" and merged again: {found}."
@@ -249,7 +248,7 @@ class Chain:
                 kl_divergence_base=self.predictions,
                 progress=bar.chunk,
             )
-            _say(
+            say(
                 f"PPL = {result.perplexity:.4f} +/- {result.uncertainty:.5f} over"
                 f" {result.n_chunks} chunks of {N_CTX} tokens, {result.tokens_per_second:.0f}"
                 " tokens/s"
@@ -295,23 +294,11 @@ class Chain:
                         result.seconds,
                     )
                 )
-                _say(
+                say(
                     f"{type:<9} PPL {s.ppl[0]:8.4f}   mean KLD {s.mean_kld[0]:.6f}"
                     f" {result.seconds:7.1f} s"
                 )
         return done
-
-    @contextmanager
-    def stage(self, title: str, *words: object) -> Iterator[None]:
-        """Print a heading with the equivalent command, and time the stage."""
-        command = shlex.join(["iqforge", *map(str, words)])
-        print(
-            f"\n[{len(self.stages) + 1}] {title}\n{_INDENT}{printable(command, 2000)}", flush=True
-        )
-        started = time.monotonic()
-        yield
-        self.stages.append(Stage(title, command, time.monotonic() - started))
-        _say(f"took {self.stages[-1].seconds:.1f} s")
 
 
 def compare(api, one: Path, other: Path) -> str:
@@ -349,7 +336,3 @@ def compare(api, one: Path, other: Path) -> str:
             f"{len(a.tensors)} tensors with {sum(t.n_bytes for t in a.tensors):,} bytes and"
             f" {len(keys)} keys are equal"
         )
-
-
-def _say(line: str) -> None:
-    print(_INDENT + line, flush=True)

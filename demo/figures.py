@@ -7,18 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..formats.types import ggml_type
+from ..proof.stages import Stage
 
 if TYPE_CHECKING:
     from .text import Texts
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One step of the run: its heading, the equivalent command and its duration."""
-
-    title: str
-    command: str
-    seconds: float
 
 
 @dataclass(frozen=True)

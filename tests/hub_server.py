@@ -92,7 +92,7 @@ class Hub:
                 b"",
                 {"X-Error-Code": "GatedRepo"} if self.token.startswith("gated") else {},
             )
-        elif path == f"/api/models/{self.name}/revision/main":
+        elif path in (f"/api/models/{self.name}/revision/{one}" for one in ("main", COMMIT)):
             names = [
                 str(file.relative_to(self.folder))
                 for file in sorted(self.folder.rglob("*"))

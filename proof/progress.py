@@ -1,10 +1,11 @@
-"""The progress bar of the demo."""
+"""The progress bar of chains of stages."""
 
 from __future__ import annotations
 
 from tqdm import tqdm
 
 from ..quantize.report.bars import CompileBar
+from ..quantize.report.stats import StatsProgress
 from ..quantize.run.report import RunProgress
 
 
@@ -54,6 +55,41 @@ class Bar(CompileBar, RunProgress):
             self._bar.close()
 
     def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+class StatsBar(CompileBar, StatsProgress):
+    """The bar of measuring errors of types, shown only on a terminal."""
+
+    def __init__(self, label: str = ""):
+        super().__init__()
+        self.label = label
+        self._bar: tqdm | None = None
+
+    def begin(self, tensors, n_elements: int) -> None:
+        self.close()
+        self._bar = tqdm(
+            total=n_elements,
+            unit="el",
+            unit_scale=True,
+            desc=self.label or None,
+            leave=False,
+            disable=None,
+            dynamic_ncols=True,
+        )
+
+    def advance(self, n_elements: int) -> None:
+        if self._bar is not None:
+            self._bar.update(n_elements)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> StatsBar:
         return self
 
     def __exit__(self, *exception) -> None:

@@ -1,0 +1,170 @@
+"""What `iqforge auto` is going to do: its stages, with the time and the disk space that they
+will take.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import UsageError
+from ..formats.commands.progress import duration
+from ..formats.source import Source
+from ..quantize.plan.budget import DEFAULT_TYPES, SAMPLED_ROWS, parse_size
+from .figures import size_of
+
+if TYPE_CHECKING:
+    from ..runtime.options import LoadOptions
+
+_COPIED, _FETCHED = 250e6, 50e6  # bytes/s that converting reaches, of a disk and of the Hub
+_BYTES_PER_TOKEN = 4.0
+_MARGIN = 0.04  # of a GPU's memory, for the driver and for what torch keeps
+_LEAST_MARGIN = 512 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """The size of the result: bytes of the file, bits per weight, or the memory of a GPU (bytes)
+    that it has to fit with a context of `context` tokens. Exactly one is given.
+    """
+
+    size: str | int | None = None
+    bpw: float | None = None
+    gpu: str | int | None = None
+    context: int = 8192
+
+    def __post_init__(self) -> None:
+        if sum(one is not None for one in (self.size, self.bpw, self.gpu)) != 1:
+            raise UsageError("give one target: a size, bits per weight, or the memory of a GPU")
+        if self.context < 1:
+            raise UsageError(f"the context is {self.context} tokens, expected 1 or more")
+
+    @property
+    def label(self) -> str:
+        """Return what the name of the file says about the target."""
+        if self.bpw is not None:
+            return f"{self.bpw:g}bpw"
+        return f"{self.size}" if self.gpu is None else f"fit{self.gpu}"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A target in numbers. Either `n_bytes` of the file or `bpw` is set. `why`: how the number
+    comes about.
+    """
+
+    n_bytes: int | None
+    bpw: float | None
+    why: str = ""
+
+    def file_bytes(self, n_parameters: int) -> int:
+        """Return about how large the file will be."""
+        return self.n_bytes or int((self.bpw or 0) * n_parameters / 8)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage that is to come, or that an earlier run has finished."""
+
+    name: str
+    title: str
+    seconds: float
+    n_bytes: int
+    is_done: bool = False
+
+
+def aim_of(target: Target, api, source: str, load: LoadOptions) -> Aim:
+    """Return the numbers of a target. For a GPU the model's cache and buffers are subtracted, so
+    that weights of the file and they fit together.
+    """
+    if target.bpw is not None:
+        return Aim(None, target.bpw)
+    if target.size is not None:
+        return Aim(parse_size(target.size), None)
+    memory = parse_size(target.gpu or 0)
+    with api.load_model(source, "cpu") as model:
+        found = model.memory(context=target.context)
+    others = sum(one.cache + one.compute for one in found)
+    margin = max(_LEAST_MARGIN, int(_MARGIN * memory))
+    left = memory - others - margin
+    why = (
+        f"{size_of(memory)} of the GPU, less {size_of(others)} for a context of"
+        f" {target.context:,} tokens and {size_of(margin)} for the driver"
+    )
+    if left <= 0:
+        raise UsageError(f"nothing is left for weights: {why}")
+    return Aim(left, None, why)
+
+
+def flops_per_second(device: str) -> float:
+    """Return about how fast float32 matrices are multiplied on a device."""
+    import torch
+
+    n = 1024 if device == "cpu" else 8192
+    a = torch.ones(n, n, device=device)
+    best = float("inf")
+    for _ in range(4):
+        started = time.perf_counter()
+        (a @ a).sum().item()
+        best = min(best, time.perf_counter() - started)
+    return 2 * n**3 / best
+
+
+def active_parameters(source: Source) -> float:
+    """Return the weights that a token is multiplied with: of experts those that are used."""
+    metadata = source.metadata
+    name = str(metadata["general.architecture"].data)
+
+    def number(key: str) -> float:
+        value = metadata.get(f"{name}.{key}")
+        found = 0 if value is None else np.max(value.data)
+        return float(found)
+
+    n, used = number("expert_count"), number("expert_used_count")
+    share = used / n if n and used else 1.0
+    return sum(
+        tensor.n_elements * (share if "_exps." in tensor.name else 1.0)
+        for tensor in source.tensors
+        if len(tensor.shape) > 1
+    )
+
+
+def token_count(texts: dict[str, str], chunks: int, n_ctx: int) -> int:
+    """Return about how many tokens of texts are evaluated, at most `chunks` of each if positive."""
+    counts = [len(text.encode()) / _BYTES_PER_TOKEN for text in texts.values()]
+    limit = chunks * n_ctx if chunks > 0 else float("inf")
+    return int(sum(min(count, limit) for count in counts))
+
+
+def convert_seconds(n_bytes: int, remote: bool) -> float:
+    return n_bytes / (_FETCHED if remote else _COPIED)
+
+
+def choose_seconds(source: Source, quantize_seconds: float) -> float:
+    """Return about how long errors of all types take, on sampled rows, when quantizing everything
+    to one type takes `quantize_seconds`.
+    """
+    matrices = [tensor for tensor in source.tensors if len(tensor.shape) > 1]
+    sampled = sum(min(t.n_elements, SAMPLED_ROWS * t.shape[-1]) for t in matrices)
+    everything = max(1, sum(t.n_elements for t in matrices))
+    return quantize_seconds * len(DEFAULT_TYPES) * sampled / everything
+
+
+def plan_lines(planned: list[Planned], folder: str | os.PathLike, aim: Aim) -> list[str]:
+    """Return a table of the stages, and the sums."""
+    lines = [f"{'stage':<46} {'time':>10} {'disk':>11}"]
+    for number, one in enumerate(planned, 1):
+        seconds = "done" if one.is_done else f"{duration(one.seconds)}"
+        size = "-" if not one.n_bytes else size_of(one.n_bytes)
+        lines.append(f"{f'{number}. {one.title}':<46} {seconds:>10} {size:>11}")
+    left = [one for one in planned if not one.is_done]
+    total = sum(one.seconds for one in left)
+    n_bytes = sum(one.n_bytes for one in left)
+    lines.append(f"{'in all, about':<46} {duration(total):>10} {size_of(n_bytes):>11}")
+    if aim.why:
+        lines.append(f"the file may have {size_of(aim.n_bytes or 0)}: {aim.why}")
+    return lines
