@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -79,6 +80,7 @@ def recipe_for_target(
     from ..quantize.options import TargetOptions
     from ..quantize.plan.budget import DRAFT, SizeTarget, fit_types, fitted_targets, parse_size
     from ..quantize.plan.changes import Changes
+    from ..quantize.report.stats import StatsProgress
     from ..quantize.rounding.proxy import rounded_stats
     from ..quantize.run.parallel import thread_count
 
@@ -107,6 +109,7 @@ def recipe_for_target(
             _sensitivities(source, draft, aim),
         )
         if moments is not None:
+            shown = progress or StatsProgress()
             stats = rounded_stats(
                 source,
                 stats,
@@ -115,6 +118,8 @@ def recipe_for_target(
                 shrink=hessian_shrink,
                 refine=refine,
                 threads=thread_count(threads),
+                begin=partial(shown.begin, ()),
+                advance=shown.advance,
             )
         if n_bytes is None or aim.bpw is not None:
             n_elements = sum(plan.target.n_elements for plan in draft)

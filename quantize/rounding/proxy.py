@@ -24,7 +24,7 @@ from .methods import guides
 from .moments import MomentsLookup
 from .trials import in_threads, trials
 
-_MATRICES = 2  # of a role that are tried with every type
+_MATRICES, _ROWS = 2, 32  # of a role that are tried with every type
 
 
 def rounded_stats(
@@ -36,24 +36,26 @@ def rounded_stats(
     shrink: float | None = None,
     refine: bool = True,
     threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    begin: Callable[[int], None] = lambda n: None,
+    advance: Callable[[int], None] = lambda n: None,
 ) -> list[TensorStats]:
     """Return `stats`, the errors of searches, with those of rounding in place of them for tensors
     and types that have second moments with a held-out fold.
 
-    progress: called with (roles done, all). Reads some rows of the source.
+    begin, advance: called with the number of elements to round on trial, and of those that are
+    done. Reads some rows of the source.
     """
     by_role: dict[tuple[str, int], list[TensorStats]] = defaultdict(list)
     for one in stats:
         by_role[TensorName.parse(one.tensor.name).role, one.tensor.n_cols].append(one)
     ratios: dict[tuple[str, str], float] = {}  # by tensor and type
-    for done, ((_, n_cols), own) in enumerate(by_role.items()):
-        if progress is not None:
-            progress(done, len(by_role))
+    begin(sum(_elements(own) for own in by_role.values()))
+    for (_, n_cols), own in by_role.items():
         found = [(one.tensor, moments(one.tensor.name, one.tensor.shape)) for one in own]
         usable = [(tensor, m) for tensor, m in found if m is not None]
-        tried = list(trials(source, usable, importance, _MATRICES))
+        tried = list(trials(source, usable, importance, _MATRICES, _ROWS))
         if not tried:
+            advance(_elements(own))
             continue
         types = {sums.type for one in own for sums in one.errors.values() if guides(sums.type)}
         ordered = sorted(types, key=lambda type: type.id)
@@ -67,8 +69,7 @@ def rounded_stats(
         logs = np.reshape(in_threads(work, threads, n_cols), (len(ordered), len(tried)))
         for type, ratio in zip(ordered, np.exp(logs.mean(axis=1)), strict=True):
             ratios |= {(tensor.name, type.name): min(float(ratio), 1.0) for tensor, _ in usable}
-    if progress is not None:
-        progress(len(by_role), len(by_role))
+        advance(_elements(own))
 
     def rounded(name: str, sums: ErrorSums) -> ErrorSums:
         ratio = ratios.get((name, sums.type.name), 1.0)
@@ -80,3 +81,9 @@ def rounded_stats(
         )
         for one in stats
     ]
+
+
+def _elements(stats: Sequence[TensorStats]) -> int:
+    """Return about how many elements the trials of a role round."""
+    types = {name for one in stats for name in one.errors}
+    return _MATRICES * _ROWS * stats[0].tensor.n_cols * len(types)

@@ -88,8 +88,9 @@ def trials(
     usable: Sequence[tuple[TensorInfo, TensorMoments]],
     importance: Callable[[str, tuple[int, ...]], np.ndarray | None] | None,
     matrices: int,
+    rows: int = _ROWS,
 ) -> Iterator[Trial]:
-    """Yield rows of evenly spaced matrices, at most `matrices`, that have held-out moments."""
+    """Yield `rows` rows of at most `matrices` evenly spaced matrices that have held-out moments."""
     all_matrices = [(info, m, index) for info, m in usable for index in range(info.n_matrices)]
     n = len(all_matrices)
     if not n:
@@ -100,7 +101,7 @@ def trials(
         tokens = m.tokens(index)
         if hold is None or not hold.any() or not tokens:
             continue
-        x = _rows(source, info, index)
+        x = _rows(source, info, index, rows)
         if not np.isfinite(x).all():
             continue  # the run says so, or sets them to 0
         weights = None if importance is None else importance(info.name, info.shape)
@@ -109,11 +110,11 @@ def trials(
         )
 
 
-def _rows(source: Source, info: TensorInfo, index: int) -> np.ndarray:
-    """Return at most _ROWS rows of matrix `index`, in a few groups that are evenly spaced."""
+def _rows(source: Source, info: TensorInfo, index: int, rows: int) -> np.ndarray:
+    """Return at most `rows` rows of matrix `index`, in a few groups that are evenly spaced."""
     per_matrix = info.n_rows // info.n_matrices
     group = info.type.group_rows
-    take = max(group, _ROWS // 4 // group * group)
+    take = max(group, rows // 4 // group * group)
     first = index * per_matrix
     starts = {
         min(i * per_matrix // 4 // group * group, max(0, per_matrix - take)) for i in range(4)
