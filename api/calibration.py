@@ -244,8 +244,23 @@ def _with_shared(entries: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def check_calibration(hessian: object, options: QuantizeOptions) -> None:
-    """Raise UsageError for options that exclude calibration texts."""
+def check_calibration(
+    calibrate: PathLike | Sequence[PathLike] | None, hessian: object, options: QuantizeOptions
+) -> None:
+    """Raise UsageError for options that exclude calibration texts, or need them."""
+    from ..quantize.options import QuantizeOptions
+
+    if calibrate is None:
+        default = QuantizeOptions()
+        if (options.calibrate_chunks, options.calibrate_ctx) != (
+            default.calibrate_chunks,
+            default.calibrate_ctx,
+        ):
+            raise UsageError(
+                "calibrate_chunks and calibrate_ctx (--calibrate-chunks, --calibrate-ctx) need"
+                " texts (--calibrate)"
+            )
+        return
     if hessian is not None:
         raise UsageError("second moments (--hessian) and texts (--calibrate) exclude each other")
     if options.dry_run and options.estimate:

@@ -216,8 +216,7 @@ def quantize_models(
     changes, shards = changes or Changes(), shards or Shards()
     if o.save_plan is not None and len(outputs) > 1:
         raise UsageError("save_plan needs exactly one output")
-    if calibrate is not None:
-        check_calibration(hessian, o)
+    check_calibration(calibrate, hessian, o)
     moments = loaded_moments(hessian, o, calibrate is not None)
     guided = moments is not None or calibrate is not None
     devices = find_devices("cpu" if guided else o.device)

@@ -200,9 +200,12 @@ def test_command(llama, tmp_path, capsys):
     words = ["--pure", "--device", "cpu", "--validate", str(llama), str(out), "Q4_0"]
     assert main(["quantize", *flags, *words]) == 0
     shown = capsys.readouterr().out
+    assert "lose on others; add --calibrate default" in shown
     assert "held-out error x 0." in shown and "validated: " in shown
     assert main(["quantize", *flags, "--hessian", str(text), *words]) == 1
     assert "exclude each other" in capsys.readouterr().err
+    assert main(["quantize", *flags[2:], *words]) == 1
+    assert "need texts (--calibrate)" in capsys.readouterr().err
     options = OPTIONS | {"calibrate": TEXT, "dry_run": True}
     with pytest.raises(UsageError, match="--no-estimate"):
         iqforge.quantize_model(llama, None, "Q4_0", estimate=True, **options)

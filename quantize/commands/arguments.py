@@ -18,7 +18,7 @@ from .flags import USAGE
 
 
 def notes(args: argparse.Namespace) -> list[str]:
-    """Return a line for every given flag that has no effect."""
+    """Return a line for every given flag that has no effect, or less than it could have."""
     said = []
     if args.slow_iq2ks:
         said.append("--slow-iq2ks has no effect: there is one search for IQ2_KS")
@@ -26,6 +26,11 @@ def notes(args: argparse.Namespace) -> list[str]:
         said.append(
             "--max-buffer-size has no effect: tensors are read in pieces, and memory stays below"
             " 1 GB whatever their size"
+        )
+    if args.calibrate and len(args.calibrate) == 1 and args.calibrate != ["default"]:
+        said.append(
+            "with one text, the result may gain on that kind of text and lose on others; add"
+            " --calibrate default"
         )
     return said
 
