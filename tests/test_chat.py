@@ -17,6 +17,7 @@ import iqforge
 import pytest
 from iqforge.cli import main
 from iqforge.errors import ChatTemplateError, EvaluationError
+from iqforge.runtime.chat.channels import AnswerStream
 from iqforge.runtime.chat.session import ChatSession, conversation_tokens
 from iqforge.runtime.chat.template import ChatTemplate, named_template
 from iqforge.runtime.generate import end_tokens
@@ -216,6 +217,33 @@ def test_every_end_of_a_turn(model, monkeypatch):
     monkeypatch.setattr(tokenizer, "tokens", tuple(texts))
     monkeypatch.setattr(tokenizer, "types", tuple(types))
     assert end_tokens(model) == {model.special_tokens.eos, 100, 101, 103, 120, 121}
+
+
+def test_answers_in_channels(model, monkeypatch):
+    """What gpt-oss thinks is shown, and is not a part of what it says."""
+    tokenizer = model.tokenizer
+    texts, types = list(tokenizer.tokens), list(tokenizer.types)
+    marks = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
+    for i, text in enumerate(marks):
+        texts[100 + i], types[100 + i] = text, 3
+    words = tokenizer.encode("analysis", add_special=False)
+    final, assistant_role = (tokenizer.encode(x, add_special=False) for x in ("final", "assistant"))
+    thought, said = (tokenizer.encode(x, add_special=False) for x in ("hm [x]\nso", "yes"))
+    monkeypatch.setattr(tokenizer, "tokens", tuple(texts))
+    monkeypatch.setattr(tokenizer, "types", tuple(types))
+    channel, message, start, end = 100, 101, 102, 103
+    tokens = [channel, *words, message, *thought, end, start, *assistant_role]
+    tokens += [channel, *final, message, *said]
+    stream = AnswerStream(tokenizer)
+    text = "".join(map(stream.feed, tokens)) + stream.end()
+    assert text == "[analysis]\nhm [x]\nso\n\n[final]\nyes"
+    expected = {"role": "assistant", "content": "yes", "thinking": "hm [x]\nso"}
+    assert stream.message(text) == expected
+    stream = AnswerStream(tokenizer)  # a template that begins the message
+    assert "".join(map(stream.feed, said)) == "yes"
+    assert stream.message("yes") == {"role": "assistant", "content": "yes"}
+    stream = AnswerStream(tokenizer, special=True)
+    assert "[analysis]" not in "".join(map(stream.feed, tokens))
 
 
 def test_from_python(demo, model):

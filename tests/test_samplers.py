@@ -131,7 +131,7 @@ def test_dynamic_temperature():
 
 def test_penalties():
     logits = np.array([2.0, -2.0, 1.0, 0.5])
-    c = Candidates.of(logits)
+    c = Candidates.of(logits.copy())
     filters.penalize(c, [0, 0, 1, 99], 2.0, 0.25, 0.5)
     np.testing.assert_allclose(c.logits, [2 / 2 - 0.5 - 0.5, -2 * 2 - 0.25 - 0.5, 1.0, 0.5])
     c = Candidates.of(logits)  # after another sampler

@@ -122,7 +122,7 @@ class Console:
             self._note(why[record.reason])
         if self.timings:
             self._note(_timings(record))
-        self.messages.append(_message(record.text))
+        self.messages.append(record.message)
         return True
 
     def command(self, text: str) -> bool:
@@ -277,10 +277,6 @@ def _text_of(path: str) -> str:
         raise EvaluationError("the text is not UTF-8", file=path, offset=error.start) from None
     except OSError as error:
         raise EvaluationError(f"cannot be read: {error.strerror}", file=path) from None
-
-
-def _message(text: str) -> Message:
-    return {"role": "assistant", "content": text}
 
 
 def _timings(answer: Answer) -> str:

@@ -14,9 +14,10 @@ from ..network.sampling import GREEDY
 from ..sampling.chain import Constraint, SamplerChain
 from ..sampling.settings import SamplerSettings
 from ..state.sequence import Snapshot
-from ..tokenizer.stream import StopText, TextStream
+from ..tokenizer.stream import StopText
 from ..tokenizer.tokenizer import Tokenizer
 from ..weights.hyperparameters import Hyperparameters
+from .channels import AnswerStream
 from .options import ChatOptions
 from .template import ChatTemplate, Message, chosen_template
 
@@ -27,11 +28,14 @@ MOST_CONTEXT = 8192  # that is allocated without being asked for
 class Answer:
     """What happened while a model answered.
 
-    reason: "end" of the turn, a "stop" text, the most tokens that were asked for ("length"), a full
-    "context", or "interrupted". reused: tokens of the prompt that were in the cache.
+    message: the answer as a message; of a model that answers in channels, its final one, and what
+    it thought. reason: "end" of the turn, a "stop" text, the most tokens that were asked for
+    ("length"), a full "context", or "interrupted". reused: tokens of the prompt that were in the
+    cache.
     """
 
     text: str = ""
+    message: Message = field(default_factory=dict)
     reason: str = ""
     reused: int = 0
     generation: Generation = field(default_factory=lambda: Generation(0))
@@ -173,7 +177,7 @@ class ChatSession:
         limit = free if n is None or n < 0 else min(n, free)
         generation = record.generation = Generation(len(tokens))
         settings = self.settings if seed is None else replace(self.settings, seed=seed)
-        stream = TextStream(self.model.tokenizer, self.special)
+        stream = AnswerStream(self.model.tokenizer, self.special)
         stops, record.reason = StopText(self.stop), "interrupted"
         started = time.perf_counter()
         try:
@@ -202,6 +206,7 @@ class ChatSession:
                 record.text += piece
                 yield piece
         finally:
+            record.message = stream.message(record.text)
             kept = (tokens + generation.tokens)[: self._state.n_past]
             self._tokens = kept if len(kept) == self._state.n_past else []
 

@@ -65,7 +65,7 @@ class SamplerChain:
         accept it. EvaluationError if they are not finite, or if no token is possible.
         """
         values = logits.cpu().numpy().astype(np.float64)
-        if not np.isfinite(values).all():
+        if not np.isfinite(values.sum()):  # no sum of float32 overflows
             raise EvaluationError(f"the model's predictions for position {position} are not finite")
         for token, bias in self.settings.logit_bias:
             if token >= len(values):
@@ -73,7 +73,8 @@ class SamplerChain:
                     f"logit bias of token {token}, but the vocabulary has {len(values)} tokens"
                 )
             values[token] += bias
-        token, probability = self._draw(Candidates.of(values), position)
+        kept = values if self.constraint is None else values.copy()
+        token, probability = self._draw(Candidates.of(kept), position)
         if self.constraint is not None and not self.constraint.allows(token):
             mask = self.constraint.mask()
             n = min(len(mask), len(values))

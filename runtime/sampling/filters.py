@@ -10,8 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+
+
+@cache
+def _all_ids(n: int) -> np.ndarray:
+    """Return 0 to n - 1, which nobody changes."""
+    ids = np.arange(n, dtype=np.int64)
+    ids.flags.writeable = False
+    return ids
 
 
 @dataclass
@@ -27,20 +36,26 @@ class Candidates:
 
     @classmethod
     def of(cls, logits: np.ndarray) -> Candidates:
-        """Return all tokens of a vocabulary but those with a logit of -infinity."""
-        ids = np.arange(len(logits), dtype=np.int64)
-        if np.isneginf(logits).any():
-            ids = ids[~np.isneginf(logits)]
-        return cls(ids, logits[ids].astype(np.float64))
+        """Return all tokens of a vocabulary, float64[vocab], but those with a logit of -infinity.
+        The array is theirs from now on.
+        """
+        ids = _all_ids(len(logits))
+        if logits.min() == -np.inf:
+            ids = np.flatnonzero(logits > -np.inf)
+            logits = logits[ids]
+        return cls(ids, logits)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def sort(self) -> None:
         """Bring them in order."""
-        if not self.in_order:
-            self.take(np.lexsort((self.ids, -self.logits)))
-            self.in_order = True
+        if self.in_order:
+            return
+        if len(self) > 1 and (np.diff(self.ids) < 0).any():
+            self.take(np.argsort(self.ids))
+        self.take(np.argsort(-self.logits, kind="stable"))
+        self.in_order = True
 
     def take(self, kept: np.ndarray | slice) -> None:
         """Keep some of them: indices, a mask or a slice."""

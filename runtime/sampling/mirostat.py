@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import filters
 from .filters import Candidates
 
 _USED = 100  # tokens that version 1 estimates the distribution from
@@ -22,18 +23,24 @@ class Mirostat:
 
     def truncate(self, c: Candidates) -> None:
         """Drop tokens that are too surprising. Those that are left are in order."""
-        c.sort()
         if self.version == 1:
-            c.take(slice(max(self.count(c), 1)))
+            filters.top_k(c, max(self.count(c), 1))
+            return
+        likely = c.probabilities() >= 2.0**-self.mu
+        if likely.any():
+            c.take(likely)
+            c.sort()
         else:
-            surprise = -np.log2(np.maximum(c.probabilities(), 1e-300))
-            c.take(slice(max(int((surprise <= self.mu).sum()), 1)))
+            filters.top_k(c, 1)
 
     def count(self, c: Candidates) -> int:
         """Return how many tokens have a surprise of about `mu` in all, if probabilities follow
         Zipf's law with the exponent that the first ones show.
         """
-        probabilities = np.maximum(c.probabilities()[:_USED], 1e-300)
+        probabilities = c.probabilities()
+        n_used = min(_USED, len(c))
+        largest = np.partition(probabilities, len(c) - n_used)[len(c) - n_used :]
+        probabilities = np.maximum(np.sort(largest)[::-1], 1e-300)
         ranks = np.arange(1, len(probabilities))
         steps = np.log((ranks + 1) / ranks)
         falls = np.log(probabilities[:-1] / probabilities[1:])
