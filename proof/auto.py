@@ -189,6 +189,7 @@ class Auto:
                 _REFERENCE,
                 dry_run=True,
                 estimate=True,
+                device=self.load.device,
                 allow_requantize=self.is_gguf,
             ).estimate
             quantize = estimate.working + estimate.finishing
@@ -326,6 +327,7 @@ class Auto:
                 bpw=self.aim.bpw,
                 damage=self.options.damage,
                 types=self.options.types,
+                device=self.load.device,
                 allow_requantize=self.is_gguf,
                 progress=bar,
             )
@@ -351,7 +353,13 @@ class Auto:
     def _quantize(self, recipe: Recipe) -> tuple[list[Path], dict[str, Any]]:
         with Bar() as bar:
             report = self.api.quantize_model(
-                self.base, self.out, recipe, self.imatrix, validate=True, progress=bar
+                self.base,
+                self.out,
+                recipe,
+                self.imatrix,
+                device=self.load.device,
+                validate=True,
+                progress=bar,
             )
         size = self.out.stat().st_size
         wanted = self.aim.n_bytes

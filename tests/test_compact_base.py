@@ -193,3 +193,26 @@ def test_keywords_that_exclude_each_other_are_refused():
     ):
         with pytest.raises(UsageError):
             iqforge.measure_perplexity(shared(TINY), shared(TEXT), **keywords)
+
+
+@pytest.mark.gpu
+def test_comparisons_on_a_gpu_are_those_of_the_cpu(tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    chunks, base, logits = pair(4096, n_ctx=256)
+    targets = chunks.targets(0)
+    on_cpu = encode_compact(base, targets)
+    on_gpu = encode_compact(base.cuda(), targets)
+    assert np.array_equal(on_cpu["top"][:, 0], on_gpu["top"][:, 0])
+    assert np.abs(on_cpu["target"] - on_gpu["target"]).max() < 1e-5
+    assert np.abs(on_cpu["remainder"] - on_gpu["remainder"]).max() < 1e-6
+    with CompactWriter(tmp_path / "base", chunks, 4096) as writer:
+        writer.write(base)
+    opened, true = open_base(tmp_path / "base"), exact(base, logits, targets)
+    one, other = (opened.compare(0, z, targets) for z in (logits, logits.cuda()))
+    live = compare_all(logits.cuda(), log_softmax(base.cuda()), base.argmax(1).numpy(), targets)
+    for name in ("nll", "nll_base", "kld"):
+        assert np.abs(getattr(one, name) - getattr(other, name)).max() < 1e-4, name
+        assert np.abs(getattr(true, name) - getattr(live, name)).max() < 1e-4, name
+    assert np.array_equal(one.same_top, other.same_top)
+    assert np.array_equal(true.same_top, live.same_top)

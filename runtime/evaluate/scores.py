@@ -73,8 +73,9 @@ def compare_all(
         kld.append(terms.masked_fill_(log_p_rows <= LEAST_LOG_P, 0).sum(dim=1, dtype=torch.float64))
         top_q.append(z.argmax(dim=1))
     nll, kld, top_q = (torch.cat(parts).cpu().numpy() for parts in (nll, kld, top_q))
-    targets_p = log_p[torch.arange(len(targets)), torch.from_numpy(targets).to(log_p.device)]
-    return Compared(nll, -targets_p.double().cpu().numpy(), kld, top_q == top_p)
+    wanted = wanted.to(log_p.device)
+    nll_base = -log_p.gather(1, wanted[:, None])[:, 0].double().cpu().numpy()
+    return Compared(nll, nll_base, kld, top_q == top_p)
 
 
 @dataclass
