@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--calibration-chunks", type=int, default=-1, metavar="N")
     parser.add_argument("--chunks", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1, help="types at a time")
+    parser.add_argument("--threads", type=int, default=0, help="of each (default: cores by jobs)")
     parser.add_argument("--device", default="cpu", help="that evaluates the models")
     args = parser.parse_args()
     if args.write_texts:
@@ -122,7 +123,7 @@ def measure(args: argparse.Namespace) -> None:
         (name, guide) for name in args.types or all_types() for guide in ("imatrix", "hessian")
     ]
     wanted = [one for one in wanted if one not in done]
-    threads = max(1, (os.cpu_count() or 1) // args.jobs)
+    threads = args.threads or max(1, (os.cpu_count() or 1) // args.jobs)
     keywords = {"shrink": args.shrink, "device": args.device, "threads": threads}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.jobs, mp_context=spawn) as pool:

@@ -49,7 +49,7 @@ class NibbleScale:
 # Types with a table: the elements of a word, the scale of the block or row, and how many scales of
 # a group are tried, those most like the one that the search chose first.
 TABLES = {
-    "IQ2_KL": (2, Scale(0), 64),
+    "IQ2_KL": (2, Scale(0), 32),
     "IQ1_S": (8, Scale(0), 6),
     "IQ1_M": (8, NibbleScale(), 3),
     "IQ1_S_R4": (8, Scale(0), 6),
@@ -147,7 +147,7 @@ def _parity_layout() -> ParityLayout:
     tables = IQ4K_VALUES.reshape(2, 1, 16).astype(np.float32)
     values = factors[:, None] * tables[books, 0]
     distance = ((values[:, None] - values[None]) ** 2).sum(axis=2)
-    near = np.argsort(distance, axis=1, kind="stable")[:, :64].astype(np.int64)
+    near = np.argsort(distance, axis=1, kind="stable")[:, :32].astype(np.int64)
     return ParityLayout(
         ggml_type("IQ4_KSS"),
         Scale(0, half=False),
