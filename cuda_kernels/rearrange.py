@@ -101,7 +101,8 @@ def _arguments(
 
 
 def _on(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)
+    # Pageable and small: copied before this returns, without waiting for the device.
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def _by_torch(
