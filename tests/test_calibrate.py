@@ -27,6 +27,7 @@ from .tiny_checkpoint import PROSE, make_tiny_qwen3moe
 from .tiny_model import write_gguf
 
 TEXT = PROSE * 3
+FULL = pytest.mark.full
 OPTIONS = {"calibrate_chunks": 10, "calibrate_ctx": N_CTX, "pure": True, "device": "cpu"}
 
 
@@ -48,7 +49,7 @@ def moe(checkpoint):
         return write_gguf(checkpoint.parent / "moe.gguf", source)
 
 
-@pytest.fixture(params=["llama", "moe"])
+@pytest.fixture(params=["llama", pytest.param("moe", marks=FULL)])
 def model(request):
     return request.getfixturevalue(request.param)
 
@@ -115,9 +116,8 @@ def test_every_tensor_is_rounded_better_than_without(model, tmp_path):
     assert len(ratios) >= 7 and max(ratios) < 1 and np.mean(ratios) < 0.8
 
 
-@pytest.mark.parametrize("model", ["llama", pytest.param("moe", marks=pytest.mark.slow)])
-def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, request, monkeypatch):
-    model, paths, used = request.getfixturevalue(model), [], []
+def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, monkeypatch):
+    paths, used = [], []
     real = LayerMoments._run
 
     def run(self, number):
@@ -141,7 +141,7 @@ def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, request, mo
     assert settings == {"n_ctx": N_CTX, "refine": True, "shrink": None}
 
 
-@pytest.mark.parametrize("after", [1, 4, 9, 14])
+@pytest.mark.parametrize("after", [9, *(pytest.param(n, marks=FULL) for n in (1, 4, 14))])
 def test_an_interrupted_run_resumes_to_the_same_bytes(moe, tmp_path, after):
     """Layers whose tensors are finished are run again, but not collected."""
     keywords = {"calibrate": TEXT, "hessian_shrink": 0.5, "refine": False} | OPTIONS
@@ -171,6 +171,7 @@ def test_a_checkpoint_gives_what_its_file_gives(checkpoint, moe, tmp_path):
         np.testing.assert_array_equal(made[1][name][1], values, err_msg=name)
 
 
+@FULL
 def test_several_outputs_are_what_each_is_alone(llama, tmp_path):
     both = [(tmp_path / "a.gguf", "Q4_0"), (tmp_path / "b.gguf", "Q5_0")]
     iqforge.quantize_models(llama, both, calibrate=TEXT, **OPTIONS)

@@ -24,6 +24,7 @@ from . import prompt_on_cpu
 from .step_on_cpu import CPU
 
 SPECS = ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen35-tiny:Q8_0"]
+FULL_CASE = pytest.param(SPECS[2], "each", marks=pytest.mark.full)
 TEXTS = [Text([1 + i * 37 % 200 for i in range(n)], str(n)) for n in (64, 48)]
 OPTIONS = {"n_ctx": 16, "batch_tokens": 32, "compute_perplexity": False}
 
@@ -92,8 +93,10 @@ def test_texts_count_by_their_weights(opened):
         assert (thrice.entries[name].counts == 3 * entry.counts).all()
 
 
-@pytest.mark.parametrize("experts", ["each", "layer"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "experts"),
+    [*((spec, "each") for spec in SPECS[:2]), (SPECS[1], "layer"), FULL_CASE],
+)
 def test_second_moments_are_those_of_the_reference_path(opened, spec, experts):
     options = HessianOptions(n_ctx=16, batch_tokens=32, experts=experts)
     found = []
