@@ -247,7 +247,18 @@ def test_error_falls_with_feedback_and_with_refinement(name):
     assert error(type, x, made[2], factor.moments) < error(type, x, made[1], factor.moments)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "IQ3_K", "IQ4_KS", "IQ2_XXS", "IQ3_S", "IQ2_KL"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Q4_0",
+        "IQ3_K",
+        "IQ4_KS",
+        "IQ2_XXS",
+        "IQ3_S",
+        "IQ2_KL",
+        pytest.param("IQ2_KT", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_do_not_depend_on_each_other(name):
     type, h, x = ggml_type(name), correlated(), weights(7)
     rounder = rounder_of(type, N, factored(h, 0.3), 1)

@@ -278,6 +278,7 @@ def _round_words(
             number = column // DIM
             least = np.float32(np.inf)
             pick = chosen[r, g]
+            trial[:] = -1
             count = 0
             if d[r] != 0:
                 count = candidates(
@@ -325,6 +326,8 @@ def _round_words(
                     trial[v] = index
                     trial_signs[v] = put_word(scale, book, index, words, given, q)
                     total += error
+                    if not total < least:  # cannot win
+                        break
                     for i in range(DIM):
                         off = w[r, column + here + i] - q[i]
                         rest[here + i] = off

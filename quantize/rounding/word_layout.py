@@ -49,7 +49,7 @@ class NibbleScale:
 # Types with a table: the elements of a word, the scale of the block or row, and how many scales of
 # a group are tried, those most like the one that the search chose first.
 TABLES = {
-    "IQ2_KL": (2, Scale(0), 32),
+    "IQ2_KL": (2, Scale(0), 64),
     "IQ1_S": (8, Scale(0), 6),
     "IQ1_M": (8, NibbleScale(), 3),
     "IQ1_S_R4": (8, Scale(0), 6),
