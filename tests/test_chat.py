@@ -378,9 +378,12 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
 
 
+READY = r"tokens/s\]\s+> "  # the timings of an answer, and the next prompt
+
+
 def test_a_dialogue_on_a_terminal(demo, model):
     one = Terminal(
-        *("chat", "-m", str(demo), "--device", "cpu", "--chat-template", "chatml"),
+        *("chat", "-m", str(demo), "--device", "cpu", "--chat-template", "chatml", "-v"),
         *("--temp", "0", "--ignore-eos", "-c", "100000", "-n", "6"),
     )
     try:
@@ -388,17 +391,17 @@ def test_a_dialogue_on_a_terminal(demo, model):
         session = ChatSession(model, template(), GREEDY, ignore_eos=True)
         one.type("Hello\n")
         text = answered(session, [user("Hello")], 6).text
-        assert text.replace("\n", "\r\n") in one.until("\n> ")
+        assert text.replace("\n", "\r\n") in one.until(READY)
         one.type("a \\\n")
-        one.until(r"\. ")
+        one.until(r"\\\s+\. ")
         one.type("b\n")
-        one.until("\n> ")
+        one.until(READY)
         one.type("half a line\x03")
-        one.until("Ctrl-C again.*> ")
+        one.until("Ctrl-C again[^>]*> ")
         one.type("/clear\n")
         one.until("> ")
         one.type("Hello\n")
-        assert text.replace("\n", "\r\n") in one.until("\n> ")
+        assert text.replace("\n", "\r\n") in one.until(READY)
         one.type("\x04")
         assert one.process.wait(30) == 0
     finally:

@@ -69,7 +69,7 @@ def random_text(grammar: Grammar, tokenizer, seed: int) -> str:
     "seeds",
     [
         pytest.param(range(50), id="50"),
-        pytest.param(range(50, 1000), id="950", marks=pytest.mark.slow),
+        pytest.param(range(50, 1000), id="950", marks=pytest.mark.full),
     ],
 )
 def test_random_schemas(tokenizer, end, seeds):

@@ -18,7 +18,15 @@ DEMO = Path(iqforge.__file__).parent / "demo" / "model"
 PROMPT = "The function returns a list of numbers, and"
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_5", "gemma3", "deepseek_v2"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3_5",
+        "gemma3",
+        pytest.param("llama", marks=pytest.mark.full),
+        pytest.param("deepseek_v2", marks=pytest.mark.full),
+    ],
+)
 def folder(request, tmp_path_factory):
     return make_tiny_model(CASES[request.param], SMALL, tmp_path_factory.mktemp("tiny")).folder
 

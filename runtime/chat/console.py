@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -56,6 +56,7 @@ class Console:
         self.context = {"tools": tools, "documents": documents}
         self._variant = 0  # of the answer to the same message
         self._is_terminal = sys.stdin.isatty()
+        self._ctrl_c = _CtrlC()
         if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may not be UTF-8
             sys.stdin.reconfigure(errors="replace")
 
@@ -63,6 +64,10 @@ class Console:
         """Converse until the input ends; with `once` until the first answer. first: the message to
         begin with.
         """
+        with self._ctrl_c:
+            self._run(first, once)
+
+    def _run(self, first: str | None, once: bool) -> None:
         if first is not None:
             self.say(first)
         elif self.messages and self.messages[-1].get("role") in ("user", "tool"):
@@ -97,18 +102,18 @@ class Console:
         as they do not fit the context or the template refuses them.
         """
         record = Answer()
+        self._ctrl_c.clear()
         seed = (self.session.settings.seed + self._variant) % 2**64
         try:
-            with _interruptible() as interrupted:
-                for piece in self.session.answer(
-                    self.messages,
-                    self.n,
-                    record=record,
-                    seed=seed,
-                    interrupted=interrupted,
-                    **self.context,
-                ):
-                    print(piece, end="", flush=True)
+            for piece in self.session.answer(
+                self.messages,
+                self.n,
+                record=record,
+                seed=seed,
+                interrupted=self._ctrl_c.pressed,
+                **self.context,
+            ):
+                print(piece, end="", flush=True)
         except IqforgeError as error:
             self._note(f"error: {error}")
             return False
@@ -229,9 +234,8 @@ class Console:
                 return "\n".join(lines)
 
     def _line(self, prompt: str) -> str:
-        if self._is_terminal:
-            return input(prompt)
-        line = sys.stdin.readline()
+        with self._ctrl_c.usual():
+            line = input(prompt) + "\n" if self._is_terminal else sys.stdin.readline()
         if not line:
             raise EOFError
         return line.removesuffix("\n")
@@ -289,23 +293,44 @@ def _timings(answer: Answer) -> str:
     )
 
 
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Within this context, Ctrl-C makes the function that it gives return True; the second one is a
-    KeyboardInterrupt.
+class _CtrlC:
+    """Ctrl-C while a conversation runs: `pressed` says so, and only the second one until `clear` is
+    a KeyboardInterrupt. Within `usual` each one is. Nothing is changed in another thread than the
+    main one, which gets no signals.
     """
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
 
-    def handle(signum: int, frame: FrameType | None) -> None:
-        if pressed.is_set():
+    def __init__(self):
+        self._event = threading.Event()
+        self._is_main = threading.current_thread() is threading.main_thread()
+
+    def pressed(self) -> bool:
+        return self._event.is_set()
+
+    def clear(self) -> None:
+        self._event.clear()
+
+    def __enter__(self) -> _CtrlC:
+        self._before = signal.getsignal(signal.SIGINT)
+        self._set(self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._set(self._before)
+
+    @contextmanager
+    def usual(self) -> Iterator[None]:
+        """Let Ctrl-C interrupt within this context, where nothing can be left half done."""
+        self._set(signal.default_int_handler)
+        try:
+            yield
+        finally:
+            self._set(self._handle)
+
+    def _set(self, handler: Any) -> None:
+        if self._is_main:
+            signal.signal(signal.SIGINT, handler)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self._event.is_set():
             raise KeyboardInterrupt
-        pressed.set()
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
+        self._event.set()

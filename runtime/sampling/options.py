@@ -25,7 +25,7 @@ class SamplerOptions(Options):
         None,
         "--samplers",
         metavar="A;B;..",
-        help="the samplers to use, in order (default: " + ";".join(DEFAULT_ORDER) + ")",
+        help="the samplers to use, in order (default: " + "; ".join(DEFAULT_ORDER) + ")",
     )
     sampling_seq: str | None = option(
         None,
