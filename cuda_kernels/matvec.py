@@ -361,6 +361,7 @@ def expert_gate_up(
     gate_terms: ExpertTerms = NO_TERMS,
     up_terms: ExpertTerms = NO_TERMS,
     shared: Sequence[PackedMatrix] = (),
+    shared_out: torch.Tensor | None = None,
     *,
     pdl: bool = True,
 ) -> None:
@@ -370,8 +371,8 @@ def expert_gate_up(
     `gate_terms` are those of both. Gate and up of two types take two launches.
 
     shared: gate and up, or both in one matrix, of an expert that every token uses, of the same
-    type. It fills the slots of `out` after those of `ids`, which then has fewer: ff of its hidden
-    elements in each.
+    type. Its result float32[n, hidden] goes to `shared_out`, or without that to the slots of `out`
+    after those of `ids`, ff elements in each.
 
     Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
     are not checked.
@@ -382,9 +383,18 @@ def expert_gate_up(
     _check("activations", h, (n, cols), device)
     if norm_weight is not None:
         _check("weights of the norm", norm_weight, (cols,), device)
-    always, first_shared_up = _shared_inputs(shared, gate, up, ff)
-    k = _check_slots(ids, n, device, always)
-    _check("result", out, (n, k, ff), device)
+    always = _shared_inputs(shared, gate, up)
+    k = _check_slots(ids, n, device)
+    if shared and shared_out is None:
+        if always % ff:
+            raise ShapeError(f"{always} elements of a shared expert for slots of {ff}")
+        _check("result", out, (n, k + always // ff, ff), device)
+        shared_out, shared_pitch = out.view(n, -1)[:, k * ff :], out.stride(0)
+    else:
+        _check("result", out, (n, k, ff), device)
+        shared_pitch = always
+        if shared_out is not None:
+            _check("result of the shared expert", shared_out, (n, always), device)
     for m in (gate, up, *shared):
         _check_matrix(m, cols, device, experts=True)
     for m, terms in ((gate, gate_terms), (up, up_terms)):
@@ -420,7 +430,7 @@ def expert_gate_up(
             gating=gating,
             biased=any(each.bias is not None for each in terms),
             scaled=any(each.scale is not None for each in terms),
-            shared=always,
+            shared=int(always > 0),
         )
         with torch.cuda.device(index):
             launch(
@@ -442,7 +452,10 @@ def expert_gate_up(
                 *(m.data for m in ((shared[0], shared[-1]) if shared else ())),
                 *(() if shared else (None, None)),
                 np.int64(shared[0].total_rows if shared else 0),
-                np.int32(first_shared_up),
+                np.int32(always),
+                shared_out,
+                np.int64(shared_pitch),
+                np.int64(out.stride(0)),
                 out,
                 shared=here.shared_of(type, kind, cut),
                 pdl=pdl,
@@ -576,20 +589,17 @@ def _shared_slots(shared: PackedMatrix, down: PackedMatrix) -> int:
     return slots
 
 
-def _shared_inputs(
-    shared: Sequence[PackedMatrix], gate: PackedMatrix, up: PackedMatrix, ff: int
-) -> tuple[int, int]:
-    """Return the slots of a shared expert, and the first row of up in its matrix."""
+def _shared_inputs(shared: Sequence[PackedMatrix], gate: PackedMatrix, up: PackedMatrix) -> int:
+    """Return the elements that a shared expert has between its matrices."""
     if not shared:
-        return 0, 0
+        return 0
     rows = shared[0].rows // (3 - len(shared))
-    types = {m.type for m in (gate, up, *shared)}
-    if len(types) > 1 or rows % ff or shared[-1].rows != shared[0].rows:
+    if len({m.type for m in (gate, up, *shared)}) > 1 or shared[-1].rows != shared[0].rows:
         raise ShapeError(
             f"a shared expert of {[f'{m.type}[{m.rows}, {m.cols}]' for m in shared]} next to"
-            f" experts of {ff} elements of {gate.type} and {up.type}"
+            f" experts of {gate.type} and {up.type}"
         )
-    return rows // ff, 0 if len(shared) == 2 else rows
+    return rows
 
 
 def _check_terms(terms: ExpertTerms, m: PackedMatrix) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..errors import UnsupportedTypeError
+from ..formats.types import ggml_type
 from .compile.launch import function, launch
 from .compile.spec import KernelSpec
 from .step_attention import TYPES, shared_limit
@@ -15,8 +16,10 @@ from .step_attention import TYPES, shared_limit
 THREADS = 256
 PAIRS = 16  # heads of new positions in a block
 MOST_SPLITS = 256
-SHORTEST = 64  # the fewest positions of a block
+TILE = 64  # positions in shared memory
+SHORTEST = 64  # the fewest positions of a block, a multiple of TILE
 SHARES = 4  # of a score, by elements
+TEAMS = 1  # of threads, which take turns with tiles
 KEY_ROWS = 64  # rows of a head's matrix in a block
 VALUE_ROWS = 16  # the fewest of them in a block of the last launch
 CLUSTER = 8  # the most blocks of a head that join ranges together
@@ -49,6 +52,16 @@ class LatentShape:
     def width(self) -> int:
         """Elements of a row of the cache."""
         return self.rope + self.rank
+
+    @property
+    def encoded(self) -> bool:
+        """Return whether rows of the cache are not floats."""
+        return not ggml_type(self.type).is_float
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of the cache."""
+        return ggml_type(self.type).row_bytes(self.width)
 
     @property
     def tiles(self) -> int:
@@ -85,15 +98,20 @@ class LatentShape:
         stride = 2 * self.width + 16
         probabilities = 2 * PAIRS * (2 * tile + 16)
         scores = SHARES * tile + 3  # with rescaling, maximum and sum
-        return (stages * tile + 2 * PAIRS) * stride + 4 * PAIRS * scores + probabilities
+        if self.encoded:
+            tiles = stages * (-(-tile * self.row_bytes // 16) * 16) + tile * stride
+        else:
+            tiles = stages * tile * stride
+        of_team = tiles + 4 * PAIRS * scores + probabilities
+        return 2 * PAIRS * stride + TEAMS * of_team
 
     def tile(self, limit: int) -> tuple[int, int]:
         """Return (positions, tiles in flight) of shared memory such that all of it stays below
         `limit` bytes; (0, 0) if nothing does.
         """
         for stages in (2, 1):
-            if self.shared_bytes(SHORTEST, stages) <= limit:
-                return SHORTEST, stages
+            if self.shared_bytes(TILE, stages) <= limit:
+                return TILE, stages
         return 0, 0
 
     def spec(self, limit: int) -> KernelSpec:
@@ -122,6 +140,7 @@ class LatentShape:
             "TEMPERATURE_LENGTH": length,
             "THREADS": THREADS,
             "SHARES": SHARES,
+            "TEAMS": TEAMS,
             "TILE": tile,
             "STAGES": stages,
             "SHORTEST": SHORTEST,
@@ -148,7 +167,9 @@ def fits(shape: LatentShape, limit: int) -> bool:
     memory.
     """
     return (
-        shape.type in ("F16", "BF16")
+        shape.type in TYPES
+        and shape.type != "F32"
+        and (not shape.encoded or (shape.width % 32 == 0 and shape.row_bytes % 4 == 0))
         and shape.half in _HALVES
         and shape.rows <= MOST_ROWS
         and shape.rope % 16 == shape.rank % 16 == shape.nope % 8 == 0
@@ -171,7 +192,7 @@ class StepLatentAttention:
         self._kernels = [function(spec, name, device) for name in FUNCTIONS]
         self._shared = shape.shared_bytes(*shape.tile(limit))
         self._clusters = torch.cuda.get_device_capability(device) >= (9, 0)
-        half = torch.float16 if shape.type == "F16" else torch.bfloat16
+        half = torch.bfloat16 if shape.type == "BF16" else torch.float16
         self._queries = torch.zeros(shape.tiles * PAIRS, 2, shape.width, dtype=half, device=device)
         self._partial = torch.empty(shape.tiles * splits * shape.part_floats, device=device)
 
@@ -196,8 +217,9 @@ class StepLatentAttention:
         q: float32[rows, heads * (nope + rope)]; kv: float32[rows, rank + rope], the latent vector
         before its norm and the key before its rotation; angles: float32[rows, rope/2, 2], cosine
         and sine; keys: half[heads, rank, nope], W_k transposed; values: half[heads, value, rank];
-        cache: [capacity, 1, rope + rank], which gets the new rows. chosen: int32[rows,
-        shape.chosen], the positions that each row sees, ascending, -1 after the last.
+        cache: [capacity, 1, rope + rank], or bytes of encoded rows, which gets the new rows.
+        chosen: int32[rows, shape.chosen], the positions that each row sees, ascending, -1 after the
+        last.
         """
         s = self.shape
         queries, attention, results = self._kernels
@@ -220,7 +242,7 @@ class StepLatentAttention:
         launch(
             attention,
             (self.splits, s.tiles),
-            THREADS,
+            TEAMS * THREADS,
             self._queries,
             cache,
             positions,
@@ -265,7 +287,7 @@ def attend_chosen(
     launch(
         function(shape.spec(limit), "latent_attention", rows.device),
         (1, tiles),
-        THREADS,
+        TEAMS * THREADS,
         queries,
         rows,
         position,
@@ -294,6 +316,7 @@ def specs() -> list[KernelSpec]:
         LatentShape(1, 16, 128, 64, 512, 128, "F16", torch.float16),
         LatentShape(8, 16, 128, 64, 512, 128, "BF16", torch.bfloat16),
         LatentShape(1, 128, 128, 64, 512, 128, "F16", torch.float16),
+        LatentShape(1, 16, 128, 64, 512, 128, "Q8_0", torch.float16),
         LatentShape(2, 4, 192, 64, 256, 128, "F16", torch.bfloat16, True, (0.1, 8192)),
         LatentShape(1, 64, 192, 64, 512, 256, "F16", torch.float16, chosen=2048),
     ]

@@ -157,7 +157,7 @@ extern "C" void run(int splits, const float* q, const float* kv, const float* no
     launch_on_host(HEADS + 1, (RANK + KEY_ROWS - 1) / KEY_ROWS, THREADS, [&] {
         latent_queries(q, kv, norm, eps, angles, keys, cache, position, scale, queries.data());
     });
-    launch_on_host(splits, tiles, THREADS, [&] {
+    launch_on_host(splits, tiles, TEAMS * THREADS, [&] {
         latent_attention(queries.data(), cache, position, partial.data(), chosen, ROWS);
     });
     launch_on_host(HEADS, (VALUE + VALUE_ROWS - 1) / VALUE_ROWS, THREADS, [&] {

@@ -10,6 +10,7 @@ from iqforge.runtime.layers.attention import temperature
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
 from iqforge.runtime.layers.specs import Temperature
+from iqforge.runtime.state.cache_types import CACHE_TYPES
 
 F16, BF16 = torch.float16, torch.bfloat16
 # Rows, heads, nope, rope, rank, value, type of the cache, of the matrices, neox, temperature.
@@ -23,7 +24,16 @@ CHOSEN_SHAPES = [
     LatentShape(1, 3, 24, 16, 64, 40, "F16", F16, chosen=96),
     LatentShape(2, 20, 64, 32, 80, 32, "BF16", F16, True, chosen=130),
 ]
+ENCODED_SHAPES = [
+    LatentShape(1, 3, 24, 64, 64, 40, "Q8_0", F16),
+    LatentShape(2, 5, 24, 64, 64, 32, "Q4_0", F16, True),
+    LatentShape(1, 3, 24, 64, 64, 32, "Q5_1", F16, chosen=96),
+]
 WIDE_SHAPES = [
+    LatentShape(1, 16, 128, 64, 512, 128, "Q8_0", F16),
+    LatentShape(3, 16, 128, 64, 512, 128, "IQ4_NL", F16),
+    LatentShape(1, 4, 192, 64, 256, 128, "Q6_0", BF16),
+    LatentShape(1, 64, 192, 64, 512, 256, "Q8_0", F16, chosen=2048),
     LatentShape(1, 16, 128, 64, 512, 128, "F16", F16),
     LatentShape(8, 16, 128, 64, 512, 128, "BF16", BF16),
     LatentShape(2, 128, 128, 64, 512, 128, "F16", F16),
@@ -43,9 +53,13 @@ def latent_error(
     g = torch.Generator(device).manual_seed(n_past)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
     s = shape
-    stored = F16 if s.type == "F16" else BF16
-    cache = torch.full((capacity, 1, s.width), float("nan"), dtype=stored, device=device)
-    cache[:n_past] = random(n_past, 1, s.width).to(stored)
+    type = CACHE_TYPES[s.type.lower()]
+    encode = type.encode or (lambda x: x.to(type.dtype))
+    # What the kernels read: encoded rows are rounded to half precision.
+    decode = (lambda x: type.decode(x).half()) if type.decode else (lambda x: x)
+    empty = torch.full((capacity, 1, s.width), float("nan"), device=device)
+    cache = encode(empty.nan_to_num(1e4) if type.is_quantized else empty)
+    cache[:n_past] = encode(random(n_past, 1, s.width))
     q, kv = random(s.rows, s.heads, s.nope + s.rope), random(s.rows, s.width)
     norm = RMSNorm(1 + 0.1 * random(s.rank), 1e-6)
     keys = (random(s.heads, s.rank, s.nope) * s.nope**-0.5).to(s.half)
@@ -68,8 +82,9 @@ def latent_error(
     c = kv[:, : s.rank].double()
     c = c * torch.rsqrt(c.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
     new = torch.cat([rope(kv[:, None, s.rank :].double(), turn)[:, 0], c], -1)
-    same = (new.float().to(stored) == cache[n_past : n_past + s.rows, 0]).double().mean().item()
-    rows = cache[: n_past + s.rows, 0].double()
+    rows = decode(cache[: n_past + s.rows, 0])
+    same = (decode(encode(new.float())) == rows[n_past:]).double().mean().item()
+    rows = rows.double()
     absorbed = torch.einsum("nhd,hrd->nhr", q[..., : s.nope].double(), keys.double())
     query = torch.cat([rope(q[..., s.nope :].double(), turn), absorbed], -1) * scale
     if s.temperature is not None:

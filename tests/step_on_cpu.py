@@ -149,9 +149,12 @@ def decode_matrices(m, dtype, ids):
 
 @kernel
 def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms):
-    terms, shared = terms[:2], terms[2] if len(terms) > 2 else ()
+    terms, shared, shared_out = terms[:2], terms[2] if terms[2:] else (), terms[3:]
     known, k = ids.clamp(0), ids.shape[1]
-    if shared:
+    if shared and shared_out:
+        second = shared[1] if shared[1:] else None
+        gate_up(h, weight, eps, shared[0], second, shared_out[0], None, gating)
+    elif shared:
         always = torch.empty(len(h), out[0, k:].numel())
         gate_up(h, weight, eps, shared[0], shared[1] if shared[1:] else None, always, None, gating)
         out[:, k:] = always.view(len(h), -1, out.shape[2])

@@ -19,7 +19,7 @@ from iqforge.cuda_kernels.delta_heads import DeltaHeads
 from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
 from iqforge.cuda_kernels.step_attention import AttentionShape
 from iqforge.cuda_kernels.step_delta import DeltaShape
-from iqforge.cuda_kernels.step_router import router_spec
+from iqforge.cuda_kernels.step_router import Routing, router_spec
 from iqforge.cuda_kernels.step_sample import SAMPLE
 
 from .kernels_on_host import (
@@ -74,8 +74,8 @@ MAIN_ROUTER = (
 int main() {
     auto h = numbers(ROWS * WIDTH), norm = numbers(WIDTH), matrix = numbers(EXPERTS * WIDTH);
     std::vector<int> ids(ROWS * N_USED);
-    std::vector<float> weights(ROWS * N_USED);
-    run(h.data(), norm.data(), 1e-6f, matrix.data(), h.data(), h.data(), ids.data(),
+    std::vector<float> weights(ROWS * (N_USED + SHARED_SLOTS));
+    run(h.data(), norm.data(), 1e-6f, matrix.data(), h.data(), h.data(), norm.data(), ids.data(),
         weights.data());
 }
 """
@@ -201,7 +201,8 @@ def test_attention(shape, tmp_path):
 
 
 def test_router(tmp_path):
-    assert not races(tmp_path, router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER)
+    spec = router_spec(2, 512, 6, 2, None, Routing(shared=1, shared_gate=True))
+    assert not races(tmp_path, spec, RUN_ROUTER, MAIN_ROUTER)
 
 
 def test_draws(tmp_path):

@@ -17,10 +17,12 @@ from iqforge.cuda_kernels.step_mla import StepLatentAttention, splits_of  # noqa
 from iqforge.runtime.bench import shapes  # noqa: E402
 from iqforge.runtime.bench.synthetic import SyntheticSource  # noqa: E402
 from iqforge.runtime.model import Model  # noqa: E402
+from iqforge.runtime.state.cache import CacheSettings  # noqa: E402
 
 from .choices import by_token, comparable, recorded  # noqa: E402
 from .latent_reference import (  # noqa: E402
     CHOSEN_SHAPES,
+    ENCODED_SHAPES,
     SHAPES,
     WIDE_SHAPES,
     allowed,
@@ -30,7 +32,7 @@ from .latent_reference import (  # noqa: E402
 GPU = torch.device("cuda")
 
 
-@pytest.mark.parametrize("shape", SHAPES + CHOSEN_SHAPES + WIDE_SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES + CHOSEN_SHAPES + ENCODED_SHAPES + WIDE_SHAPES, ids=str)
 def test_latent_attention(shape):
     kernels = {}
 
@@ -48,8 +50,11 @@ def test_latent_attention(shape):
         assert same > 0.99
 
 
-@pytest.mark.parametrize("shape", ["deepseek-v2-lite", "deepseek-v3"])
-def test_layers_of_real_sizes(monkeypatch, shape):
+@pytest.mark.parametrize(
+    "shape, cache",
+    [("deepseek-v2-lite", "f16"), ("deepseek-v3", "f16"), ("deepseek-v2-lite", "q8_0")],
+)
+def test_layers_of_real_sizes(monkeypatch, shape, cache):
     """A dense layer and one with experts, in prompts and steps: no layer is slow, and the results
     are those of float32.
     """
@@ -62,6 +67,7 @@ def test_layers_of_real_sizes(monkeypatch, shape):
     slow: list[str] = []
 
     def logits(**options):
+        options["cache"] = CacheSettings(cache)
         with Model(SyntheticSource("short:IQ4_K"), GPU, **options) as model:
             state, rows = model.new_state(512), []
             for piece in tokens.split(pieces):

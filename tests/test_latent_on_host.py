@@ -13,7 +13,7 @@ import torch
 from iqforge.cuda_kernels.step_mla import fits
 
 from .kernels_on_host import LIMIT, RUN_LATENT, library, pointer
-from .latent_reference import CHOSEN_SHAPES, SHAPES, allowed, latent_error
+from .latent_reference import CHOSEN_SHAPES, ENCODED_SHAPES, SHAPES, allowed, latent_error
 
 
 # On the host a thread of the GPU is one of the system: more than three heads take minutes.
@@ -21,7 +21,7 @@ from .latent_reference import CHOSEN_SHAPES, SHAPES, allowed, latent_error
     "shape",
     [
         pytest.param(s, marks=[] if s.heads <= 3 else [pytest.mark.full])
-        for s in SHAPES + CHOSEN_SHAPES
+        for s in SHAPES + CHOSEN_SHAPES + ENCODED_SHAPES
     ],
     ids=str,
 )
@@ -52,6 +52,13 @@ def test_latent_attention(shape, tmp_path):
 
 def test_shapes_without_kernels():
     shape = SHAPES[0]
-    for change in ({"type": "Q8_0"}, {"nope": 20}, {"rope": 8}, {"rank": 72}, {"rows": 9}):
+    for change in (
+        {"type": "F32"},
+        {"type": "Q8_0"},
+        {"nope": 20},
+        {"rope": 8},
+        {"rank": 72},
+        {"rows": 9},
+    ):
         assert not fits(replace(shape, **change), LIMIT)
     assert not fits(replace(shape, rank=512), 64 * 1024)

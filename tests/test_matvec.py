@@ -169,6 +169,9 @@ def test_a_shared_expert_in_the_launches_of_the_others(name, ff, slots, used, me
     matvec.expert_gate_up(*arguments, alone, Gating(), *gate_terms)
     matvec.expert_gate_up(*arguments, out, Gating(), *gate_terms, shared)
     assert torch.equal(out[:, :used], alone)
+    other, apart = poison(n, used, ff), poison(n, rows)
+    matvec.expert_gate_up(*arguments, other, Gating(), *gate_terms, shared, apart)
+    assert torch.equal(other, alone) and torch.equal(apart, out[:, used:].flatten(1))
     both = normed(h, w, gate.type) @ torch.cat([weights(m)[0] for m in shared]).T
     assert_close(out[:, used:].flatten(1), gated(FFNSpec(), *both.chunk(2, -1)))
     expected = h.clone()

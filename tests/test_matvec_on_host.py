@@ -30,11 +30,14 @@ DENSE = "const float* x, const float* norm, float eps" + "".join(
 GATES = (
     "const float* h, const float* norm, float eps, const uint8_t* gate, const uint8_t* up, int64_t"
     " stored, int per_expert, int first_up, const int* ids, int slots, int hidden, const float*"
-    " gate_bias, const float* up_bias, const float* gate_scale, const float* up_scale, float* out"
+    " gate_bias, const float* up_bias, const float* gate_scale, const float* up_scale, const"
+    " uint8_t* shared_gate, const uint8_t* shared_up, int64_t shared_stored, int shared_rows,"
+    " float* shared_out, int64_t shared_pitch, int64_t pitch, float* out"
 )
+NO_SHARED = None, None, np.int64(0), 0, None, np.int64(0)
 DOWN = (
     "const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float*"
-    " weights, const float* bias, const float* scale, float* h"
+    " weights, const float* bias, const float* scale, const uint8_t* shared_down, float* h"
 )
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -442,6 +445,8 @@ def test_experts(build, name, cols, ff, changes):
         k,
         7,
         *[None] * 4,
+        *NO_SHARED,
+        np.int64(k * 7),
         out,
     )
     chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
@@ -464,6 +469,7 @@ def test_experts(build, name, cols, ff, changes):
         by,
         None,
         None,
+        None,
         to,
     )
     assert_close(to, expected)
@@ -482,8 +488,8 @@ def test_gate_and_up_of_two_types(build):
         gating = Gating(spec.activation, spec.limit)
         kernel = mp.quantized_spec(type, cols, 1, kind, cut, gating=gating, biased=True)
         data, stored = m.data, np.int64(m.total_rows)
-        arguments = h, w, EPS, data, data, stored, 7, 0, ids, k, 7, bias, None, None, None, out
-        start(build(kernel, GATES), cut, n, [m], *arguments)
+        arguments = h, w, EPS, data, data, stored, 7, 0, ids, k, 7, bias, None, None, None
+        start(build(kernel, GATES), cut, n, [m], *arguments, *NO_SHARED, np.int64(k * 7), out)
         y = torch.einsum("nc,nkrc->nkr", normed(h, w), weights(m)[chosen])
         products.append(y + bias[chosen])
     assert_close(out, gated(spec, *products) * used)
@@ -536,6 +542,8 @@ def test_experts_with_biases_and_scales(build, name, scaled):
         gate_bias,
         gate_scale,
         gate_scale,
+        *NO_SHARED,
+        np.int64(k * 7),
         out,
     )
     y = torch.einsum("nc,nkrc->nkr", normed(h, w), weights(both)[chosen])
@@ -561,6 +569,79 @@ def test_experts_with_biases_and_scales(build, name, scaled):
         by,
         bias,
         scale,
+        None,
         to,
     )
+    assert_close(to, expected)
+
+
+@pytest.mark.parametrize(
+    "name, ff, slots, changes, merged",
+    [
+        ("IQ4_K", 768, 2, {}, False),
+        pytest.param("IQ4_KS", 768, 1, {}, True, marks=pytest.mark.full),
+        pytest.param("Q8_0", 96, 2, {}, False, marks=pytest.mark.full),
+        pytest.param(
+            "IQ2_KS", 2304, 1, {"stage_steps": 1, "slots": 2}, False, marks=pytest.mark.full
+        ),
+        pytest.param("IQ4_NL", 1408, 2, {}, False, marks=pytest.mark.full),
+    ],
+)
+def test_a_shared_expert(build, name, ff, slots, changes, merged):
+    """Next to experts with biases, which it does not have. Its rows are fewer than the warps, or
+    more.
+    """
+    type, n, k, cols = ggml_type(name), 2, 3, 512
+    ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
+    chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
+    both, bias = matrix(name, 14, cols, 5), draw(5, 14, seed=5)
+    h, w = draw(n, cols), draw(cols, seed=2)
+    x = normed(h, w)
+    expected = torch.einsum("nc,nkrc->nkr", x, weights(both)[chosen]) + bias[chosen]
+    expected = gated(FFNSpec(), *expected.chunk(2, -1)) * used
+    cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
+    kernel = mp.quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, biased=True, shared=1)
+    library, size = build(kernel, GATES), (np.int64(both.total_rows), 14, 7, ids, k, 7)
+    for rows in (4, 21):
+        if merged:
+            shared = [matrix(name, 2 * rows, cols, seed=11)] * 2
+        else:
+            shared = [matrix(name, rows, cols, seed=seed) for seed in (11, 12)]
+        out, apart = (torch.full(size, float("nan")) for size in ((n, k * 7 + 1), (n, rows + 2)))
+        terms = bias, bias, None, None
+        mine = *(m.data for m in shared), np.int64(shared[0].total_rows), rows, apart
+        pitches = np.int64(apart.stride(0)), np.int64(out.stride(0))
+        start(
+            library,
+            cut,
+            n,
+            [both, *shared],
+            h,
+            w,
+            EPS,
+            both.data,
+            both.data,
+            *size,
+            *terms,
+            *mine,
+            *pitches,
+            out,
+        )
+        assert_close(out[:, : k * 7].reshape(n, k, 7), expected)
+        products = [x @ weights(m)[0].T for m in (shared[:1] if merged else shared)]
+        gate, up = products[0].chunk(2, -1) if merged else products
+        assert_close(apart[:, :rows], silu(gate) * up)
+        assert torch.isnan(out[:, -1]).all() and torch.isnan(apart[:, rows:]).all()
+    if merged:
+        return
+    total, down = k + slots, matrix(name, 9, ff, 5, seed=2)
+    shared, bias = matrix(name, 9, slots * ff, seed=13), draw(5, 9, seed=6)
+    x, by, to = draw(n, total, ff), draw(n, total, seed=3).abs(), draw(n, 9, seed=4)
+    cut = plan(type, ff, total, mp.EXPERT_DOWN, **changes)
+    y = torch.einsum("nkc,nkrc->nkr", rounded(x[:, :k]), weights(down)[chosen]) + bias[chosen]
+    always = (rounded(x) * by[..., None])[:, k:].flatten(1) @ weights(shared)[0].T
+    expected = to.double() + (y * by[:, :k, None] * used).sum(1) + always
+    kernel = mp.quantized_spec(type, ff, total, mp.EXPERT_DOWN, cut, biased=True, shared=slots)
+    arguments = x, down.data, np.int64(down.total_rows), 9, ids, by, bias, None, shared.data, to
+    start(build(kernel, DOWN), cut, n, [down, shared], *arguments)
     assert_close(to, expected)

@@ -353,7 +353,7 @@ def test_other_architectures(monkeypatch, tmp_path, case):
 @pytest.mark.parametrize("case", ["qwen2_moe", "deepseek_v2"])
 @pytest.mark.parametrize("other", [None, "ffn_down_shexp", "ffn_up_shexp"])
 def test_a_shared_expert_is_in_the_launches_of_the_others(monkeypatch, tmp_path, case, other):
-    """Unless one of its matrices has another type; then it has launches of its own."""
+    """As far as its matrices have the same types."""
     tiny, path = make_tiny_model(CASES[case], WIDE, tmp_path / "hf"), tmp_path / "q.gguf"
     with CheckpointSource(open_checkpoint(tiny.folder)) as source:
         write_gguf(
@@ -376,6 +376,7 @@ def test_a_shared_expert_is_in_the_launches_of_the_others(monkeypatch, tmp_path,
         experts = [branch for branch in steps._branches if isinstance(branch, StepMoE)]
         assert experts and all((b.always is None) == (other is not None) for b in experts)
         assert all((b.shared is None) == (other is None) for b in experts)
+        assert all(bool(b.shared.inputs) == (other == "ffn_down_shexp") for b in experts if other)
         settings, tokens = CacheSettings("f32", "f32"), torch.tensor(tiny.tokens[:12])
         expected = model.extend(tokens, model.new_state(64, settings), all_logits=True)
         state = model.new_state(64, settings)

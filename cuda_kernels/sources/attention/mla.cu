@@ -12,10 +12,13 @@
 // With CHOSEN (0: no), a row sees at most so many positions, which a list of its own names; then all
 // pairs of a block are of one row, and ranges are of the list.
 //
+// Rows of an encoded cache come to shared memory as they are, and are decoded there to a tile of halves.
+//
 // Compiled per shape: ROWS, HEADS, NOPE, ROPE, RANK, VALUE, TYPE_K and TYPE_V (the cache's), HALF (of
 // the matrices: 1 float16, 0 bfloat16), NEOX_PAIRS, TEMPERATURE, TEMPERATURE_LENGTH, TILE (positions
-// in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE), MOST_SPLITS,
+// in shared memory), STAGES (tiles in flight), TEAMS, THREADS (of a team), SHARES, SHORTEST (range, a multiple of TILE), MOST_SPLITS,
 // KEY_ROWS and VALUE_ROWS (of a matrix, per block), CLUSTER (blocks of a head in latent_values, on devices with clusters), CHOSEN, SHARED_BYTES, PART_FLOATS.
+#define MMA 1  // encoded rows are decoded to halves
 #include "attention/cache.cuh"
 #include "attention/join.cuh"
 #include "attention/rows.cuh"
@@ -31,10 +34,13 @@ constexpr float LOG2E = 1.4426950408889634f;
 // Warps share the elements of a score: SHARES of them have every SHARES-th 16 elements each, for half of the positions.
 constexpr int HALF_TILE = TILE / (WARPS / SHARES), STEPS = DK / 16, HELD = (STEPS + SHARES - 1) / SHARES;
 
-// Shared memory: tiles | queries | shares of scores | probabilities | rescaling, maxima, sums.
-constexpr int STAGE = TILE * STRIDE_K;
-constexpr int AT_Q = STAGES * STAGE, AT_S = AT_Q + Mixer::Q_BYTES, AT_P = AT_S + SHARES * R * TILE * 4, AT_M = AT_P + Mixer::P_BYTES,
-              SHARED = AT_M + 3 * R * 4;
+// Shared memory: queries | for each team: tiles | the decoded tile of an encoded cache | shares of scores | probabilities | rescaling, maxima, sums.
+constexpr bool ENCODED = !is_float(TYPE_K);
+constexpr int STAGE = ENCODED ? (TILE * ROW_K + 15) / 16 * 16 : TILE * STRIDE_K;
+constexpr int AT_T = STAGES * STAGE, AT_S = AT_T + (ENCODED ? TILE * STRIDE_K : 0), AT_P = AT_S + SHARES * R * TILE * 4, AT_M = AT_P + Mixer::P_BYTES, OF_TEAM = AT_M + 3 * R * 4,
+              SHARED = Mixer::Q_BYTES + TEAMS * OF_TEAM;
+static_assert(!ENCODED || ROW_K % 4 == 0, "rows that copies of 4 bytes make up");
+static_assert(TEAMS == 1 || AT_S >= 4 * R * DV, "the mixes of a team fit into its tiles");
 constexpr int PART = R * DV + 2 * R;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(ROPE % 16 == 0 && RANK % 16 == 0 && NOPE % 8 == 0 && SHORTEST % TILE == 0 && ROWS <= WARPS, "a shape this is made for");
@@ -61,7 +67,7 @@ struct Ranges {
 // A warp's elements of all queries, in registers: every tile needs them, and to read them from shared memory each time would take
 // longer than the tile takes to arrive.
 struct Held {
-    const int share = threadIdx.x / 32 % SHARES, half = threadIdx.x / 32 / SHARES, lane = threadIdx.x % 32;
+    const int share = threadIdx.x / 32 % SHARES, half = threadIdx.x / 32 % WARPS / SHARES, lane = threadIdx.x % 32;
     u32 whole[HELD][4], rest[HELD][4];
 
     __device__ __forceinline__ void load(const char* q) {
@@ -213,17 +219,29 @@ latent_queries(const float* q, const float* kv, const float* __restrict__ norm, 
     for (int i = lane; i < ROPE; i += 32) put(warp, i, row[i] * factor(warp));
 }
 
-// partial float32[tiles of R pairs, splits, PART]. Grid (splits, tiles). Pairs after the last are arbitrary, and so are their results.
+// A barrier of the THREADS threads of a team. The host has none for some threads only, so that all teams pass as many.
+__device__ __forceinline__ void team_barrier(int team) {
+#ifdef ON_HOST
+    __syncthreads();
+#else
+    if (TEAMS == 1) __syncthreads();
+    else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(THREADS) : "memory");
+#endif
+}
+
+// partial float32[tiles of R pairs, splits, PART]. TEAMS of THREADS threads take turns with the tiles of a range, as a tile takes them
+// longer than it takes to arrive. Grid (splits, tiles). Pairs after the last are arbitrary, and so are their results.
 // chosen int32[n_rows, CHOSEN]: ascending positions that a row sees, -1 after the last; without CHOSEN null, and n_rows is ROWS.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(TEAMS * THREADS)
 latent_attention(const u16* queries, const u8* cache, const int* __restrict__ position, float* __restrict__ partial, const int* chosen,
                  int n_rows) {
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
-    char *q = shared + AT_Q, *probabilities = shared + AT_P;
-    float *scores = (float*)(shared + AT_S), *rescale = (float*)(shared + AT_M), *maxima = rescale + R, *sums = maxima + R;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, own = CHOSEN ? blockIdx.y / ROW_TILES : 0;  // its row
+    const int team = TEAMS == 1 ? 0 : threadIdx.x / THREADS, thread = TEAMS == 1 ? threadIdx.x : threadIdx.x % THREADS;
+    char *q = shared, *mine_of_all = shared + Mixer::Q_BYTES + team * OF_TEAM, *tiles_held = mine_of_all, *probabilities = mine_of_all + AT_P;
+    float *scores = (float*)(mine_of_all + AT_S), *rescale = (float*)(mine_of_all + AT_M), *maxima = rescale + R, *sums = maxima + R;
+    const int warp = thread / 32, lane = thread % 32, own = CHOSEN ? blockIdx.y / ROW_TILES : 0;  // its row
     const int pair = CHOSEN ? own * HEADS + blockIdx.y % ROW_TILES * R : blockIdx.y * R;
     const int p0 = *position, n_kv = seen_of(p0 + (CHOSEN ? n_rows : ROWS));
     const int* list = chosen + (long long)own * CHOSEN;
@@ -231,39 +249,47 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     const int first = (int)blockIdx.x * ranges.size, last = min(first + ranges.size, n_kv);
     if (first >= n_kv) return;
 
-    // Positions from .. until-1 as far as they are in the tile.
-    auto load = [&](int tile, int from, int until) {
-        const int at = first + tile * TILE, low = max(at, from), high = min(min(at + TILE, last), until);
-        if (CHOSEN) {
-            constexpr int PARTS = ROW_K / 16;
-            for (int i = threadIdx.x; i < (high - low) * PARTS; i += THREADS) {
-                const long long row = max(0, __ldcg(list + low + i / PARTS));
-                copy16<true>(shared + tile % STAGES * STAGE + (low - at + i / PARTS) * STRIDE_K + i % PARTS * 16, cache + row * ROW_K + i % PARTS * 16);
+    // Positions from .. until-1 as far as they are in a tile; the team's tiles are numbered by rounds.
+    auto load = [&](int round, int from, int until) {
+        const int at = first + (round * TEAMS + team) * TILE, low = max(at, from), high = min(min(at + TILE, last), until);
+        if constexpr (ENCODED) {
+            char* to = tiles_held + round % STAGES * STAGE + (low - at) * ROW_K;
+            const u8* from = cache + (long long)low * ROW_K;
+            const int bytes = (high - low) * ROW_K, whole = !CHOSEN && (((u64)from | (u64)((low - at) * ROW_K)) & 15) == 0 ? bytes / 16 : 0;
+            for (int i = thread; i < whole; i += THREADS) copy16<true>(to + i * 16, from + i * 16);
+            for (int i = 4 * whole + thread; i < bytes / 4; i += THREADS) {
+                const u8* row = CHOSEN ? cache + (long long)max(0, __ldcg(list + low + 4 * i / ROW_K)) * ROW_K - 4 * i / ROW_K * ROW_K : from;
+                copy_few<4>(to + i * 4, row + i * 4);
             }
             return;
         }
-        load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(shared + tile % STAGES * STAGE + (low - at) * STRIDE_K, cache, low, high - low, 0);
+        constexpr int PARTS = ROW_K / 16;
+        char* to = tiles_held + round % STAGES * STAGE + (low - at) * STRIDE_K;
+        for (int i = thread; i < (high - low) * PARTS; i += THREADS) {
+            const long long row = CHOSEN ? max(0, __ldcg(list + low + i / PARTS)) : low + i / PARTS;
+            copy16<(ROW_K >= 128)>(to + i / PARTS * STRIDE_K + i % PARTS * 16, cache + row * ROW_K + i % PARTS * 16);
+        }
     };
     // A probability of 0 times the memory after the last row could be NaN.
-    auto clear = [&](int tile) {
-        const int n = last - (first + tile * TILE);
-        char* from = shared + tile % STAGES * STAGE + n * STRIDE_K;
+    auto clear = [&](int round) {
+        const int n = last - (first + (round * TEAMS + team) * TILE);
+        char* from = tiles_held + (ENCODED ? AT_T : round % STAGES * STAGE) + n * STRIDE_K;
         const int parts = n > 0 && n < TILE ? (15 - (n - 1) % 16) * (STRIDE_K / 16) : 0;
-        for (int i = threadIdx.x; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
+        for (int i = thread; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
     };
     // The cache rows of earlier steps do not depend on the previous launch, but the choice of them does.
     if (CHOSEN) wait_for_inputs();
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
         load(s, 0, CHOSEN ? n_kv : p0);
-        clear(s);
+        if (!ENCODED) clear(s);
     }
-    for (int r = threadIdx.x; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
+    for (int r = thread; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
 
     wait_for_inputs();
     start_dependents();
     constexpr int UNITS = DK / 8;
-    for (int i = threadIdx.x; i < 2 * R * UNITS; i += THREADS) {
+    for (int i = threadIdx.x; i < 2 * R * UNITS; i += TEAMS * THREADS) {
         const int unit = i % UNITS, part = i / UNITS % 2, r = i / UNITS / 2;
         copy16<true>(q + part * Mixer::Q_PART + r * STRIDE_Q + unit * 16, (const u8*)(queries + ((long long)(pair + r) * 2 + part) * DK + unit * 8));
     }
@@ -277,56 +303,116 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     Mixer mixer;
     Held held;
     const int tiles = (last - first + TILE - 1) / TILE;
-    for (int t = 0; t < tiles; t++) {
-        const int at = first + t * TILE, n = min(TILE, last - at);
-        const char *tile_k = shared + t % STAGES * STAGE, *tile_v = tile_k + ROPE * 2;
+    wait_for_copies<STAGES - 1>();
+    __syncthreads();
+    held.load(q);
+    for (int round = 0; round * TEAMS < tiles; round++) {
+        const int at = first + (round * TEAMS + team) * TILE, n = min(TILE, last - at);
+        const char *tile_k = tiles_held + (ENCODED ? AT_T : round % STAGES * STAGE), *tile_v = tile_k + ROPE * 2;
+        const bool any = TEAMS == 1 || n > 0;
         wait_for_copies<STAGES - 1>();
-        __syncthreads();
-        if (t == 0) held.load(q);
-        held.score(tile_k, scores);
-        __syncthreads();
+        team_barrier(team);
+        if constexpr (ENCODED) {
+            const u8* rows = (const u8*)tiles_held + round % STAGES * STAGE;
+            for (int i = thread; i < n * (DK / 8); i += THREADS) {
+                const int row = i / (DK / 8), part = i % (DK / 8);
+                *(uint4*)(tiles_held + AT_T + row * STRIDE_K + part * 16) =
+                    decode_halves<TYPE_K>(rows + row * ROW_K + part / 4 * block_bytes(TYPE_K), part % 4);
+            }
+            clear(round);
+            team_barrier(team);
+            load(round + STAGES, 0, n_kv);
+            end_of_copies();
+        }
+        if (any) held.score(tile_k, scores);
+        team_barrier(team);
 
-        // Probabilities against the running maximum: a warp takes a row.
-        for (int r = warp; r < R; r += WARPS) {
-            const int visible = min(n, seen_of(p0 + (CHOSEN ? own : min((pair + r) / HEADS, ROWS - 1)) + 1) - at);
-            float s[TILE / 32], most = -INFINITY;
+        // Probabilities against the running maximum: a warp takes AT_ONCE rows, so that they need not wait for each other's sums.
+        constexpr int AT_ONCE = R / WARPS;
+        if (any) {
+            float s[AT_ONCE][TILE / 32], most[AT_ONCE], before[AT_ONCE], base[AT_ONCE], sum[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < TILE / 32; i++) {
-                const int position = 32 * i + lane;
-                float score = 0.f;
+            for (int j = 0; j < AT_ONCE; j++) {
+                const int r = warp + WARPS * j;
+                const int visible = min(n, seen_of(p0 + (CHOSEN ? own : min((pair + r) / HEADS, ROWS - 1)) + 1) - at);
+                most[j] = -INFINITY, sum[j] = 0.f, before[j] = maxima[r];
 #pragma unroll
-                for (int share = 0; share < SHARES; share++) score += scores[(share * R + r) * TILE + position];
-                s[i] = position < visible ? score : -INFINITY;
-                most = fmaxf(most, s[i]);
+                for (int i = 0; i < TILE / 32; i++) {
+                    const int position = 32 * i + lane;
+                    float score = 0.f;
+#pragma unroll
+                    for (int share = 0; share < SHARES; share++) score += scores[(share * R + r) * TILE + position];
+                    s[j][i] = position < visible ? score : -INFINITY;
+                    most[j] = fmaxf(most[j], s[j][i]);
+                }
             }
-            const float before = maxima[r], now = fmaxf(before, warp_max(most));
-            const float base = now == -INFINITY ? 0.f : now;  // a row that sees nothing of this range yet
-            float sum = 0.f;
 #pragma unroll
-            for (int i = 0; i < TILE / 32; i++) {
-                const float p = exp2f(s[i] - base);
-                Mixer::put_probability(probabilities, r, 32 * i + lane, p);
-                sum += p;
+            for (int d = 16; d; d >>= 1)
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++) most[j] = fmaxf(most[j], __shfl_xor_sync(0xffffffff, most[j], d));
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                most[j] = fmaxf(before[j], most[j]);
+                base[j] = most[j] == -INFINITY ? 0.f : most[j];  // a row that sees nothing of this range yet
+#pragma unroll
+                for (int i = 0; i < TILE / 32; i++) {
+                    const float p = exp2f(s[j][i] - base[j]);
+                    Mixer::put_probability(probabilities, warp + WARPS * j, 32 * i + lane, p);
+                    sum[j] += p;
+                }
             }
-            sum = warp_sum(sum);
-            __syncwarp();  // all lanes have read the maximum so far
-            if (lane == 0) {
-                const float factor = exp2f(before - base);
-                rescale[r] = factor;
-                sums[r] = fmaf(sums[r], factor, sum);
-                maxima[r] = now;
+#pragma unroll
+            for (int d = 16; d; d >>= 1)
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++) sum[j] += __shfl_xor_sync(0xffffffff, sum[j], d);
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                const int r = warp + WARPS * j;
+                if (lane == 0) {  // all lanes have read the maximum so far
+                    const float factor = exp2f(before[j] - base[j]);
+                    rescale[r] = factor;
+                    sums[r] = fmaf(sums[r], factor, sum[j]);
+                    maxima[r] = most[j];
+                }
             }
         }
-        __syncthreads();
-        mixer.add(probabilities, tile_v, rescale, n);
-        __syncthreads();
-        load(t + STAGES, 0, n_kv);
-        clear(t + STAGES);
+        team_barrier(team);
+        if (any) mixer.add(probabilities, tile_v, rescale, n);
+        team_barrier(team);
+        if (ENCODED) continue;
+        load(round + STAGES, 0, n_kv);
+        clear(round + STAGES);
         end_of_copies();  // a group in any case, so that the count of groups in flight stays the same
     }
     float* mine = partial + ((long long)blockIdx.y * gridDim.x + blockIdx.x) * PART;
-    mixer.finish(nullptr, [&](int r, int i, float x, float y) { *(float2*)(mine + r * DV + i) = make_float2(x, y); });
-    for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
+    if (TEAMS == 1) {
+        mixer.finish(nullptr, [&](int r, int i, float x, float y) { *(float2*)(mine + r * DV + i) = make_float2(x, y); });
+        for (int r = thread; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
+        return;
+    }
+    // The first of two teams adds what the other one has left in its tiles.
+    const float* others = (const float*)(shared + Mixer::Q_BYTES + OF_TEAM);
+    wait_for_copies<0>();
+    team_barrier(team);
+    if (team == 1) {
+        mixer.finish(nullptr, [&](int r, int i, float x, float y) { *(float2*)((float*)tiles_held + r * DV + i) = make_float2(x, y); });
+    }
+    __syncthreads();
+    if (team == 1) return;
+    const float *other_maxima = (const float*)((const char*)others + AT_M) + R, *other_sums = other_maxima + R;
+    const auto factor = [&](int r, bool other) {
+        const float most = fmaxf(maxima[r], other_maxima[r]), m = other ? other_maxima[r] : maxima[r];
+        return exp2f(m - (most == -INFINITY ? 0.f : most));
+    };
+    for (int r = thread; r < R; r += THREADS) {
+        mine[R * DV + r] = fmaxf(maxima[r], other_maxima[r]);
+        mine[R * DV + R + r] = fmaf(sums[r], factor(r, false), other_sums[r] * factor(r, true));
+    }
+    mixer.finish(nullptr, [&](int r, int i, float x, float y) {
+        const float a = factor(r, false), b = factor(r, true);
+        const float2 other = *(const float2*)(others + r * DV + i);
+        *(float2*)(mine + r * DV + i) = make_float2(fmaf(x, a, other.x * b), fmaf(y, a, other.y * b));
+    });
 }
 
 // On devices with clusters, the blocks of a head are one cluster: each joins its CHUNK of every row and stores it in the shared memory
@@ -356,16 +442,32 @@ latent_values(const float* partial, const int* __restrict__ position, int splits
     start_dependents();
     // The share of every range in each row comes first, then sums whose loads do not wait.
     const auto parts = [&](int row) { return partial + (long long)tile_of(row, head) * splits * PART; };
+    // Where blocks join together, a thread's part of its first ranges is on its way meanwhile.
+    constexpr int AHEAD = TOGETHER && UNITS <= THREADS ? 12 : 0;
+    const int group = threadIdx.x / WIDE, each = (active + GROUPS - 1) / GROUPS, from = min(group * each, active), until = min(from + each, active);
+    const auto place = [&](int unit) {  // of the part, in the first range
+        const int row = unit / (CHUNK / 4);
+        return parts(row) + place_of(row, head) * DV + blockIdx.y * CHUNK + unit % (CHUNK / 4) * 4;
+    };
+    float4 ahead[AHEAD ? AHEAD : 1];
+    if (together && group < GROUPS) {
+        const float* mixes = place(threadIdx.x % WIDE);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (from + j < until) ahead[j] = __ldcg((const float4*)(mixes + (from + j) * PART));
+    }
     if (warp < ROWS)
         shares_of_ranges<PART, R>(parts(warp) + R * DV + place_of(warp, head), active, share + warp * MOST_SPLITS, lane);
     __syncthreads();
     if (together) {
-        const int group = threadIdx.x / WIDE, each = (active + GROUPS - 1) / GROUPS, from = min(group * each, active);
         if (group < GROUPS)
             for (int unit = threadIdx.x % WIDE; unit < UNITS; unit += WIDE) {
-                const int row = unit / (CHUNK / 4), i = blockIdx.y * CHUNK + unit % (CHUNK / 4) * 4;
-                *(float4*)(sums + (group * UNITS + unit) * 4) =
-                    join_ranges<PART>(parts(row) + place_of(row, head) * DV + i, from, min(from + each, active), share + row * MOST_SPLITS);
+                const float* shares = share + unit / (CHUNK / 4) * MOST_SPLITS;
+                float4 sum = join_ranges<PART>(place(unit), min(from + AHEAD, until), until, shares);
+#pragma unroll
+                for (int j = 0; j < AHEAD; j++)
+                    if (from + j < until) add_range(sum, shares[from + j], ahead[j]);
+                *(float4*)(sums + (group * UNITS + unit) * 4) = sum;
             }
         __syncthreads();
         wait_for_cluster();

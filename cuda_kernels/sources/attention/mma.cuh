@@ -17,7 +17,7 @@ struct Mixer {
 
     static constexpr int Q_PART = 16 * M_TILES * STRIDE_Q, P_PART = 16 * M_TILES * STRIDE_P;
     static constexpr int Q_BYTES = 2 * Q_PART, P_BYTES = 2 * P_PART, JOIN_BYTES = HAD_V ? R * DV * 4 : 0;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x % 32;
     float mix[M_TILES][N_TILES][4] = {};
 
     static __device__ __forceinline__ void put_query(char* q, float*, int r, const float* row, float scale, int lane) {

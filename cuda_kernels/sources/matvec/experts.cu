@@ -9,8 +9,8 @@
 // JOINED_SLOTS, for EXPERT_DOWN with rows that are one stage and no multiple of a step: lanes take the granules of all slots' rows one after
 // the other, as if they were one row. So a step has a granule for every lane, and slots in shared memory are no longer than rows.
 //
-// SHARED_SLOTS: so many slots after those of the router, which all tokens have, are one shared expert: each `hidden` of its rows of gate and
-// up, and the columns of down for them. `ids` are of the other slots, `weights` of all.
+// SHARED_SLOTS, for EXPERT_GATE_UP: there is a shared expert, which all tokens use. Its rows come first, as no choice is needed to fetch them.
+// For EXPERT_DOWN: so many slots after those of the router are its columns. `ids` are of the other slots, `weights` of all.
 //
 // A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended. Until
 // then it norms and rounds h, which must be older than that kernel: the router lets it start when h is complete.
@@ -49,54 +49,54 @@ struct Places {
   }
 };
 
-// Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.
+// Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on. Of the shared expert shared_rows of each; up
+// from row shared_stored - shared_rows on, of its own matrix or of that of both. pitch: from token to token.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
     int first_up, const int* ids, int slots, int hidden, const float* gate_bias, const float* up_bias, const float* gate_scale,
-    const float* up_scale, const uint8_t* shared_gate, const uint8_t* shared_up, int64_t shared_stored, int first_shared_up, float* out) {
+    const float* up_scale, const uint8_t* shared_gate, const uint8_t* shared_up, int64_t shared_stored, int shared_rows, float* shared_out,
+    int64_t shared_pitch, int64_t pitch, float* out) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
-  const int items = slots * hidden, stride = gridDim.x * WARPS, begin = first_item(warp);
+  const int always = SHARED_SLOTS ? shared_rows : 0, items = always + slots * hidden, stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
   const typename F::Lane constants(lane);
   const Places places(hidden);
+  int mine = -1;   // slot lane's expert
+
+  auto source = [&](int item, int k) -> Row {
+    if (item < always) return k == 0 ? Row{shared_gate, shared_stored, item} : Row{shared_up, shared_stored, item + shared_stored - shared_rows};
+    const Place at = places.of(item - always);
+    const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, at.slot), 0) * per_expert + at.row;
+    return k == 0 ? Row{gate, stored, row} : Row{up, stored, row + first_up};
+  };
+  auto end = [&](int item) { return item < always ? always : item - places.of(item - always).row + hidden; };
+  auto matrices = feed_later<F>(items_of<1>(source, end), begin, items, stride, lane, ring);
+  const int early = SHARED_SLOTS ? matrices.fill(0, always) : 0;
   prepare_unit<TYPE>();
   static __shared__ float squares[1][WARPS];
   quantize<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
   wait_for_predecessor();
   allow_successor();   // not earlier: it reads the router's choice as soon as it starts
-  const int routed = slots - SHARED_SLOTS;
-  const int mine = lane < routed ? __ldcg(ids + token * routed + lane) : lane < slots ? 0 : -1;   // slot lane's expert
-
-  auto row_of = [&](const Place& at) { return (int64_t)max(__shfl_sync(~0u, mine, at.slot), 0) * per_expert + at.row; };
-  auto source = [&](int item, int k) -> Row {
-    if (SHARED_SLOTS && item >= routed * hidden) {
-      const int64_t row = item - routed * hidden;
-      return k == 0 ? Row{shared_gate, shared_stored, row} : Row{shared_up, shared_stored, row + first_shared_up};
-    }
-    const int64_t row = row_of(places.of(item));
-    return k == 0 ? Row{gate, stored, row} : Row{up, stored, row + first_up};
-  };
-  auto end = [&](int item) { return item - places.of(item).row + hidden; };
-  auto matrices = feed<F>(items_of<1>(source, end), begin, items, stride, lane, ring);
+  if (lane < slots) mine = __ldcg(ids + token * slots + lane);
+  matrices.fill(early, items);
   __syncthreads();
   const float factor = norm_factor(squares[0], eps);
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
-  int slot = -1, slot_end = 0, expert = 0;   // of the item: the first item of the next slot; without a division for each item
+  int slot = -1, slot_end = always, expert = 0;   // of the item: the first item of the next slot; without a division for each item
   int64_t shift = 0;                          // from an item to its row
-  bool shared = false;
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
+    const bool shared = item < always;
     if (item >= slot_end) {
       while (item >= slot_end) slot++, slot_end += hidden;
       expert = __shfl_sync(~0u, mine, slot);
-      shared = SHARED_SLOTS && slot >= routed;
-      shift = shared ? (int64_t)-routed * hidden : (int64_t)max(expert, 0) * per_expert - slot * hidden;
+      shift = (int64_t)max(expert, 0) * per_expert - slot * hidden - always;
     }
     const int64_t row = shift + item, of_matrices = shared ? shared_stored : stored;
-    const int up_from = shared ? first_shared_up : first_up;
+    const int64_t up_from = shared ? shared_stored - shared_rows : first_up;
     const float *biases[2] = {gate_bias, up_bias}, *scales[2] = {gate_scale, up_scale};
-    const float before = KIND == 3 && lane == 0 ? __ldcg(out + (int64_t)token * items + item) : 0;
+    const float before = KIND == 3 && lane == 0 ? __ldcg(out + token * pitch + item) : 0;
     float sum[R], by[R], bias[R], scale[R];   // what is not a sum is asked for here and needed at the end
     uint32_t header[R];
     #pragma unroll
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       if (BIASED) y[k] += bias[k];
     }
     const float result = KIND == 0 ? joined(y[0], y[R - 1]) : KIND == 3 ? joined(before, y[0]) : y[0];
-    if (lane == 0) out[(int64_t)token * items + item] = expert >= 0 ? result : 0.0f;
+    if (lane == 0) *(shared ? shared_out + token * shared_pitch + item : out + token * pitch + item - always) = expert >= 0 ? result : 0.0f;
   }
 }
 

@@ -32,9 +32,14 @@ template <class F, class Rows> struct Feed {
   const uint8_t* from[KEPT ? R * F::STAGED : F::STAGED];
 
   __device__ __forceinline__ Feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring)
-      : rows(rows), items(items), stride(stride), lane(lane), ring(ring), slot(ring), item(begin) {
+      : rows(rows), items(items), stride(stride), lane(lane), ring(ring), slot(ring), item(begin) {}
+
+  // Starts the copies of the first stages, from stage s on, while they are of items below `until`, the number of items for all. Returns the
+  // next stage.
+  __device__ __forceinline__ int fill(int s, int until) {
     #pragma unroll 1
-    for (int s = 0; s < SLOTS; s++) fetch(ring + s * G::SLOT);
+    for (; s < SLOTS && (until >= items || item < until); s++) fetch(ring + s * G::SLOT);
+    return s;
   }
 
   __device__ __forceinline__ void aim(const Row& r, int k) { aim_from<0>(r, F::geometry(r.stored, COLS), k); }
@@ -96,6 +101,12 @@ template <class F, class Rows> struct Feed {
     slot = slot == ring + (SLOTS - 1) * G::SLOT ? ring : slot + G::SLOT;
   }
 };
-template <class F, class Rows> DEV Feed<F, Rows> feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring) {
+// Without copies until `fill`.
+template <class F, class Rows> DEV Feed<F, Rows> feed_later(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring) {
   return {rows, begin, items, stride, lane, ring};
+}
+template <class F, class Rows> DEV Feed<F, Rows> feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring) {
+  Feed<F, Rows> all(rows, begin, items, stride, lane, ring);
+  all.fill(0, items);
+  return all;
 }

@@ -62,6 +62,8 @@ class StepLatentLayer(StepBranch):
         cache = state.layers[self.layer]
         if not isinstance(cache, LatentCache) or not cache.rows.is_whole:
             raise Slow("a cache whose positions do not follow each other")
+        if cache.rows.hadamard_k:
+            raise Slow("a cache with a Hadamard transform of latent vectors")
         self._check(cache.rows.type_k.name)
         if self.index is not None:
             self.index.check(cache.index_keys)

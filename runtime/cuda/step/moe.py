@@ -33,8 +33,8 @@ from .layers import BETWEEN, StepBranch, on_device
 @executor(STEP, MoE)
 class StepMoE(StepBranch):
     """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted
-    sum onto h in one. A shared expert of the same types is one or more slots of these launches;
-    another one takes two more.
+    sum onto h in one. A shared expert is in these launches as far as its matrices have the same
+    types: its gate and up in the second, as slots of the third; else it has its own.
     """
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -59,9 +59,10 @@ class StepMoE(StepBranch):
         self.input_terms = [terms_of(linear, context) for linear in inputs]
         self.always, self.shared = None, None
         if moe.shared is not None:
-            self.always = shared_slots(self, moe.shared, context)
+            inputs = shared_inputs(self, moe.shared, context)
+            self.always = shared_slots(self, moe.shared, inputs, context)
             if self.always is None:
-                self.shared = SharedExpert(self, moe, context)
+                self.shared = SharedExpert(self, moe, inputs, context)
         self.shared_gate = None
         if self.always is not None:
             gate = moe.shared_gate
@@ -99,7 +100,8 @@ class StepMoE(StepBranch):
             self.gating,
             *self.input_terms,
             *no_terms,
-            () if always is None else always.inputs,
+            *([] if always is None else [always.inputs]),
+            *([] if self.shared is None else self.shared.among_others(frame)),
         )
         x = None if self.shared is None else self.shared.inner(frame, h)
         norm = self.branch.post_norm
@@ -128,32 +130,50 @@ class SharedSlots:
     slots: int
 
 
-def shared_slots(owner: StepMoE, ffn: GatedFFN, context: Context) -> SharedSlots | None:
-    """Return the slots of a shared expert; None if it does not fit: other types, a hidden size that
-    is not a multiple of the experts', or another activation.
+def shared_inputs(owner: StepMoE, ffn: GatedFFN, context: Context) -> tuple[PackedMatrix, ...]:
+    """Return gate and up of a shared expert, or the one matrix that has both, if they can be in one
+    launch with those of the others; else nothing.
     """
     if not isinstance(ffn, GatedFFN) or gating_of(ffn.spec) != owner.gating:
-        return None
+        return ()
     linears = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
     try:
         inputs = tuple(on_device(x, context, EXPERT_GATE_UP) for x in linears)
+    except Slow:
+        return ()
+    types = {m.type for m in (*inputs, owner.gate, *([] if owner.up is None else [owner.up]))}
+    return inputs if len(types) == 1 else ()
+
+
+def shared_slots(
+    owner: StepMoE, ffn: GatedFFN, inputs: tuple[PackedMatrix, ...], context: Context
+) -> SharedSlots | None:
+    """Return the slots of a shared expert with these inputs; None if it cannot be slots: `down` of
+    another type, or a hidden size that is not a multiple of the experts'.
+    """
+    if not inputs:
+        return None
+    try:
         down = on_device(ffn.down, context)
     except Slow:
         return None
     slots = matvec.shared_slots(down, owner.down)
-    types = {m.type for m in (*inputs, owner.gate, *([] if owner.up is None else [owner.up]))}
     total = owner.spec.n_used + slots
-    if not slots or len(types) > 1 or total > MOST_SLOTS:
-        return None
-    if not matvec.fits(owner.down, EXPERT_DOWN, total):
+    if not slots or total > MOST_SLOTS or not matvec.fits(owner.down, EXPERT_DOWN, total):
         return None
     return SharedSlots(inputs, down, slots)
 
 
 class SharedExpert:
-    """The expert that works on every token. Its products read h before routed experts are added."""
+    """The expert that works on every token. Its products read h before routed experts are added.
 
-    def __init__(self, owner: StepBranch, moe: MoE, context: Context):
+    inputs: gate and up that are in the launch of the others; without them they are here.
+    """
+
+    def __init__(
+        self, owner: StepBranch, moe: MoE, inputs: tuple[PackedMatrix, ...], context: Context
+    ):
+        self.inputs = inputs
         ffn = moe.shared
         if not isinstance(ffn, GatedFFN):
             raise Slow("a shared expert without a gate")
@@ -163,17 +183,25 @@ class SharedExpert:
         self.down = on_device(ffn.down, context, MATVEC_ADD)
         types = {x.type for x in self.matrices}
         floats = any(x.type.is_float for x in (*self.matrices, self.down))
-        self.between = torch.float32 if floats or len(types) > 1 else BETWEEN
+        self.between = torch.float32 if inputs or floats or len(types) > 1 else BETWEEN
         gate = moe.shared_gate
         # Times the weights of the norm, so that one product is enough.
         self.share = None if gate is None else decode_linear(gate, context).view(-1) * self.norm
 
+    def hidden(self, frame: Frame) -> torch.Tensor:
+        return frame.buffer("shared hidden", self.down.cols, self.between)
+
+    def among_others(self, frame: Frame) -> tuple:
+        """Return what the launch for gate and up of the others takes."""
+        return (self.inputs, self.hidden(frame)) if self.inputs else ()
+
     def inner(self, frame: Frame, h: torch.Tensor) -> torch.Tensor:
         """Return the input of `down`, multiplied by the share of each token."""
-        hidden = frame.buffer("shared hidden", self.down.cols, self.between)
-        gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
-        arguments = h, self.norm, self.eps, gate, up, hidden, None, self.gating
-        operation(matvec.gate_up, *arguments)
+        hidden = self.hidden(frame)
+        if not self.inputs:
+            gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
+            arguments = h, self.norm, self.eps, gate, up, hidden, None, self.gating
+            operation(matvec.gate_up, *arguments)
         if self.share is not None:
             step_between.take_share(h, self.share, self.eps, hidden)
         return hidden
