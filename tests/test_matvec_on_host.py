@@ -52,8 +52,6 @@ def build(tmp_path_factory):
         returns false if its threads do not meet at barriers.
         """
         names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(", "))
-        without_shared = {GATES: (", out", ", 0, 0, 0, 0, out"), DOWN: (", h", ", 0, h")}
-        names = names.replace(*without_shared.get(parameters, ("", "")))
         threads = 32 * int(dict(spec.defines)["WARPS"])
         program = "".join(f"#define {k} {v}\n" for k, v in spec.defines)
         program += f'#include "{HERE / "block_on_host.hpp"}"\n'
