@@ -152,14 +152,14 @@ class Auto:
 
     def _keys(self) -> None:
         """Set the digest of every stage: of its own options and of the stages before it."""
-        o, device = self.options, self.load.device
+        o, load = self.options, asdict(self.load)
         texts = [hashlib.sha256(t.encode()).hexdigest() for t in self.calibration.values()]
         tests = [hashlib.sha256(t.encode()).hexdigest() for t in self.tests.values()]
         damage = _stat(o.damage) if o.damage else None
         convert = digest(__version__, self.source, self.provenance)
         collect = digest(convert, texts, o.n_ctx, o.chunks)
         choose = digest(collect, asdict(self.aim), damage, o.types)
-        compare = digest(choose, tests, o.n_ctx, o.test_chunks, device)
+        compare = digest(choose, tests, o.n_ctx, o.test_chunks, load)
         self.keys = {
             "convert": convert,
             "imatrix": collect,

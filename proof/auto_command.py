@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import UsageError, printable
 from ..imatrix.default_texts import DEFAULT
 from ..quantize.options import TargetOptions
-from ..runtime.commands.flags import add_load_flags, chosen_device
+from ..runtime.commands.flags import add_load_flags, chosen_device, on_one_device
 from ..runtime.options import LoadOptions
 
 
@@ -121,6 +121,7 @@ def run(args: argparse.Namespace, api) -> int:
         args.model_name,
         args.clean,
     )
+    on_one_device(args, "the stages run in one process")
     load = LoadOptions.from_flags(args)
     load = replace(load, device=str(chosen_device(load)))
     name = os.path.basename(os.path.abspath(source.removeprefix("hf://").split("@")[0]))

@@ -9,7 +9,13 @@ import sys
 from dataclasses import replace
 
 from ..errors import UsageError, printable
-from ..runtime.commands.flags import MODEL_HELP, RunningOutput, add_load_flags, chosen_device
+from ..runtime.commands.flags import (
+    MODEL_HELP,
+    RunningOutput,
+    add_load_flags,
+    chosen_device,
+    on_one_device,
+)
 from ..runtime.options import LoadOptions
 from ..runtime.text_options import CompareOptions
 
@@ -53,6 +59,7 @@ def run(args: argparse.Namespace, api) -> int:
     for path in outputs:  # an error before anything is measured
         refuse_same_file(path, [args.base, *args.models, *args.file])
         check_output(path)
+    on_one_device(args, "models are compared by one process")
     load = LoadOptions.from_flags(args)
     load = replace(load, device=str(chosen_device(load)))
     options = CompareOptions.from_flags(args)

@@ -78,12 +78,14 @@ def note(flags: str, why: str) -> None:
     print(f"note: {flags} {changes} nothing here: {why}", file=sys.stderr)
 
 
-def on_one_device(args: argparse.Namespace) -> None:
-    """Undo -sm graph and data in a command that looks at whole products or kernels, and say so."""
+def on_one_device(
+    args: argparse.Namespace, why: str = "this command looks at products of the whole model"
+) -> None:
+    """Undo -sm graph and data in a command that runs in one process, and say so and why."""
     from ..parallel.modes import has_ranks
 
     if has_ranks(args.split_mode):
-        note(f"-sm {args.split_mode}", "this command looks at products of the whole model")
+        note(f"-sm {args.split_mode}", why)
         args.split_mode = args.tensor_split = args.max_gpu = None
 
 
