@@ -124,6 +124,7 @@ TOKENS = """
   border-radius: 3px; padding: 0 .15em;
 }
 .tokens code { white-space: pre-wrap; }
+.figures .error { white-space: nowrap; }
 h1, h2, .lead { overflow-wrap: anywhere; }
 .figures tbody th { overflow-wrap: anywhere; white-space: normal; min-width: 9rem; }
 """
