@@ -21,6 +21,7 @@ from iqforge.formats.types import TYPES
 from iqforge.formats.values import f32, string
 from iqforge.runtime.options import LoadOptions
 
+from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
 
@@ -253,3 +254,15 @@ def test_commands(models, tmp_path, capsys):
         missing = ["--lora", str(tmp_path / "none.gguf")]
         assert main([words[0], "-m", model, *words[1:], *missing]) == 1  # it is read everywhere
         assert "none.gguf" in capsys.readouterr().err
+
+
+def test_the_reference_logits():
+    """Those of transformers and PEFT, with the adapter and without it."""
+    expected = np.load(shared("golden/convert/lora_llama/logits.npz"))
+    model = shared("golden/convert/llama/hf")
+    adapter = str(shared("golden/convert/lora_llama/expected-f32.gguf"))
+    for lora, name in (((adapter,), "logits"), ((f"{adapter}:0",), "base_logits")):
+        with iqforge.load_model(model, lora=lora) as opened:
+            found = opened.forward(expected["input_ids"]).numpy()
+        difference = np.abs(found - expected[name]).max() / np.abs(expected[name]).max()
+        assert difference < 1e-3, name
