@@ -60,7 +60,9 @@ def measure(ranks: Ranks, args: argparse.Namespace) -> None:
     time_gather(group, links, args.vocabulary)
     time_prompts(group, args.tokens, args.width)
     rows = [
-        PeerRows(ranks.rank, ranks.size, n, 4 * args.width, device, group.exchange, timeout=20)
+        PeerRows(
+            ranks.rank, ranks.size, [(n, torch.float32)], args.width, device, group.exchange, 20
+        )
         for n in (args.tokens, 40)
     ]
     check_rows(group, rows[1], 96)

@@ -49,11 +49,11 @@ def _checked(device: int, result: Any) -> Any:
 
 
 class PeerMemory:
-    """`n_bytes` of zeros on a device, in an allocation of their own, which other processes can
-    open.
+    """`n_bytes` on a device, in an allocation of their own, which other processes can open. Each
+    four bytes are `word` at first.
     """
 
-    def __init__(self, n_bytes: int, device: torch.device):
+    def __init__(self, n_bytes: int, device: torch.device, word: int = 0):
         self._driver = importlib.import_module("cuda.bindings.driver")
         self.device = device_index(device)
         self._opened: list[int] = []
@@ -61,7 +61,7 @@ class PeerMemory:
             torch.cuda.current_stream()  # torch makes the context
             torch.empty(1, device=device)
             self.address = int(self._call(self._driver.cuMemAlloc(n_bytes)))
-            self._call(self._driver.cuMemsetD8(self.address, 0, n_bytes))
+            self._call(self._driver.cuMemsetD32(self.address, word, n_bytes // 4))
             torch.cuda.synchronize()
         self._free = weakref.finalize(
             self, _freed, self._driver, self.device, self.address, self._opened
@@ -117,7 +117,7 @@ def opened_by_all(
             ]
         except DeviceError as error:
             failed = error
-    # Nobody writes before all have come here with memory that is zero.
+    # Nobody writes before all have come here with memory that is set.
     if not all(exchange(b"" if failed or not all(handles) else b"opened")):
         memory.close()
         raise failed or DeviceError("another GPU cannot share its memory")

@@ -20,7 +20,8 @@ from .prompt import norm_fits
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _MOVED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _UNITS, _THREADS, _UNIT = (1, 2, 4, 8), 256, 8  # as in norm.cuh
-_ALIGNED = 256  # bytes
+_ALIGNED = 1024  # bytes: rows of 4 bytes move in pieces of so many
+_NOTHING = 0x80008000
 
 
 def _spec(half: torch.dtype) -> KernelSpec:
@@ -41,19 +42,27 @@ def _aligned(n_bytes: int) -> int:
     return -(-n_bytes // _ALIGNED) * _ALIGNED
 
 
-def place_bytes(n_ranks: int, rows: int, row_bytes: int) -> int:
+def row_bytes(width: int, moved: torch.dtype) -> int:
+    """Return the bytes of a row that moves as `moved`."""
+    return _aligned(4 * width) if moved == torch.float32 else moved.itemsize * width
+
+
+def place_bytes(n_ranks: int, rows: int, width: int, moved: torch.dtype) -> int:
     """Return the bytes that one exchange of so many rows takes in the memory of a rank."""
     each = 0 if n_ranks == 2 else -(-rows // n_ranks)
-    return _aligned((n_ranks * each + rows) * row_bytes)
+    return _aligned((n_ranks * each + rows) * row_bytes(width, moved))
 
 
-def memory_bytes(n_ranks: int, rows: int, row_bytes: int) -> int:
-    """Return the bytes of the memory that a rank shares for exchanges of up to so many rows."""
-    return _aligned(4 * n_ranks * rows) + 2 * place_bytes(n_ranks, rows, row_bytes)
+def memory_bytes(n_ranks: int, sizes: Sequence[tuple[int, torch.dtype]], width: int) -> int:
+    """Return the bytes of the memory that a rank shares for exchanges of up to so many rows of each
+    type.
+    """
+    return 2 * max(place_bytes(n_ranks, rows, width, moved) for rows, moved in sizes)
 
 
 class PeerRows:
-    """The links of rank `rank` of `n_ranks` for rows [up to `rows`, width] of up to `row_bytes`.
+    """The links of rank `rank` of `n_ranks` for rows of `width` elements, of which up to so many
+    move as a type at a time as `sizes` say; more rows move in pieces.
 
     exchange: returns the `bytes` that every rank has passed, in the order of ranks. timeout:
     seconds after which a kernel that waits for another rank stops with an error; `missing` then is
@@ -64,17 +73,18 @@ class PeerRows:
         self,
         rank: int,
         n_ranks: int,
-        rows: int,
-        row_bytes: int,
+        sizes: Sequence[tuple[int, torch.dtype]],
+        width: int,
         device: torch.device,
         exchange: Callable[[bytes], Sequence[bytes]],
         timeout: float = 600.0,
     ):
         if not 2 <= n_ranks <= MOST_RANKS:
             raise ShapeError(f"{n_ranks} GPUs, expected 2 to {MOST_RANKS}")
-        self.rank, self.n_ranks, self.rows = rank, n_ranks, rows
-        self._place = place_bytes(n_ranks, rows, row_bytes)
-        self._memory = PeerMemory(memory_bytes(n_ranks, rows, row_bytes), device)
+        self.rank, self.n_ranks, self.rows = rank, n_ranks, max(rows for rows, _ in sizes)
+        n_bytes = memory_bytes(n_ranks, sizes, width)
+        self._place = n_bytes // 2
+        self._memory = PeerMemory(n_bytes, device, word=_NOTHING)
         addresses = opened_by_all(self._memory, rank, exchange)
         self._peers = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._state = torch.zeros(3, dtype=torch.int32, device=device)
@@ -89,7 +99,7 @@ class PeerRows:
 
     def fits(self, rows: int, width: int, moved: torch.dtype) -> bool:
         """Return whether `add_norm` takes so many rows of this width, and moves them as `moved`."""
-        taken = place_bytes(self.n_ranks, min(rows, self.rows), width * moved.itemsize)
+        taken = place_bytes(self.n_ranks, min(rows, self.rows), width, moved)
         return norm_fits(width) and taken <= self._place
 
     def add_norm(
@@ -154,7 +164,6 @@ class PeerRows:
             raise ShapeError(f"{len(h)} rows of {width} {moved} do not fit the shared memory")
         units = next(n for n in _UNITS if n * _THREADS * _UNIT >= width)
         name = "peer_norm" if post_weight is None else "peer_post_norm"
-        flags = _aligned(4 * self.n_ranks * self.rows)
         launch(
             function(_spec(half), f"{name}_{units}", h.device),
             len(h),
@@ -178,11 +187,9 @@ class PeerRows:
             self._missing,
             self._peers,
             self._most,
-            np.uint64(flags),
             np.uint64(self._place),
             np.int32(self.rank),
             np.int32(self.n_ranks),
-            np.int32(self.rows),
             np.int32(_MOVED[moved]),
         )
 

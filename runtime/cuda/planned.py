@@ -19,6 +19,7 @@ from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.gemma import DenseAndExperts
 from ..layers.mla import MLA
 from ..layers.moe import MoE
+from ..parallel.payload import FEW_ROWS
 from ..state.cache import CacheSettings
 from .prompt.index import SCORE_BYTES as INDEX_BYTES
 from .prompt.mla import BUFFER_BYTES, CHOSEN_ROWS
@@ -52,7 +53,8 @@ def buffer_bytes(
 
 def shared_bytes(n_ranks: int, width: int, rows: int) -> int:
     """Return the bytes that a tensor-parallel rank shares with others for sums of prompts."""
-    return 0 if n_ranks == 1 else memory_bytes(n_ranks, rows, width * _HALF)
+    sizes = ((rows, torch.bfloat16), (min(rows, FEW_ROWS), torch.float32))
+    return 0 if n_ranks == 1 else memory_bytes(n_ranks, sizes, width)
 
 
 def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:

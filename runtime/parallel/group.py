@@ -21,11 +21,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from ...errors import DeviceError, UsageError
 from .modes import DEFAULT_TIMEOUT
-from .payload import DTYPES, decoded, encoded
+from .payload import DTYPES, FEW_ROWS, decoded, encoded
 from .ranks import Ranks
 
 _GRACE = 3.0  # seconds in which other ranks say that they wait, too
-FEW_ROWS = 32  # at most so many rows move in float32, whatever the type: latency decides there
 
 _Result = TypeVar("_Result")
 

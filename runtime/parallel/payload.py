@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+FEW_ROWS = 32  # at most so many rows move in float32, whatever the type: latency decides there
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _BLOCK, _MOST = 32, 127.0
 

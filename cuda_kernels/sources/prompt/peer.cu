@@ -1,26 +1,28 @@
 // Sums of rows over the GPUs of one host, and the norm after them, in one launch: h += the sum of what all ranks add, x = norm(h).
 //
-// Every rank has memory that the others write to: flags u32[ranks][capacity], a flag per sender and row, then two places in turn for rows. A
-// rank stores its part of a row there, as MOVED says, and then the number of the exchange in the row's flag. With two ranks everyone sends the
-// whole part to the other. With more, row t belongs to rank t % ranks, which adds the parts and sends the sum back: each rank sends 2 (n - 1) / n
-// rows per row instead of n - 1. Parts are added in the order of ranks, so that all ranks get the same bits.
+// Every rank has memory that the others write to: two places in turn for rows, full of the word NOTHING. A rank stores its part of a row there, as
+// MOVED says, and the receiver reads every 16 bytes until none of their words is NOTHING, and sets them back: there are no flags, and no fences to
+// wait for. A word of data that is NOTHING (two halves of -0, or a float below 1e-40) is sent as 0. With two ranks everyone sends the whole part to the
+// other. With more, row t belongs to rank t % ranks, which adds the parts and sends the sum back: each rank sends 2 (n - 1) / n rows per row instead
+// of n - 1. Parts are added in the order of ranks, so that all ranks get the same bits.
 //
 // Two places are enough: a rank begins exchange e + 2 after it has ended e + 1, for which all others have sent, which they do after they have
-// ended e. Blocks take rows in the order in which they start, so that the rows that wait for others never keep the first row that others wait for
-// from being sent, however many blocks run at once.
+// ended e and set its words back. Blocks take rows in the order in which they start, so that the rows that wait for others never keep the first row
+// that others wait for from being sent, however many blocks run at once.
 #include "prompt/norm.cuh"
 
 typedef unsigned long long u64;
 
 constexpr int BF16 = 0, F16 = 1, F32 = 2;  // what moves
+constexpr u32 NOTHING = 0x80008000u;
 
 struct Exchange {
     u32* state;        // {exchanges that have ended, rows taken, rows done}
     u32* missing;      // the rank that did not come, plus 1
     const u64* peers;  // the memory of each rank
     u64 most;          // nanoseconds
-    u64 first, place;  // bytes of the flags, and of a place
-    int rank, ranks, capacity, moved;
+    u64 place;         // bytes of a place
+    int rank, ranks, moved;
 };
 
 __device__ __forceinline__ u64 nanoseconds() {
@@ -29,17 +31,21 @@ __device__ __forceinline__ u64 nanoseconds() {
     return now;
 }
 
-__device__ __forceinline__ void set_flag(u64 at, u32 number) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(number) : "memory");
+__device__ __forceinline__ void send16(u64 at, uint4 x) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-// Wait for a flag. After `most` nanoseconds, leave the number of the missing rank, plus 1, in `missing` and stop the kernel with an error.
-__device__ __forceinline__ void wait_flag(u64 at, u32 number, int rank, const Exchange& e) {
+// Wait for 16 bytes, and set them back. After `most` nanoseconds, leave the number of the missing rank, plus 1, in `missing` and stop the kernel
+// with an error.
+__device__ __forceinline__ uint4 receive16(u64 at, int rank, const Exchange& e) {
     u64 begun = 0;
     for (u32 tries = 1;; tries++) {
-        u32 found;
-        asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
-        if (found == number) return;
+        uint4 x;
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at) : "memory");
+        if (x.x != NOTHING && x.y != NOTHING && x.z != NOTHING && x.w != NOTHING) {
+            send16(at, make_uint4(NOTHING, NOTHING, NOTHING, NOTHING));
+            return x;
+        }
         if (tries % 65536 == 0) {
             const u64 now = nanoseconds();
             if (!begun) begun = now;
@@ -51,116 +57,106 @@ __device__ __forceinline__ void wait_flag(u64 at, u32 number, int rank, const Ex
     }
 }
 
-__device__ __forceinline__ void send_unit(u64 row, int unit, const float (&y)[8], int moved) {
-    if (moved == F32) store8(reinterpret_cast<float*>(row) + unit * 8, y);
-    else reinterpret_cast<uint4*>(row)[unit] = moved == F16 ? pack8<true>(y) : pack8<false>(y);
+__device__ __forceinline__ u32 something(u32 word) { return word == NOTHING ? 0 : word; }
+
+// A unit of 8 elements as it moves: 16 bytes, or 32 of F32.
+struct Moved {
+    uint4 low, high;
+};
+
+__device__ __forceinline__ Moved packed_unit(const float (&y)[8], int moved) {
+    Moved m;
+    if (moved == F32) {
+        m.low = make_uint4(__float_as_uint(y[0]), __float_as_uint(y[1]), __float_as_uint(y[2]), __float_as_uint(y[3]));
+        m.high = make_uint4(__float_as_uint(y[4]), __float_as_uint(y[5]), __float_as_uint(y[6]), __float_as_uint(y[7]));
+        m.high.x = something(m.high.x), m.high.y = something(m.high.y), m.high.z = something(m.high.z), m.high.w = something(m.high.w);
+    } else {
+        m.low = moved == F16 ? pack8<true>(y) : pack8<false>(y);
+    }
+    m.low.x = something(m.low.x), m.low.y = something(m.low.y), m.low.z = something(m.low.z), m.low.w = something(m.low.w);
+    return m;
 }
 
-__device__ __forceinline__ void received_unit(u64 row, int unit, float (&y)[8], int moved) {
-    const uint4* at = reinterpret_cast<const uint4*>(row);
+__device__ __forceinline__ void unpacked_unit(const Moved& m, float (&y)[8], int moved) {
     if (moved == F32) {
-        const uint4 low = __ldcg(at + 2 * unit), high = __ldcg(at + 2 * unit + 1);
-        y[0] = __uint_as_float(low.x), y[1] = __uint_as_float(low.y), y[2] = __uint_as_float(low.z), y[3] = __uint_as_float(low.w);
-        y[4] = __uint_as_float(high.x), y[5] = __uint_as_float(high.y), y[6] = __uint_as_float(high.z), y[7] = __uint_as_float(high.w);
+        y[0] = __uint_as_float(m.low.x), y[1] = __uint_as_float(m.low.y), y[2] = __uint_as_float(m.low.z), y[3] = __uint_as_float(m.low.w);
+        y[4] = __uint_as_float(m.high.x), y[5] = __uint_as_float(m.high.y), y[6] = __uint_as_float(m.high.z), y[7] = __uint_as_float(m.high.w);
     } else if (moved == F16) {
-        unpack8<true>(__ldcg(at + unit), y);
+        unpack8<true>(m.low, y);
     } else {
-        unpack8<false>(__ldcg(at + unit), y);
+        unpack8<false>(m.low, y);
     }
 }
 
-// What the others see of y.
-__device__ __forceinline__ void round_unit(float (&y)[8], int moved) {
-    if (moved == F16) unpack8<true>(pack8<true>(y), y);
-    else if (moved == BF16) unpack8<false>(pack8<false>(y), y);
+// What moves of y, which becomes what the others see.
+__device__ __forceinline__ Moved rounded_unit(float (&y)[8], int moved) {
+    const Moved m = packed_unit(y, moved);
+    unpacked_unit(m, y, moved);
+    return m;
+}
+
+// The halves of 32 bytes are a warp's 512 bytes apart, so that a warp sends whole lines.
+__device__ __forceinline__ u64 unit_at(u64 row, int unit, int moved) {
+    return row + (moved == F32 ? unit / 32 * 1024 + unit % 32 * 16 : unit * 16);
+}
+
+__device__ __forceinline__ void send_unit(u64 row, int unit, const Moved& m, int moved) {
+    const u64 at = unit_at(row, unit, moved);
+    send16(at, m.low);
+    if (moved == F32) send16(at + 512, m.high);
+}
+
+__device__ __forceinline__ void received_unit(u64 row, int unit, float (&y)[8], int sender, const Exchange& e) {
+    const u64 at = unit_at(row, unit, e.moved);
+    Moved m;
+    m.low = receive16(at, sender, e);
+    if (e.moved == F32) m.high = receive16(at + 512, sender, e);
+    unpacked_unit(m, y, e.moved);
 }
 
 // y, this rank's part of row t, becomes the sum over all ranks.
 template <int UNITS>
 __device__ __forceinline__ void meet(float (&y)[UNITS][8], long long t, u32 number, int tokens, int width, const Exchange& e) {
     const int units = width / 8, n = e.ranks, owner = t % n;
-    const u64 bytes = width * (e.moved == F32 ? 4ull : 2ull), place = e.first + (number & 1) * e.place;
+    const u64 bytes = e.moved == F32 ? (units + 31) / 32 * 1024ull : units * 16ull, place = (number & 1) * e.place;
     const u64 each = n == 2 ? 0 : (tokens + n - 1) / n;  // rows of a rank
-    auto flag = [&](int at, int sender) { return e.peers[at] + 4 * (sender * (u64)e.capacity + t); };
     // Where rank `at` has the part of `sender` of a row that it owns, and the sum of a row.
     auto part = [&](int at, int sender) { return e.peers[at] + place + (n == 2 ? (u64)t : sender * each + t / n) * bytes; };
     auto total = [&](int at) { return e.peers[at] + place + (n * each + t) * bytes; };
-    auto send = [&](u64 row) {
+    const int to = n == 2 ? 1 - e.rank : owner;
+    if (to != e.rank) {
+        const u64 row = part(to, e.rank);
 #pragma unroll
         for (int i = 0; i < UNITS; i++) {
             const int unit = threadIdx.x + i * NORM_THREADS;
-            if (unit < units) send_unit(row, unit, y[i], e.moved);
+            if (unit < units) send_unit(row, unit, rounded_unit(y[i], e.moved), e.moved);
         }
-    };
-#pragma unroll
-    for (int i = 0; i < UNITS; i++) round_unit(y[i], e.moved);
-    if (n == 2) {
-        const int other = 1 - e.rank;
-        send(part(other, e.rank));
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence_system();
-            set_flag(flag(other, e.rank), number);
-            wait_flag(flag(e.rank, other), number, other, e);
-        }
-        __syncthreads();
-        const u64 row = part(e.rank, other);
-#pragma unroll
-        for (int i = 0; i < UNITS; i++) {
-            const int unit = threadIdx.x + i * NORM_THREADS;
-            if (unit >= units) continue;
-            float z[8];
-            received_unit(row, unit, z, e.moved);
-#pragma unroll
-            for (int j = 0; j < 8; j++) y[i][j] += z[j];
-        }
-        return;
     }
-    if (owner == e.rank) {
-        if (threadIdx.x < n && threadIdx.x != e.rank) wait_flag(flag(e.rank, threadIdx.x), number, threadIdx.x, e);
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < UNITS; i++) {
-            const int unit = threadIdx.x + i * NORM_THREADS;
-            if (unit >= units) continue;
-            float sum[8], z[8];
-            for (int p = 0; p < n; p++) {
-                if (p == e.rank) {
-#pragma unroll
-                    for (int j = 0; j < 8; j++) sum[j] = p ? sum[j] + y[i][j] : y[i][j];
-                    continue;
-                }
-                received_unit(part(e.rank, p), unit, z, e.moved);
-#pragma unroll
-                for (int j = 0; j < 8; j++) sum[j] = p ? sum[j] + z[j] : z[j];
-            }
-            round_unit(sum, e.moved);
-#pragma unroll
-            for (int j = 0; j < 8; j++) y[i][j] = sum[j];
-        }
-        for (int p = 0; p < n; p++)
-            if (p != e.rank) send(total(p));
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence_system();
-            for (int p = 0; p < n; p++)
-                if (p != e.rank) set_flag(flag(p, e.rank), number);
-        }
-        return;
-    }
-    send(part(owner, e.rank));
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence_system();
-        set_flag(flag(owner, e.rank), number);
-        wait_flag(flag(e.rank, owner), number, owner, e);
-    }
-    __syncthreads();
-    const u64 row = total(e.rank);
 #pragma unroll
     for (int i = 0; i < UNITS; i++) {
         const int unit = threadIdx.x + i * NORM_THREADS;
-        if (unit < units) received_unit(row, unit, y[i], e.moved);
+        if (unit >= units) continue;
+        if (n > 2 && to != e.rank) {
+            received_unit(total(e.rank), unit, y[i], to, e);
+            continue;
+        }
+        if (n > 2) rounded_unit(y[i], e.moved);
+        float sum[8], z[8];
+        for (int p = 0; p < n; p++) {
+            if (p != e.rank) received_unit(part(e.rank, p), unit, z, p, e);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const float added = p == e.rank ? y[i][j] : z[j];
+                sum[j] = p ? sum[j] + added : added;
+            }
+        }
+        if (n > 2) {
+            const Moved m = rounded_unit(sum, e.moved);
+            for (int p = 0; p < n; p++)
+                if (p != e.rank) send_unit(total(p), unit, m, e.moved);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) y[i][j] = sum[j];
     }
 }
 
@@ -242,8 +238,8 @@ __device__ __forceinline__ void peer_norm(float* h, const uint4* delta, const fl
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     NAME##_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const uint4* extra, const float* weight, \
                    float eps, uint4* x, int permuted, float* exact, int width, const float* post_weight, float post_eps, float by, u32* state, \
-                   u32* missing, const u64* peers, u64 most, u64 first, u64 place, int rank, int ranks, int capacity, int moved) { \
-        const Exchange e{state, missing, peers, most, first, place, rank, ranks, capacity, moved}; \
+                   u32* missing, const u64* peers, u64 most, u64 place, int rank, int ranks, int moved) { \
+        const Exchange e{state, missing, peers, most, place, rank, ranks, moved}; \
         peer_norm<UNITS, POST>(h, delta, weights, rows, n_slots, extra, weight, eps, x, permuted, exact, width, post_weight, post_eps, by, e); \
     }
 PEER_NORM(peer_norm, 1, false)

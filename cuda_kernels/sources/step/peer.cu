@@ -57,8 +57,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 peer_sum(float* x, float* h, int assign, int n, u32* numbers, u32* missing, u64 most, int rank, u32 units, u64 p0, u64 p1, u64 p2, u64 p3,
          u64 p4, u64 p5, u64 p6, u64 p7) {
     const Peers peers{{p0, p1, p2, p3, p4, p5, p6, p7}};
-    start_dependents();  // the next product loads its first weights while the one before still runs
+    // The next product starts when the one before has ended on all multiprocessors: earlier, these blocks take registers that it needs on some of
+    // them, and others would get two of its blocks.
     wait_for_inputs();
+    start_dependents();
     const int i = (blockIdx.x * THREADS + threadIdx.x) * EACH;
     const u32 number = *(volatile u32*)(numbers + blockIdx.x) + 1, unit = i / 2;
     if (i < n) {
@@ -100,8 +102,10 @@ peer_gather(const float* x, float* out, int rows, int width, int most_cols, u32*
             int e1, int e2, int e3, int e4, int e5, int e6, int e7, u64 p0, u64 p1, u64 p2, u64 p3, u64 p4, u64 p5, u64 p6, u64 p7) {
     const Peers peers{{p0, p1, p2, p3, p4, p5, p6, p7}};
     const int ends[8] = {e0, e1, e2, e3, e4, e5, e6, e7};
-    start_dependents();  // the next product loads its first weights while the one before still runs
+    // The next product starts when the one before has ended on all multiprocessors: earlier, these blocks take registers that it needs on some of
+    // them, and others would get two of its blocks.
     wait_for_inputs();
+    start_dependents();
     const int i = (blockIdx.x * THREADS + threadIdx.x) * EACH;
     const u32 number = *(volatile u32*)(numbers + blockIdx.x) + 1, unit = i / 2;
     if (i < rows * most_cols) {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from ....cuda_kernels.peer import MOST_RANKS
 from ....cuda_kernels.peer_rows import PeerRows
 from ....cuda_kernels.prompt import norm_fits
 from ....errors import DeviceError
 from ...network.network import Network
-from ...parallel.group import FEW_ROWS
+from ...parallel.payload import FEW_ROWS
 from ..common.context import Context
 
 
@@ -23,13 +25,13 @@ def row_links_of(network: Network, context: Context) -> PeerRows | None:
     moved = group.moved_type(FEW_ROWS + 1)
     if moved is None:  # blocks of 8 bits
         return None
-    row_bytes = network.width * moved.itemsize
+    sizes = ((max(context.ubatch, FEW_ROWS), moved), (FEW_ROWS, torch.float32))
     try:
         return PeerRows(
             group.rank,
             group.size,
-            max(context.ubatch, 2 * FEW_ROWS),
-            row_bytes,
+            sizes,
+            network.width,
             context.device,
             group.exchange,
             group.timeout,
