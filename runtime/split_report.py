@@ -11,6 +11,8 @@ import torch
 
 from ..formats.source import Source, TensorInfo
 from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from .layers.delta_net import DeltaNet
+from .layers.mla import MLA
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
 from .parallel.share import Share
@@ -176,10 +178,21 @@ def _work(
         used,
         experts,
         tuple(sums_of(block) for block in whole.blocks),
+        tuple(_mixer(block.mixer) for block in whole.blocks),
         tuple(
             sum(block.mixer.read_bytes(n_past, 1, settings) for block in network.blocks)
             for network in networks
         ),
+    )
+
+
+def _mixer(mixer: Any) -> str:
+    return (
+        "latent"
+        if isinstance(mixer, MLA)
+        else "delta"
+        if isinstance(mixer, DeltaNet)
+        else "attention"
     )
 
 

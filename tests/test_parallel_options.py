@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import iqforge
 import pytest
 import torch
-from iqforge.errors import UsageError
+from iqforge.errors import DeviceError, UsageError
+from iqforge.runtime.cuda.step.links import named_waits
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.modes import COMBINATIONS, Split, parse_shares, planned_split
 from iqforge.runtime.parallel.modes import split_notes as notes
@@ -179,6 +181,21 @@ def test_an_error_of_all_ranks_is_said_once():
     status, out, err = run("bench", "-m", "/nowhere.gguf", *TWO)
     assert status == 1 and not out
     assert err.count("/nowhere.gguf") == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "step, prompt, said", [(1, None, "rank 1 in a step"), (None, 0, "rank 0 in a prompt")]
+)
+def test_a_kernel_that_has_waited_too_long_says_for_whom(step, prompt, said):
+    group = SimpleNamespace(rank=2, size=3, timeout=9.0)
+    context = SimpleNamespace(group=group, row_links=SimpleNamespace(missing=prompt))
+    message = f"^rank 2 of 3 has waited 9 s for {said}"
+    links = SimpleNamespace(missing=step)
+    with pytest.raises(DeviceError, match=message), named_waits(links, context):
+        raise RuntimeError("unspecified launch failure")
+    alone = SimpleNamespace(group=None, row_links=None)
+    with pytest.raises(RuntimeError, match="something else"), named_waits(None, alone):
+        raise RuntimeError("something else")
 
 
 def test_a_wrong_number_of_processes_is_refused(monkeypatch):

@@ -21,19 +21,28 @@ class Costs:
     """What a kind of GPU takes.
 
     read: bytes per second that products of a step read. product: seconds that each such product
-    takes besides, with what is between products. multiply, multiply_experts: operations per second
-    of prompts. row: seconds per layer and token of a prompt for all else; half of it is split.
-    step_sum: seconds of a sum of one token's row over 2 ranks, and what each further rank adds.
-    link: bytes per second that a rank sends. prompt_sum: seconds that starting a sum of a prompt
-    takes. host_sum, host_link: as step_sum and link, between hosts.
+    takes besides. experts, delta, latent: seconds that a step takes for each layer with experts,
+    and for each mixer that is a delta net or latent attention. multiply, multiply_experts:
+    operations per second of prompts. row, expert_row: seconds for each element of the residual
+    stream in a layer of a prompt, and for each expert that it goes to. delta_row, latent_row:
+    seconds for each token of a prompt and such mixer. step_sum: seconds of a sum of one token's row
+    over 2 ranks, and what each further rank adds. link: bytes per second that a rank sends.
+    prompt_sum: seconds that starting a sum of a prompt takes. host_sum, host_link: as step_sum and
+    link, between hosts.
     """
 
     name: str
     read: float
     product: float
+    experts: float
+    delta: float
+    latent: float
     multiply: float
     multiply_experts: float
     row: float
+    expert_row: float
+    delta_row: float
+    latent_row: float
     step_sum: tuple[float, float]
     link: float
     prompt_sum: float
@@ -41,18 +50,24 @@ class Costs:
     host_link: float
 
 
-# Fitted to one H200's pp2048 and tg128 of llama-8b, llama-70b, qwen3-30b-a3b, qwen3.5-35b-a3b,
-# deepseek-v2-lite and glm-4.5-air in IQ4_K (2026-11-22): steps within 18 %, prompts within 36 %.
-# Sums: this project's kernel inside a graph over 2 H200s, 8,192 float32 with the residual, and NCCL
-# with 2,048 rows of 8,192 in bf16. What further ranks add, and links between hosts (400 Gbit/s),
-# are assumed.
+# Fitted to one H200's pp2048 and tg128 of llama-8b, llama-70b, qwen3-8b, gemma3-27b, qwen3-30b-a3b,
+# qwen3.5-35b-a3b, deepseek-v2-lite and glm-4.5-air in IQ4_K and gpt-oss-20b in MXFP4 (2026-11-22):
+# steps within 8 %, prompts within 6 %. Sums: this project's kernels inside graphs over 2 H200s, of
+# 8,192 float32 and of 2,048 rows of 8,192 in bf16. What further ranks add, and links between hosts
+# (400 Gbit/s), are assumed.
 H200 = Costs(
     "H200",
-    read=3.6e12,
-    product=2.6e-6,
-    multiply=650e12,
-    multiply_experts=430e12,
-    row=0.23e-6,
+    read=3.37e12,
+    product=0.97e-6,
+    experts=9.6e-6,
+    delta=15.6e-6,
+    latent=11.4e-6,
+    multiply=599e12,
+    multiply_experts=619e12,
+    row=1.69e-11,
+    expert_row=1.03e-11,
+    delta_row=0.427e-6,
+    latent_row=0.14e-6,
     step_sum=(3.0e-6, 0.5e-6),
     link=240e9,
     prompt_sum=10e-6,
@@ -66,8 +81,8 @@ class Work:
     """What a model has besides its tensors.
 
     width: of the residual stream. n_vocab: logits of a row. n_used, n_experts: of each layer; 0 for
-    layers without experts. sums: partial results of each layer. cache_read: bytes of the cache that
-    a step reads, by rank.
+    layers without experts. sums: partial results of each layer. mixers: of each layer, `attention`,
+    `delta` or `latent`. cache_read: bytes of the cache that a step reads, by rank.
     """
 
     width: int
@@ -75,6 +90,7 @@ class Work:
     n_used: tuple[int, ...]
     n_experts: tuple[int, ...]
     sums: tuple[int, ...]
+    mixers: tuple[str, ...]
     cache_read: tuple[float, ...]
 
 
@@ -149,7 +165,8 @@ def simulate(
     for rank in range(n_ranks):
         for layer in range(n_layers):
             steps[layer][rank] += work.cache_read[rank] / n_layers / costs.read
-            prompts[layer][rank] += n_prompt * costs.row * (0.5 + 0.5 / n_ranks)
+            steps[layer][rank] += _step_besides(work, layer, costs)
+            prompts[layer][rank] += n_prompt * _row_besides(work, layer, n_ranks, costs)
     n_sums = sum(work.sums) if n_ranks > 1 else 0
     sent = 2 * (n_ranks - 1) / n_ranks
     link = costs.host_link if n_hosts > 1 else costs.link
@@ -170,6 +187,22 @@ def simulate(
         prompt_moved=n_sums * sent * row_bytes + logits,
         n_sums=n_sums,
     )
+
+
+def _step_besides(work: Work, layer: int, costs: Costs) -> float:
+    """Return the seconds that a layer of a step takes besides products."""
+    of_mixer = {"delta": costs.delta, "latent": costs.latent}.get(work.mixers[layer], 0.0)
+    return of_mixer + (costs.experts if work.n_used[layer] else 0.0)
+
+
+def _row_besides(work: Work, layer: int, n_ranks: int, costs: Costs) -> float:
+    """Return the seconds that a layer takes for a token of a prompt besides products. Heads of
+    delta nets are split over ranks; of all else half is.
+    """
+    row = work.width * (costs.row + costs.expert_row * work.n_used[layer])
+    row += costs.latent_row if work.mixers[layer] == "latent" else 0.0
+    of_heads = costs.delta_row if work.mixers[layer] == "delta" else 0.0
+    return row * (0.5 + 0.5 / n_ranks) + of_heads / n_ranks
 
 
 def _used(plan: SplitPlan, work: Work, layer: int, rank: int) -> float:

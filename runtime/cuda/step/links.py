@@ -104,16 +104,19 @@ def links_of(network: Network, context: Context) -> Links | None:
 
 @contextmanager
 def named_waits(links: Links | None, context: Context) -> Iterator[None]:
-    """While the context is open, a kernel that has waited too long raises a DeviceError that says
-    for whom.
+    """While the context is open, a kernel of a step, or of the prompt before, that has waited too
+    long raises a DeviceError that says for whom.
     """
     try:
         yield
     except RuntimeError as error:
-        if links is None or context.group is None or (missing := links.missing) is None:
-            raise
-        group = context.group
-        raise DeviceError(
-            f"rank {group.rank} of {group.size} has waited {group.timeout:.0f} s for rank"
-            f" {missing} in a step (--timeout)"
-        ) from error
+        places = ((links, "a step"), (context.row_links, "a prompt"))
+        for meeting, where in places:
+            missing = None if meeting is None else meeting.missing
+            if missing is None or (group := context.group) is None:
+                continue
+            raise DeviceError(
+                f"rank {group.rank} of {group.size} has waited {group.timeout:.0f} s for rank"
+                f" {missing} in {where} (--timeout)"
+            ) from error
+        raise
