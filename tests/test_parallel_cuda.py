@@ -49,9 +49,9 @@ def test_ranks_give_what_one_gpu_gives(shares, tmp_path):
             assert first["prompt error"] < most, case
         else:
             # In halves, a router may choose another expert for a row whose experts score alike.
-            assert first["rows with the same choices"] >= 50, case
-            assert first["their error"] < most, case
-            alike = first["rows with the same choices"] == 100
-            assert alike == (not first["flips (layer, row)"]), case
+            flipped = {row for _, row in first["flips (layer, row)"]}
+            assert len(flipped) <= 10, case
+            assert first["their error"] < most, "rows that follow from the same choices"
+            assert first["its error"] < most or first["worst row"] in flipped, case
         assert first["shared memory"] == (" bf16 " in case)
         assert all(rank[case]["digits"] == first["digits"] for rank in found), case
