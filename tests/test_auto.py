@@ -120,9 +120,9 @@ def test_what_is_finished_is_not_repeated(whole, checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     "stage",
     [
-        pytest.param("collect_imatrix", marks=pytest.mark.slow),
+        pytest.param("collect_imatrix", marks=pytest.mark.full),
         "quantize_model",
-        pytest.param("compare_models", marks=pytest.mark.slow),
+        pytest.param("compare_models", marks=pytest.mark.full),
     ],
 )
 def test_an_interrupted_run_ends_with_the_same_bytes(
@@ -152,6 +152,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
         assert sha256(out / name) == sha256(whole / name), name
 
 
+@pytest.mark.full
 def test_a_name_on_the_hub_becomes_a_file_with_proof(checkpoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Hub(checkpoint[0]) as hub:
