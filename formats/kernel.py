@@ -57,12 +57,24 @@ _fallback_lock = threading.Lock()  # numba's setting is one for the process
 
 def _compiled(function: Callable, **options: Any) -> Any:
     import numba
+
+    function.__qualname__ = f"{function.__name__}-{sources_digest()}"
+    return _cached(numba.njit(nogil=True, cache=True, error_model="numpy", **options), function)
+
+
+def compiled_callback(function: Callable, signature: Any) -> Any:
+    """`function` compiled for calls by its `address`, with C's rules. `__qualname__` keys its code
+    in the cache.
+    """
+    import numba
+
+    return _cached(numba.cfunc(signature, cache=True, error_model="numpy"), function)
+
+
+def _cached(compile_: Callable[[Callable], Any], function: Callable) -> Any:
     import numba.core.config
 
     settings: Any = numba.core.config
-
-    function.__qualname__ = f"{function.__name__}-{sources_digest()}"
-    compile_ = numba.njit(nogil=True, cache=True, error_model="numpy", **options)
     if not _without_any_folder(function, settings.CACHE_DIR):
         try:
             return compile_(function)

@@ -18,6 +18,7 @@ from .layers.block import Branch
 from .layers.mla import MLA
 from .network.network import Network
 from .state.cache import CacheSettings
+from .weights.host_memory import available_memory
 from .weights.resident import PART_BYTES
 from .weights.weights import Weights
 
@@ -137,13 +138,7 @@ def free_bytes(device: torch.device) -> int | None:
     """Return the bytes that are free on the device now, or None if that is not known."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            return next(
-                int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable")
-            )
-    except (OSError, StopIteration, ValueError):
-        return None
+    return available_memory()
 
 
 def table(memories: Sequence[DeviceMemory]) -> list[str]:

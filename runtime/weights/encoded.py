@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ...formats.source import TensorInfo
+from .kept import Multiplication
 from .placement import CPU
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Matrix:
         self.tensor = tensor
         self.rows, self.cols = tensor.shape[-2], tensor.shape[-1]
         self._store, self._first, self._key = store, index * self.rows, (tensor.name, index)
+        self._multiply: Multiplication | None = None
 
     @property
     def stored_bytes(self) -> int:
@@ -77,6 +79,15 @@ class Matrix:
         step = max(1, SLICE_BYTES // (4 * self.cols * group)) * group
         for start in range(0, self.rows, step):
             yield start, self.decode(start, min(start + step, self.rows))
+
+    def few(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Products with the matrix as it is stored, if its tensor is kept in memory."""
+        kept = self._store.kept(self.tensor)
+        if kept is None:
+            return None
+        if self._multiply is None or self._multiply.whole is not kept:
+            self._multiply = Multiplication(kept, self._first, self._first + self.rows)
+        return self._multiply(x)
 
     def decode(self, start: int, stop: int) -> torch.Tensor:
         """Rows start..stop; whole row groups for interleaved types."""
@@ -122,6 +133,15 @@ class Stacked:
             for start, part in matrix.parts():
                 yield first + start, part
             first += matrix.rows
+
+    def few(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return what `Matrix.few` returns."""
+        found = []
+        for matrix in self.matrices:
+            if (part := matrix.few(x)) is None:
+                return None
+            found.append(part)
+        return torch.cat(found, dim=1)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return what `Matrix.gather` returns."""

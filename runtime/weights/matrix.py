@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ...cuda_kernels.ops import PackedMatrix
 
 
+FEW_ROWS = 4  # from there on, decoding once and a product of float32 take less time
+
+
 class MatrixLike(Protocol):
     """What a product needs of a weight matrix: `encoded.Matrix` or `resident.ResidentMatrix`."""
 
@@ -42,6 +45,12 @@ class MatrixLike(Protocol):
         """Pieces that cover the matrix: the first row and float32[rows, cols] of each."""
         ...
 
+    def few(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Products with few rows x float32[rows, cols], as `product`, without decoding the matrix
+        first; None if this matrix cannot do that.
+        """
+        ...
+
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols]: the rows with these indices."""
         ...
@@ -53,6 +62,8 @@ def product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
     """
     if x.device != matrix.device:
         return product(matrix, x.to(matrix.device)).to(x.device)
+    if len(x) <= FEW_ROWS and (found := matrix.few(x)) is not None:
+        return found
     y: torch.Tensor | None = None
     for start, part in matrix.parts():
         if len(part) == matrix.rows:

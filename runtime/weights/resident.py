@@ -250,6 +250,9 @@ class ResidentMatrix:
         for start in range(0, self.rows, step):
             yield start, self.resident.decode(first + start, first + min(start + step, self.rows))
 
+    def few(self, x: torch.Tensor) -> None:
+        """Products on a GPU's reference path decode the matrix first."""
+
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols]: the rows with these indices."""
         return self.resident.gather(rows.to(self.device) + self.index * self.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,9 +13,16 @@ from ...formats.codecs import codec
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType
 from .encoded import DecodeCache, Matrix, Stacked
+from .host_memory import available_memory
+from .kept import can_be_kept, decoded, kept_rows
 from .matrix import MatrixLike
 from .placement import Placement
 from .resident import LoadProgress, Resident, ResidentMatrix
+
+if TYPE_CHECKING:
+    from ..simd.products import Rows
+
+KEPT_SHARE = 0.7  # of the free memory, for tensors on the CPU as they are stored
 
 
 class TensorStore:
@@ -28,6 +36,8 @@ class TensorStore:
         self.source, self.placement, self.cache = source, placement, cache
         self._resident: dict[str, Resident] = {}  # by the name of their first tensor
         self._replaced: dict[str, tuple[GGMLType, np.ndarray]] = {}
+        self._kept: dict[str, Rows | None] = {}
+        self._keep_bytes = -1
 
     def matrices(self, tensors: list[TensorInfo], n: int) -> Sequence[MatrixLike]:
         """Return n matrices. For stacks, matrix i has the rows of matrix i of every tensor; tensors
@@ -60,8 +70,28 @@ class TensorStore:
             return tensor, self.source.read_rows(tensor, start, stop)
         return tensor.with_type(replaced[0]), replaced[1][start:stop]
 
+    def kept(self, tensor: TensorInfo) -> Rows | None:
+        """Return the rows of a tensor on the CPU, in memory as they are stored but not interleaved.
+        They are read at the first use, and stay. None if they do not fit, or if products cannot
+        read the type.
+        """
+        if tensor.name not in self._kept:
+            self._kept[tensor.name] = self._read_kept(tensor)
+        return self._kept[tensor.name]
+
+    def _read_kept(self, tensor: TensorInfo) -> Rows | None:
+        if self._keep_bytes < 0:
+            self._keep_bytes = int(KEPT_SHARE * (available_memory() or 0))
+        if not can_be_kept(tensor.type, tensor.n_cols) or tensor.n_bytes > self._keep_bytes:
+            return None
+        tensor, stored = self.stored(tensor, 0, tensor.n_rows)
+        self._keep_bytes -= stored.nbytes
+        return kept_rows(tensor.type, stored, tensor.n_cols)
+
     def decode(self, tensor: TensorInfo, stored: np.ndarray) -> torch.Tensor:
         """Return float32[rows, n_cols] on the CPU of uint8[rows, row_bytes] of `tensor`."""
+        if can_be_kept(tensor.type, tensor.n_cols):
+            return decoded(tensor.type, stored, tensor.n_cols)
         return torch.from_numpy(
             codec.decode(
                 tensor.type, stored, tensor.n_cols, threads=torch.get_num_threads(), as_weights=True
@@ -90,14 +120,20 @@ class TensorStore:
             resident.replace(type, blocks)
             return
         self._replaced[name] = type, blocks
-        self.cache.drop(name)
+        self._forget(name)
 
     def restore(self, name: str) -> None:
         """Undo `replace`, if there was one."""
         if (resident := self._resident.get(name)) is not None:
             resident.restore()
         self._replaced.pop(name, None)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """What was read of a tensor is not what it has now."""
         self.cache.drop(name)
+        if (kept := self._kept.pop(name, None)) is not None:
+            self._keep_bytes += kept.data.nbytes
 
     def load(self, progress: LoadProgress | None = None) -> None:
         """Copy matrices to their GPUs. `progress` is called with (bytes done, bytes in total) from

@@ -1,0 +1,44 @@
+"""Operations: compiled functions that several threads call with the same arguments, each doing its
+part.
+
+An operation has the signature (arguments, thread, threads): the address of int64 arguments that it
+defines itself, and which of how many threads this call is. It is written as a plain function, maybe
+with free names that `operation` binds, and called by the address of its code: from `programs`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types as python_types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import types
+
+from ...formats import kernel
+
+SIGNATURE = types.void(types.int64, types.int64, types.int64)
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """Digest of the sources that operations come from, see `formats.kernel.sources_digest`."""
+    here = sorted(Path(__file__).resolve().parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in here)).hexdigest()[:12]
+
+
+@functools.cache
+def _compiled(template: Callable, name: str, names: tuple[tuple[str, Any], ...]) -> Any:
+    code = template.__code__.replace(co_name=name, co_qualname=f"{name}-{_sources_digest()}")
+    function = python_types.FunctionType(code, template.__globals__ | dict(names), name)
+    function.__module__, function.__qualname__ = template.__module__, code.co_qualname
+    return kernel.compiled_callback(function, SIGNATURE)
+
+
+def operation(template: Callable, name: str = "", **names: Any) -> int:
+    """Return the address of the code of `template`, in which the free `names` have these values.
+    `name` tells it from others of the same template.
+    """
+    return _compiled(template, name or template.__name__, tuple(names.items())).address

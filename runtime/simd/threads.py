@@ -1,0 +1,193 @@
+"""Programs: operations one after the other, run by several threads without Python between them.
+
+The threads meet after every operation. Between programs they wait by polling for a moment, as the
+next token follows soon, and then in the operating system.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from ...formats.kernel import CompiledLoop, inlined_function
+from .operations import SIGNATURE
+from .vectors import integer_at
+from .vectors.core import INT64, called, function, has_feature, is_arm, pointer
+
+# Places in the memory that the threads share, in bytes; each in a cache line of its own.
+GENERATION, PROGRAM, LENGTH, BASE, ARRIVED = 0, 64, 72, 80, 128
+CONTROL_BYTES = 192
+POLLS = 4000  # between programs, before a thread sleeps: about 100 us
+SPINS = 200  # before a thread gives its processor away
+
+_VOID = ir.VoidType()
+_NONE = ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@function(types.int64, types.int64, types.int64)
+def _atomic_add(builder, address, value):
+    """Add, and return what was there before."""
+    return builder.atomic_rmw("add", pointer(builder, address, INT64), value, "seq_cst")
+
+
+@function(types.int64, types.int64)
+def _atomic_load(builder, address):
+    return builder.load_atomic(pointer(builder, address, INT64), "seq_cst", 8)
+
+
+@function(types.none, types.int64, types.int64)
+def _atomic_store(builder, address, value):
+    builder.store_atomic(value, pointer(builder, address, INT64), "seq_cst", 8)
+    return _NONE
+
+
+@function(types.none)
+def _pause(builder):
+    """Tell the processor that this is a loop that waits."""
+    if has_feature("sse2"):
+        called(builder, "llvm.x86.sse2.pause", _VOID)
+    elif is_arm():
+        called(builder, "llvm.aarch64.hint", _VOID, ir.IntType(32)(1))
+    return _NONE
+
+
+@function(types.none)
+def _give_way(builder):
+    """Let another thread have the processor."""
+    if os.name == "posix":
+        called(builder, "sched_yield", ir.IntType(32))
+    elif os.name == "nt":
+        called(builder, "SwitchToThread", ir.IntType(32))
+    return _NONE
+
+
+@function(types.none, types.int64, types.int64, types.int64, types.int64)
+def _invoke(builder, function, arguments, thread, threads):
+    """Call the operation at an address."""
+    type = ir.FunctionType(_VOID, [INT64] * len(SIGNATURE.args))
+    builder.call(pointer(builder, function, type), [arguments, thread, threads])
+    return _NONE
+
+
+@inlined_function
+def _run(control, thread, threads):
+    """Run the program, meeting the other threads after every operation."""
+    program, length = integer_at(control + PROGRAM), integer_at(control + LENGTH)
+    base = integer_at(control + BASE)  # arrivals are never set back: some may still wait for them
+    for i in range(length):
+        at = program + 16 * i
+        _invoke(integer_at(at), integer_at(at + 8), thread, threads)
+        _atomic_add(control + ARRIVED, 1)
+        spins = 0
+        while _atomic_load(control + ARRIVED) < base + threads * (i + 1):
+            spins += 1
+            if spins < SPINS:
+                _pause()
+            else:
+                _give_way()
+
+
+def _lead(control, threads):
+    """Run the published program as thread 0."""
+    _run(control, 0, threads)
+
+
+def _follow(control, thread, threads, seen):
+    """Run programs as they are published, until none comes for a while. seen[0]: the generation of
+    the last program that this thread ran.
+    """
+    polls = 0
+    while polls < POLLS:
+        generation = _atomic_load(control + GENERATION)
+        if generation == seen[0]:
+            polls += 1
+            if polls < SPINS:
+                _pause()
+            else:
+                _give_way()
+            continue
+        seen[0] = generation
+        _run(control, thread, threads)
+        polls = 0
+
+
+@functools.cache
+def _loops() -> tuple[Any, Any, Any]:
+    return CompiledLoop(_lead), CompiledLoop(_follow), CompiledLoop(_publish)
+
+
+def _publish(control, program, length):
+    """Make a program the next one."""
+    _atomic_store(control + PROGRAM, program)
+    _atomic_store(control + LENGTH, length)
+    _atomic_store(control + BASE, _atomic_load(control + ARRIVED))
+    _atomic_add(control + GENERATION, 1)
+
+
+class Program:
+    """Operations with their arguments: (address of the code, arguments int64[n]) each. Arguments
+    may be changed between runs.
+    """
+
+    def __init__(self, operations: Sequence[tuple[int, np.ndarray]]):
+        self._arguments = [arguments for _, arguments in operations]  # they own the memory
+        self.table = np.array(
+            [(code, arguments.ctypes.data) for code, arguments in operations], dtype=np.int64
+        ).reshape(-1, 2)
+        self.address, self.length = self.table.ctypes.data, len(self.table)
+
+
+class Threads:
+    """This thread and `n` - 1 others. One program runs at a time, whoever calls."""
+
+    def __init__(self, n: int):
+        self.n = n
+        self._lock = threading.Lock()
+        self._memory = np.zeros(CONTROL_BYTES + 64, dtype=np.uint8)
+        self._control = -(-self._memory.ctypes.data // 64) * 64
+        first = self._control - self._memory.ctypes.data
+        self._generation = self._memory[first + GENERATION :][:8].view(np.int64)
+        self._asleep = [False] * n
+        self._wake = [threading.Event() for _ in range(n)]
+        self._lead, self._follow, self._publish = _loops()
+        self._publish(self._control, 0, 0)  # compiles, and is generation 1
+        for thread in range(1, n):
+            threading.Thread(
+                target=self._serve, args=(thread,), name=f"operations-{thread}", daemon=True
+            ).start()
+
+    def run(self, program: Program) -> None:
+        """Run all operations of a program."""
+        with self._lock:
+            self._publish(self._control, program.address, program.length)
+            for thread in range(1, self.n):
+                if self._asleep[thread]:
+                    self._wake[thread].set()
+            self._lead(self._control, self.n)
+
+    def _serve(self, thread: int) -> None:
+        seen = np.ones(1, dtype=np.int64)
+        while True:
+            self._follow(self._control, thread, self.n, seen)
+            self._asleep[thread] = True
+            if self._generation[0] == seen[0]:  # a program that came since has not seen `_asleep`
+                self._wake[thread].wait()
+            self._wake[thread].clear()
+            self._asleep[thread] = False
+
+
+@functools.cache
+def _threads(process: int, n: int) -> Threads:
+    return Threads(n)
+
+
+def run(program: Program, n: int) -> None:
+    """Run a program on `n` threads, which are kept. A forked child gets its own."""
+    _threads(os.getpid(), n).run(program)

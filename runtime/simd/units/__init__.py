@@ -1,0 +1,5 @@
+"""Decoding of 32 elements in vectors, one function per type."""
+
+from . import grid, iq_k, k, plain, ternary, trellis
+
+UNITS = plain.UNITS | k.UNITS | iq_k.UNITS | grid.UNITS | trellis.UNITS | ternary.UNITS

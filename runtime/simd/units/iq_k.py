@@ -1,0 +1,233 @@
+"""Values of 32 elements of the IQ_K, IQ_KS and IQ2_KL types and IQ4_XS, whose blocks have 256. See
+`units.plain` for what a unit is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ....formats import tables
+from ....formats.kernel import inlined_function
+from .. import vectors as v
+from ..vectors import as_floats, bit_and, bit_or, load_bytes, mul, shift_right, splat
+from .k import bits_of_bytes, nibble_at, nibbles, pairs
+from .plain import iq4nl_table
+
+
+def _bytes(values) -> list[int]:
+    return np.asarray(values).astype(int).tolist()
+
+
+def _repeated(values, n: int):
+    """A table of fewer than 16 entries, and the same again."""
+    return v.constant("i8", _bytes(values) * (16 // n))
+
+
+_iq2_low, _iq2_high = (_repeated(tables.IQ2NL_VALUES[4 * i : 4 * i + 4], 4) for i in range(2))
+_iq3_low, _iq3_high = (_repeated(tables.IQ3NL_VALUES[8 * i : 8 * i + 8], 8) for i in range(2))
+_iq4_low, _iq4_high = (
+    v.constant("i8", _bytes(tables.IQ4K_VALUES[16 * i : 16 * i + 16])) for i in range(2)
+)
+_iq5 = [v.constant("i8", _bytes(tables.IQ5NL_VALUES[16 * i : 16 * i + 16])) for i in range(4)]
+_iq5_0, _iq5_1, _iq5_2, _iq5_3 = _iq5
+_iq6 = [v.constant("i8", _bytes(tables.IQ6NL_VALUES[16 * i : 16 * i + 16])) for i in range(4)]
+_iq6_0, _iq6_1, _iq6_2, _iq6_3 = _iq6
+_kl_even = [
+    v.constant("i8", _bytes(tables.IQ2KL_VALUES[16 * i : 16 * i + 16, 0])) for i in range(2)
+]
+_kl_odd = [v.constant("i8", _bytes(tables.IQ2KL_VALUES[16 * i : 16 * i + 16, 1])) for i in range(2)]
+_kl_even_0, _kl_even_1, _kl_odd_0, _kl_odd_1 = *_kl_even, *_kl_odd
+
+
+@inlined_function
+def _iq_scale(block, g):
+    """The six-bit scale of group g of IQ4_K and IQ5_K."""
+    high = v.byte_at(block + 4 + (g >> 2)) >> (2 * (g & 3)) & 3
+    return np.float32((nibble_at(block + 8, g) | high << 4) - 32)
+
+
+def iq2_k(row, block, unit):
+    d, extra, g = v.half_at(block), v.word_at(block + 2) >> (2 * unit), 2 * unit
+    first = d * np.float32(nibble_at(block + 4, g) - 8)
+    second = d * np.float32(nibble_at(block + 4, g + 1) - 8)
+    low, high = pairs(block + 12, unit)
+    low = v.lookup(low, v.either(extra & 1, _iq2_high(), _iq2_low()))
+    high = v.lookup(high, v.either(extra & 2, _iq2_high(), _iq2_low()))
+    return mul(splat(first), as_floats(low)), mul(splat(second), as_floats(high))
+
+
+@inlined_function
+def _iq3_scale(block, g):
+    magnitude = 2 * nibble_at(block + 6, g) + 1
+    return np.float32(-magnitude if v.word_at(block + 4) >> g & 1 else magnitude)
+
+
+def iq3_k(row, block, unit):
+    d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
+    low, high = pairs(block + 14, unit)
+    third_low, third_high = bits_of_bytes(block + 78, unit, 2)
+    low, high = bit_or(low, third_low), bit_or(high, third_high)
+    low = v.lookup(low, v.either(extra & 1, _iq3_high(), _iq3_low()))
+    high = v.lookup(high, v.either(extra & 2, _iq3_high(), _iq3_low()))
+    return (
+        mul(splat(d * _iq3_scale(block, 2 * unit)), as_floats(low)),
+        mul(splat(d * _iq3_scale(block, 2 * unit + 1)), as_floats(high)),
+    )
+
+
+def iq4_k(row, block, unit):
+    d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
+    codes = load_bytes(block + 16 + 16 * unit)
+    low = v.lookup(bit_and(codes, 15), v.either(extra & 1, _iq4_high(), _iq4_low()))
+    high = v.lookup(shift_right(codes, 4), v.either(extra & 2, _iq4_high(), _iq4_low()))
+    return (
+        mul(splat(d * _iq_scale(block, 2 * unit)), as_floats(low)),
+        mul(splat(d * _iq_scale(block, 2 * unit + 1)), as_floats(high)),
+    )
+
+
+@inlined_function
+def _lookup_32(codes, half):
+    """Entries of IQ5NL_VALUES for five-bit codes."""
+    lower = v.lookup(codes, v.either(half, _iq5_2(), _iq5_0()))
+    upper = v.lookup(codes, v.either(half, _iq5_3(), _iq5_1()))
+    return as_floats(v.where_set(upper, lower, codes, 16))
+
+
+def iq5_k(row, block, unit):
+    d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
+    low, high = nibbles(block + 16, unit)
+    fifth_low, fifth_high = bits_of_bytes(block + 144, unit, 4)
+    low, high = bit_or(low, fifth_low), bit_or(high, fifth_high)
+    return (
+        mul(splat(d * _iq_scale(block, 2 * unit)), _lookup_32(low, extra & 1)),
+        mul(splat(d * _iq_scale(block, 2 * unit + 1)), _lookup_32(high, extra & 2)),
+    )
+
+
+@inlined_function
+def _lookup_64(codes, half):
+    """Entries of IQ6NL_VALUES for six-bit codes: the second half of the table is one more."""
+    a, b = v.lookup(codes, _iq6_0()), v.lookup(codes, _iq6_1())
+    c, d = v.lookup(codes, _iq6_2()), v.lookup(codes, _iq6_3())
+    lower, upper = v.where_set(b, a, codes, 16), v.where_set(d, c, codes, 16)
+    values = as_floats(v.where_set(upper, lower, codes, 32))
+    return v.add(values, splat(np.float32(1) if half else np.float32(0)))
+
+
+def iq6_k(row, block, unit):
+    d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
+    low, high = nibbles(block + 20, unit)
+    upper_low, upper_high = pairs(block + 148, unit)
+    low = bit_or(low, v.shift_left(upper_low, 4))
+    high = bit_or(high, v.shift_left(upper_high, 4))
+    first = d * np.float32(v.signed_byte_at(block + 4 + 2 * unit))
+    second = d * np.float32(v.signed_byte_at(block + 5 + 2 * unit))
+    return (
+        mul(splat(first), _lookup_64(low, extra & 1)),
+        mul(splat(second), _lookup_64(high, extra & 2)),
+    )
+
+
+@inlined_function
+def _split_nibble(at, unit):
+    """Nibble u//4 of byte u%4."""
+    return v.byte_at(at + (unit & 3)) >> (4 * (unit >> 2)) & 15
+
+
+def iq2_ks(row, block, unit):
+    d, extra = v.half_at(row), v.word_at(block) >> unit
+    scale = splat(d * np.float32((nibble_at(block + 2, unit) | (extra >> 8 & 1) << 4) - 16))
+    table = v.either(extra & 1, _iq2_high(), _iq2_low())
+    low, high = pairs(block + 6, unit)
+    return (
+        mul(scale, as_floats(v.lookup(low, table))),
+        mul(scale, as_floats(v.lookup(high, table))),
+    )
+
+
+def iq3_ks(row, block, unit):
+    d, extra = v.half_at(row), v.word_at(block) >> unit
+    scale = splat(d * np.float32((_split_nibble(block + 2, unit) | (extra & 1) << 4) - 16))
+    table = v.either(extra & 256, _iq3_high(), _iq3_low())
+    low, high = pairs(block + 6, unit)
+    third_low, third_high = bits_of_bytes(block + 70, unit, 2)
+    return (
+        mul(scale, as_floats(v.lookup(bit_or(low, third_low), table))),
+        mul(scale, as_floats(v.lookup(bit_or(high, third_high), table))),
+    )
+
+
+def iq4_ks(row, block, unit):
+    byte = v.byte_at(block + unit)
+    scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
+    table, codes = v.either(byte & 1, _iq4_high(), _iq4_low()), load_bytes(block + 8 + 16 * unit)
+    return (
+        mul(scale, as_floats(v.lookup(bit_and(codes, 15), table))),
+        mul(scale, as_floats(v.lookup(shift_right(codes, 4), table))),
+    )
+
+
+def iq4_kss(row, block, unit):
+    words = v.load_8_words(block + 16 * unit)
+    byte = v.lowest_bits(words) & 255
+    scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
+    words = bit_and(words, 0xFFFE)
+    codes = v.as_bytes(v.bit_xor(words, shift_right(words, 1)))
+    table = v.either(byte & 1, _iq4_high(), _iq4_low())
+    return (
+        mul(scale, as_floats(v.lookup(bit_and(codes, 15), table))),
+        mul(scale, as_floats(v.lookup(shift_right(codes, 4), table))),
+    )
+
+
+def iq5_ks(row, block, unit):
+    byte = v.byte_at(block + unit)
+    scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
+    low, high = nibbles(block + 8, unit)
+    fifth_low, fifth_high = bits_of_bytes(block + 136, unit, 4)
+    return (
+        mul(scale, _lookup_32(bit_or(low, fifth_low), byte & 1)),
+        mul(scale, _lookup_32(bit_or(high, fifth_high), byte & 1)),
+    )
+
+
+def iq2_kl(row, block, unit):
+    d, high = v.half_at(row), v.word_at(block) >> (2 * unit) & 3
+    scale = splat(d * np.float32((_split_nibble(block + 2, unit) | high << 4) - 32))
+    codes = shift_right(load_bytes(block + 6 + 16 * (unit >> 1)), 4 * (unit & 1))
+    fifth = bit_and(shift_right(load_bytes(block + 70), unit), 1)
+    codes = bit_or(bit_and(codes, 15), v.shift_left(fifth, 4))
+    even = v.where_set(v.lookup(codes, _kl_even_1()), v.lookup(codes, _kl_even_0()), codes, 16)
+    odd = v.where_set(v.lookup(codes, _kl_odd_1()), v.lookup(codes, _kl_odd_0()), codes, 16)
+    return (
+        mul(scale, as_floats(v.interleaved_lower(even, odd))),
+        mul(scale, as_floats(v.interleaved_upper(even, odd))),
+    )
+
+
+def iq4_xs(row, block, unit):
+    high = v.word_at(block + 2) >> (2 * unit) & 3
+    scale = np.float32((nibble_at(block + 4, unit) | high << 4) - 32)
+    scale = splat(v.half_at(block) * scale)
+    codes, table = load_bytes(block + 8 + 16 * unit), iq4nl_table()
+    return (
+        mul(scale, as_floats(v.lookup(bit_and(codes, 15), table))),
+        mul(scale, as_floats(v.lookup(shift_right(codes, 4), table))),
+    )
+
+
+UNITS = {
+    "IQ2_K": iq2_k,
+    "IQ3_K": iq3_k,
+    "IQ4_K": iq4_k,
+    "IQ5_K": iq5_k,
+    "IQ6_K": iq6_k,
+    "IQ2_KS": iq2_ks,
+    "IQ3_KS": iq3_ks,
+    "IQ4_KS": iq4_ks,
+    "IQ4_KSS": iq4_kss,
+    "IQ5_KS": iq5_ks,
+    "IQ2_KL": iq2_kl,
+    "IQ4_XS": iq4_xs,
+}
