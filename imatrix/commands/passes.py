@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from ...runtime.options import LoadOptions
-from ...runtime.start_ranks import device_here
 from ...runtime.text_options import ChunkOptions
 
 FAST_TOKENS = 8192  # on the fast path, where launches of a pass cost as much as 2,000 tokens
@@ -15,5 +14,7 @@ def batch_tokens(args: argparse.Namespace, load: LoadOptions) -> int:
     """Return the tokens of a pass: `-b`, or what suits the device."""
     if args.batch_tokens is not None:
         return args.batch_tokens
+    from ...runtime.start_ranks import device_here  # imports torch
+
     fast = load.precision != "f32" and device_here(load).type == "cuda"
     return FAST_TOKENS if fast else ChunkOptions().batch_tokens
