@@ -301,27 +301,11 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         // The share of every part in each row comes first, then sums whose loads do not wait.
         const float* parts = partial + (long long)head * gridDim.x * PART;
         float* share = (float*)queries;  // R shares of each block fit: the launching side sees to that
-        // The parts come from memory while the shares are being found.
-        constexpr int EARLY = 20;
-        float4 early[EARLY];
-        const bool mine_first = 4 * (int)threadIdx.x < R * DV;
-#pragma unroll
-        for (int s = 0; s < EARLY; s++)
-            if (mine_first && s < active) early[s] = __ldcg((const float4*)(parts + s * PART + 4 * threadIdx.x));
         for (int r = warp; r < R; r += WARPS) shares_of_ranges<PART, R>(parts + R * DV + r, active, share + r * active, lane);
         __syncthreads();
         for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
             const int r = i / DV;
-            float4 sum;
-            if (i == 4 * (int)threadIdx.x) {
-                sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-                for (int s = 0; s < EARLY; s++)
-                    if (s < active) add_range(sum, share[r * active + s], early[s]);
-                sum = join_ranges<PART, 16>(parts + i, EARLY, active, share + r * active, sum);
-            } else {
-                sum = join_ranges<PART>(parts + i, 0, active, share + r * active);
-            }
+            const float4 sum = join_ranges<PART>(parts + i, 0, active, share + r * active);
             answer(r, i % DV, sum.x, sum.y);
             answer(r, i % DV + 2, sum.z, sum.w);
         }

@@ -25,10 +25,10 @@ __device__ __forceinline__ void add_range(float4& sum, float factor, float4 x) {
     sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
 }
 
-// `sum` and four elements, at mixes[s * PART] of range s, over ranges from .. until-1 in their order.
+// The sum of four elements, at mixes[s * PART] of range s, over ranges from .. until-1 in their order.
 template <int PART, int UNROLL = 8>
-__device__ __forceinline__ float4 join_ranges(const float* mixes, int from, int until, const float* share,
-                                              float4 sum = make_float4(0.f, 0.f, 0.f, 0.f)) {
+__device__ __forceinline__ float4 join_ranges(const float* mixes, int from, int until, const float* share) {
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll UNROLL
     for (int s = from; s < until; s++) add_range(sum, share[s], __ldcg((const float4*)(mixes + s * PART)));
     return sum;
