@@ -15,9 +15,8 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..convert.hub.checkpoint import RemoteCheckpoint
 from ..convert.source import CheckpointSource
 from ..errors import UsageError, ValidationError, printable
 from ..formats.disk import check_disks, output_error
@@ -37,6 +36,10 @@ from .compare_page import html_page
 from .figures import size_of, text_table
 from .progress import Bar, StatsBar
 from .stages import Finished, Stages, digest, say
+
+if TYPE_CHECKING:
+    from ..convert.checkpoint.folder import Checkpoint
+    from ..convert.hub.repository import Repository
 
 _HELD_OUT = 5  # one part of so many of every text is measured, and not calibrated with
 _REFERENCE = "IQ4_K"  # the preset whose speed the plan is estimated from
@@ -109,8 +112,7 @@ class Auto:
             self.active = auto_plan.active_parameters(opened)
             self.choose_share = auto_plan.choose_seconds(opened, 1.0)
             self.base_bytes = sum(tensor.n_bytes for tensor in opened.tensors)
-            if isinstance(checkpoint, RemoteCheckpoint):
-                repository = checkpoint.repository
+            if source.startswith("hf://") and (repository := _repository(checkpoint)) is not None:
                 address = f"hf://{repository.name}@{repository.commit}"
                 name = repository.name.rsplit("/", 1)[-1]
                 return address, {
@@ -389,6 +391,12 @@ class Auto:
             progress=lambda what: Bar(what).chunk,
         )
         return [], comparison.to_json()
+
+
+def _repository(checkpoint: Checkpoint | None) -> Repository | None:
+    from ..convert.hub.checkpoint import RemoteCheckpoint  # needs packages for HTTP
+
+    return checkpoint.repository if isinstance(checkpoint, RemoteCheckpoint) else None
 
 
 def _stat(path: str | os.PathLike) -> list[int]:
