@@ -13,6 +13,7 @@ from .compile.spec import KernelSpec
 from .delta_heads import DeltaHeads
 
 MOST_KEY, MOST_VALUE, MOST_WIDTH = 256, 128, 16384
+MOST_OF_STREAM = 16  # elements of a row for each thread, where blocks share a head
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,34 @@ class DeltaShape:
             and s.taps >= 2
         )
 
-    @property
-    def threads(self) -> int:
-        """Threads of a block: a warp for every 8 columns of the memory of a head."""
-        return 32 * -(-self.heads.value_length // 8)
+    def threads(self, parts: int) -> int:
+        """Threads of a block: a warp for every 8 columns of its part of a head's memory."""
+        return 32 * -(-(self.heads.value_length // parts) // 8)
+
+    def parts(self, processors: int) -> int:
+        """Return how many blocks share a head, of a device with clusters and so many
+        multiprocessors. The registers of a thread hold its share of a row of the stream twice.
+        """
+        s = self.heads
+        return max(
+            n
+            for n in (1, 2, 4)
+            if n == 1
+            or s.value_length % (8 * n) == 0
+            and s.value_heads * n <= processors
+            and self.width <= MOST_OF_STREAM * self.threads(n)
+        )
 
 
 @functools.cache
-def delta_spec(s: DeltaShape) -> KernelSpec:
+def delta_spec(s: DeltaShape, parts: int = 1) -> KernelSpec:
+    """Return the kernel for so many blocks per head; only devices with clusters run several."""
+    sizes = {"ROWS": s.rows, "WIDTH": s.width, "PARTS": parts}
+    name = f"delta_{s.width}_{s.heads.name}_{s.heads.taps}x{s.rows}{s.heads.layout}"
     return KernelSpec(
-        f"delta_{s.width}_{s.heads.name}_{s.heads.taps}x{s.rows}{s.heads.layout}",
+        name + f"_{parts}" * (parts > 1),
         ("step/delta.cu",),
-        (("ROWS", str(s.rows)), ("WIDTH", str(s.width)), *s.heads.defines),
+        (*((key, str(value)) for key, value in sizes.items()), *s.heads.defines),
         ("delta",),
     )
 
@@ -57,7 +74,9 @@ class StepDelta:
     """
 
     def __init__(self, shape: DeltaShape, device: torch.device):
-        self._kernel, self.shape = function(delta_spec(shape), "delta", device), shape
+        facts, self.shape = torch.cuda.get_device_properties(device), shape
+        self._parts = shape.parts(facts.multi_processor_count) if facts.major >= 9 else 1
+        self._kernel = function(delta_spec(shape, self._parts), "delta", device)
         self._tickets = torch.zeros(shape.heads.key_heads, dtype=torch.int32, device=device)
 
     def __call__(
@@ -97,8 +116,8 @@ class StepDelta:
         other_inputs, other_memory = other or (None, None)
         launch(
             self._kernel,
-            self.shape.heads.value_heads,
-            self.shape.threads,
+            self.shape.heads.value_heads * self._parts,
+            self.shape.threads(self._parts),
             h,
             norm,
             np.float32(eps),
@@ -119,6 +138,7 @@ class StepDelta:
             self._tickets,
             out,
             pdl=True,
+            cluster=self._parts if self._parts > 1 else None,
         )
 
 
@@ -129,6 +149,6 @@ def specs() -> list[KernelSpec]:
         DeltaHeads(2, 4, 20, 12, 3, False, True),
     )
     return [
-        *(delta_spec(DeltaShape(rows, 2048, large)) for rows in (1, 8)),
+        *(delta_spec(DeltaShape(rows, 2048, large), parts) for rows in (1, 8) for parts in (1, 4)),
         delta_spec(DeltaShape(2, 64, small)),
     ]

@@ -80,8 +80,9 @@ class LatentShape:
 
     @property
     def value_rows(self) -> int:
-        """Return the rows of a head's W_v in a block."""
-        return max(VALUE_ROWS, -(-self.value // CLUSTER))
+        """Return the rows of a head's W_v in a block. Many heads make enough blocks."""
+        blocks = max(2, min(CLUSTER, 256 // self.heads))
+        return min(64, max(VALUE_ROWS, -(-self.value // blocks)))
 
     @property
     def value_blocks(self) -> int:

@@ -1,6 +1,7 @@
 // A gated delta net for 1 to 8 new tokens of a sequence in one launch: rates, convolution, L2 norms, the rule, norm and gate.
 //
-// There is one block for each value head. Each warp holds 8 columns of the head's memory in
+// There is one block for each value head, or, on devices with clusters, a cluster of PARTS blocks that each have a part of its columns and
+// add their squares for the norm. Each warp holds 8 columns of the head's memory in
 // registers: two lanes share the columns, 16 lanes share the rows, so that the sums over rows are
 // butterflies. The memory is read before the previous launch has ended, as only this kernel writes
 // it. Tokens follow each other within the kernel.
@@ -12,19 +13,21 @@
 // Compiled per shape: ROWS; WIDTH of the stream; KEY_HEADS, VALUE_HEADS; KEY and VALUE, their
 // lengths (multiples of 4); TAPS of the convolution; TILED: value head j reads key head
 // j % KEY_HEADS, else j / (VALUE_HEADS / KEY_HEADS); JOINED: queries, keys, values and gates of each
-// key head in turn are one product.
+// key head in turn are one product; PARTS.
 #include "step/common.cuh"
 
 constexpr int GROUP = VALUE_HEADS / KEY_HEADS, PAST = TAPS - 1;
-constexpr int WARPS = (VALUE + 7) / 8, THREADS = 32 * WARPS;
+constexpr int OWN = VALUE / PARTS;                                             // columns of a block
+constexpr int WARPS = (OWN + 7) / 8, THREADS = 32 * WARPS;
 constexpr int DEPTH = (KEY + 15) / 16;                                         // rows of the memory per lane
 constexpr int CHANNELS = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE;            // of the convolution
 constexpr int TURN = 2 * KEY + 2 * GROUP * VALUE;                              // elements of a key head if JOINED
 constexpr int PITCH = JOINED ? KEY_HEADS * TURN : CHANNELS, Z_PITCH = JOINED ? PITCH : VALUE_HEADS * VALUE;
-constexpr int MINE = 2 * KEY + VALUE, EACH = (MINE + THREADS - 1) / THREADS;   // channels of a block, of a thread
-constexpr int RESULTS = (ROWS * VALUE + THREADS - 1) / THREADS;                // elements of the result per thread
+constexpr int MINE = 2 * KEY + OWN, EACH = (MINE + THREADS - 1) / THREADS;   // channels of a block, of a thread
+constexpr int RESULTS = (ROWS * OWN + THREADS - 1) / THREADS;                // elements of the result per thread
 constexpr int QUADS = WIDTH / 4, PER = (QUADS + THREADS - 1) / THREADS;        // float4 of a row; of them per thread
 static_assert(WIDTH % 4 == 0 && KEY % 4 == 0 && VALUE % 4 == 0 && VALUE_HEADS % KEY_HEADS == 0, "a shape this is made for");
+static_assert(PARTS == 1 || VALUE % (8 * PARTS) == 0, "a shape this is made for");
 static_assert(ROWS <= 8 && KEY <= 256 && VALUE <= 128 && TAPS >= 2, "a shape this is made for");
 
 __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
@@ -49,15 +52,15 @@ __device__ __forceinline__ float4 over_rows(float4 x) {  // the sum over the 16 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
 // The number of channel c of a block, queries, keys, then values, among all channels, and in the product.
-__device__ __forceinline__ int channel(int c, int key_head, int head) {
+__device__ __forceinline__ int channel(int c, int key_head, int head, int part) {
     if (c < KEY) return key_head * KEY + c;
     if (c < 2 * KEY) return (KEY_HEADS + key_head) * KEY + c - KEY;
-    return 2 * KEY_HEADS * KEY + head * VALUE + c - 2 * KEY;
+    return 2 * KEY_HEADS * KEY + head * VALUE + part * OWN + c - 2 * KEY;
 }
 
-__device__ __forceinline__ int in_product(int c, int key_head, int head) {
-    if (!JOINED) return channel(c, key_head, head);
-    return c < 2 * KEY ? key_head * TURN + c : head / GROUP * TURN + head % GROUP * VALUE + c;
+__device__ __forceinline__ int in_product(int c, int key_head, int head, int part) {
+    if (!JOINED) return channel(c, key_head, head, part);
+    return c < 2 * KEY ? key_head * TURN + c : head / GROUP * TURN + head % GROUP * VALUE + part * OWN + c;
 }
 
 // h float32[ROWS, WIDTH]; norm float32[WIDTH]; rates float32[2, VALUE_HEADS, WIDTH], the matrices of beta and alpha; dt, a
@@ -71,23 +74,24 @@ delta(const float* __restrict__ h, const float* __restrict__ norm, float eps, co
       float out_eps, float* inputs, float* memory, float* other_inputs, float* other_memory, const int* position, const int* begun,
       u32* tickets, float* out) {
     alignas(16) __shared__ float mixed[ROWS][MINE];
-    alignas(16) __shared__ float read[ROWS][VALUE];
-    __shared__ float sums[WARPS][ROWS][3], of_row[ROWS][5], squares[ROWS][WARPS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
+    alignas(16) __shared__ float read[ROWS][OWN];
+    __shared__ float sums[WARPS][ROWS][3], of_row[ROWS][5], squares[ROWS][WARPS], of_parts[PARTS][ROWS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
     const int key_head = TILED ? head % KEY_HEADS : head / GROUP;
     const int column = 8 * warp + lane % 2 * 4, first = lane / 2;
 
+    if (PARTS > 1) arrive_in_cluster();  // the others may store here
     float *memory_to = memory, *inputs_to = inputs;
     if (other_memory != nullptr) {
         if ((*position - *begun) & 1) memory = other_memory, inputs = other_inputs;
         else memory_to = other_memory, inputs_to = other_inputs;
     }
     float4 s[DEPTH];
-    const long long mine = (long long)head * KEY * VALUE;
+    const long long mine = (long long)head * KEY * VALUE + part * OWN;
 #pragma unroll
     for (int i = 0; i < DEPTH; i++) {
         const int row = first + 16 * i;
-        s[i] = row < KEY && column < VALUE ? __ldcg((const float4*)(memory + mine + row * VALUE + column)) : make_float4(0.f, 0.f, 0.f, 0.f);
+        s[i] = row < KEY && column < OWN ? __ldcg((const float4*)(memory + mine + row * VALUE + column)) : make_float4(0.f, 0.f, 0.f, 0.f);
     }
     float window[EACH][TAPS], weights[EACH][TAPS];
 #pragma unroll
@@ -95,8 +99,8 @@ delta(const float* __restrict__ h, const float* __restrict__ norm, float eps, co
         const int c = threadIdx.x + e * THREADS;
 #pragma unroll
         for (int t = 0; t < TAPS; t++) {
-            const int from = c < MINE ? channel(c, key_head, head) : 0;
-            weights[e][t] = taps[from * TAPS + t];
+            const int from = c < MINE ? channel(c, key_head, head, part) : 0;
+            weights[e][t] = __ldcg(taps + from * TAPS + t);  // a plain load would be moved past the wait
             window[e][t] = t < PAST ? __ldcg(inputs + t * CHANNELS + from) : 0.f;
         }
     }
@@ -120,7 +124,7 @@ delta(const float* __restrict__ h, const float* __restrict__ norm, float eps, co
     float gates[RESULTS];
 #pragma unroll
     for (int i = 0; i < RESULTS; i++) {
-        const int at = threadIdx.x + i * THREADS, row = at / VALUE, c = at % VALUE;
+        const int at = threadIdx.x + i * THREADS, row = at / OWN, c = at % OWN + part * OWN;
         const int from = JOINED ? head / GROUP * TURN + 2 * KEY + (GROUP + head % GROUP) * VALUE + c : head * VALUE + c;
         gates[i] = row < ROWS ? __ldcg(z + row * Z_PITCH + from) : 0.f;
     }
@@ -128,7 +132,7 @@ delta(const float* __restrict__ h, const float* __restrict__ norm, float eps, co
     for (int e = 0; e < EACH; e++) {
         const int c = threadIdx.x + e * THREADS;
         if (c >= MINE) continue;
-        const int from = in_product(c, key_head, head);
+        const int from = in_product(c, key_head, head, part);
         float x[ROWS];
 #pragma unroll
         for (int row = 0; row < ROWS; row++) x[row] = __ldcg(products + row * PITCH + from);
@@ -192,7 +196,7 @@ delta(const float* __restrict__ h, const float* __restrict__ norm, float eps, co
         }
         sk = over_rows(sk), sq = over_rows(sq);
         float4 e = make_float4(0.f, 0.f, 0.f, 0.f), o = e;
-        if (column < VALUE) {
+        if (column < OWN) {
             const float4 v = *(const float4*)&mixed[row][2 * KEY + column];
             const float from_k = decay * of_k, from_q = decay * of_q;
             e = make_float4(beta * (v.x - from_k * sk.x), beta * (v.y - from_k * sk.y), beta * (v.z - from_k * sk.z), beta * (v.w - from_k * sk.w));
@@ -211,27 +215,39 @@ delta(const float* __restrict__ h, const float* __restrict__ norm, float eps, co
         }
     }
     __syncthreads();
+    if (PARTS > 1) {
+        wait_for_cluster();
+        if (threadIdx.x < ROWS * PARTS) {
+            const int row = threadIdx.x % ROWS;
+            float square = 0.f;
+#pragma unroll
+            for (int j = 0; j < WARPS; j++) square += squares[row][j];
+            store_in_block(&of_parts[part][row], threadIdx.x / ROWS, square);
+        }
+        arrive_in_cluster();
+        wait_for_cluster();
+    }
 #pragma unroll
     for (int i = 0; i < RESULTS; i++) {
-        const int at = threadIdx.x + i * THREADS, row = at / VALUE, c = at % VALUE;
+        const int at = threadIdx.x + i * THREADS, row = at / OWN, own = at % OWN, c = part * OWN + own;
         if (row >= ROWS) continue;
         float square = 0.f;
 #pragma unroll
-        for (int j = 0; j < WARPS; j++) square += squares[row][j];
-        out[row * VALUE_HEADS * VALUE + head * VALUE + c] = read[row][c] * rsqrtf(square / (float)VALUE + out_eps) * out_norm[c] * silu(gates[i]);
+        for (int j = 0; j < (PARTS > 1 ? PARTS : WARPS); j++) square += PARTS > 1 ? of_parts[j][row] : squares[row][j];
+        out[row * VALUE_HEADS * VALUE + head * VALUE + c] = read[row][own] * rsqrtf(square / (float)VALUE + out_eps) * out_norm[c] * silu(gates[i]);
     }
 #pragma unroll
     for (int i = 0; i < DEPTH; i++) {
         const int row = first + 16 * i;
-        if (row < KEY && column < VALUE) *(float4*)(memory_to + mine + row * VALUE + column) = s[i];
+        if (row < KEY && column < OWN) *(float4*)(memory_to + mine + row * VALUE + column) = s[i];
     }
     // All blocks of a key head read its queries' and keys' inputs: the last one to have done so replaces them.
-    const bool last = GROUP == 1 || last_to_arrive(tickets + key_head, GROUP);
+    const bool last = GROUP * PARTS == 1 || last_to_arrive(tickets + key_head, GROUP * PARTS);
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int c = threadIdx.x + e * THREADS;
         if (c >= MINE || (c < 2 * KEY && !last)) continue;
 #pragma unroll
-        for (int t = 0; t < PAST; t++) inputs_to[t * CHANNELS + channel(c, key_head, head)] = window[e][t];
+        for (int t = 0; t < PAST; t++) inputs_to[t * CHANNELS + channel(c, key_head, head, part)] = window[e][t];
     }
 }
