@@ -49,9 +49,9 @@ class DeltaShape:
             n
             for n in (1, 2, 4)
             if n == 1
-            or s.value_length % (8 * n) == 0
+            or (s.value_length % (8 * n) == 0
             and s.value_heads * n <= processors
-            and self.width <= MOST_OF_STREAM * self.threads(n)
+            and self.width <= MOST_OF_STREAM * self.threads(n))
         )
 
 
