@@ -49,9 +49,11 @@ class DeltaShape:
             n
             for n in (1, 2, 4)
             if n == 1
-            or (s.value_length % (8 * n) == 0
-            and s.value_heads * n <= processors
-            and self.width <= MOST_OF_STREAM * self.threads(n))
+            or (
+                s.value_length % (8 * n) == 0
+                and s.value_heads * n <= processors
+                and self.width <= MOST_OF_STREAM * self.threads(n)
+            )
         )
 
 
