@@ -85,5 +85,7 @@ def test_layers_of_real_sizes(monkeypatch, shape, cache):
         same = comparable(by_token(calls, pieces), wanted, len(tokens))
     assert same.sum() > 100
     off = (found - expected).square().mean(1).sqrt() / expected.std()
-    # Of all tokens, and of each: rows of IQ4_K and activations of steps in 8 bits.
-    assert off[same].square().mean().sqrt() < 0.03 and (off[same] < 0.06).all(), (same, off)
+    # Of all tokens, and of each: rows of IQ4_K and activations of steps in 8 bits; in an encoded
+    # cache, latents that differ a little can have other codes.
+    most = 0.03 if cache == "f16" else 0.04
+    assert off[same].square().mean().sqrt() < most and (off[same] < 2 * most).all(), (same, off)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from iqforge.runtime.bench.synthetic import SyntheticSource
@@ -26,6 +28,7 @@ SPECS = [
 def test_memory_is_what_was_announced(spec, context):
     """Within 5 %, after long prompts and generated tokens, as the driver sees it."""
     torch.dot(torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda"))  # loads libraries
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     free, held = torch.cuda.mem_get_info()[0], torch.cuda.memory_allocated()
@@ -60,6 +63,7 @@ def test_memory_is_what_was_announced(spec, context):
         },
     )
     assert peak <= 1.05 * planned.total
+    del state, model  # a skipped test keeps its variables
     torch.cuda.empty_cache()
     if abs(free - torch.cuda.mem_get_info()[0]) > LEFT:
         pytest.skip("another process took or gave back memory of the GPU meanwhile")

@@ -225,7 +225,7 @@ def test_perplexity_of_trained_models(name, tmp_path):
 def test_importance_matrix(files, name):
     text = "one two three four five six seven eight nine ten\n" * 100
     host = iqforge.collect_imatrix(files[name], text, n_ctx=64, chunks=6)
-    with load_model(files[name], "cuda") as model:
+    with load_model(files[name], "cuda", precision="f32") as model:
         gpu, again = (iqforge.collect_imatrix(model, text, n_ctx=64, chunks=6) for _ in range(2))
     assert host.entries.keys() == gpu.entries.keys()
     for tensor, entry in host.entries.items():
