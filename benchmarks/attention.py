@@ -35,9 +35,9 @@ def measure(name: str, cache: str, depth: int, change: dict[str, int]) -> str:
     """Return a row of the table."""
     n_layers, kv_heads, group, length = SHAPES[name]
     kinds = [ggml_type(kind) for kind in (cache.split("/") * 2)[:2]]
-    names = (kind.name for kind in kinds)
+    k, v = (kind.name for kind in kinds)
     shape = replace(
-        AttentionShape(1, group, kv_heads, length, length, *names, length, True), **change
+        AttentionShape(1, group, kv_heads, length, length, k, v, length, True), **change
     )
     device = torch.device("cuda")
     attention = StepAttention(shape, depth + 256, device)

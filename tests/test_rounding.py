@@ -486,7 +486,9 @@ def test_errors_of_rounding_are_those_of_the_search_times_a_ratio(llama):
 
 
 def moments_of_hold(made, tensor) -> np.ndarray:
-    return moments_of(made, tensor.name, tensor.shape).hold(0)
+    held = moments_of(made, tensor.name, tensor.shape).hold(0)
+    assert held is not None
+    return held
 
 
 def test_the_choice_says_whose_moments_experts_have(tmp_path, capsys):

@@ -11,8 +11,9 @@ import torch
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows, supported
-from iqforge.runtime.simd.products import UNITS, Rows, plain_rows, plain_type
+from iqforge.runtime.simd.products import Rows, plain_rows, plain_type
 from iqforge.runtime.simd.threads import Program, run
+from iqforge.runtime.simd.units import UNITS
 
 COLUMNS = 512
 # One of each way to read codes; the others with `-m slow`.
