@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows, supported
-from iqforge.runtime.simd.units import UNITS
 from iqforge.runtime.simd.threads import Program, run
+from iqforge.runtime.simd.units import UNITS
 from iqforge.runtime.weights.kept import kept_rows
 
 
