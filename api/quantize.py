@@ -223,13 +223,13 @@ def quantize_models(
     if imatrix is None and moments is not None:
         imatrix = moments_imatrix(moments)
     progress = progress or [RunProgress() for _ in outputs]
+    loaded = loaded_imatrix(imatrix)
     with open_source(src) as model, ExitStack() as opened:
         calibration = None
         if calibrate is not None:
             folder = os.path.dirname(os.path.abspath(outputs[0][0] or "."))
             calibration = opened.enter_context(Calibration(src, calibrate, o, folder))
         own = calibration is not None and imatrix is None  # importances of the same texts
-        loaded = loaded_imatrix(imatrix)
         if calibration is not None and loaded is None:
             loaded = calibration.planned_imatrix()
         loaded = selected_imatrix(loaded, changes)

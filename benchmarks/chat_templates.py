@@ -100,7 +100,7 @@ def rendered_here(text: str, conversation: dict) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare chat templates with transformers.")
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     files = [file for folder in parser.parse_args().folders for file in folder.rglob("*.jinja")]
     different = texts = refused = 0

@@ -396,6 +396,7 @@ def test_a_dialogue_on_a_terminal(demo, model):
         one.until(r"\\\s+\. ")
         one.type("b\n")
         one.until(READY)
+        time.sleep(0.5)  # Python may not see Ctrl-C between its prompt and its first read
         one.type("half a line\x03")
         one.until("Ctrl-C again[^>]*> ")
         one.type("/clear\n")

@@ -16,6 +16,7 @@ import torch
 from iqforge import load_model
 from iqforge.errors import TruncatedFileError
 from iqforge.formats.gguf.reader import open_gguf
+from iqforge.runtime.weights import store
 
 from .tiny_checkpoint import make_tiny_llama
 
@@ -68,8 +69,9 @@ def test_quantizing_names_missing_bytes_and_resumes(tmp_path: Path, model: Path)
     assert out.read_bytes() == expected.read_bytes() and out.stat().st_ino == kept
 
 
-def test_a_running_model_names_the_weight_that_is_missing(model: Path):
-    """The runtime reads weights when it needs them, and cached ones stay in use."""
+def test_a_running_model_names_the_weight_that_is_missing(model: Path, monkeypatch):
+    """A runtime without memory for all weights reads them when it needs them."""
+    monkeypatch.setattr(store, "available_memory", lambda: 0)
     ids = torch.tensor([1, 2, 3])
     with load_model(model, cache_bytes=0) as running:
         running.forward(ids)

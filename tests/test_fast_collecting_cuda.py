@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from iqforge.imatrix.collector import collect
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.model import Model
 from iqforge.runtime.tokenizer import SpecialTokens
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 SPECS = ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen3moe-tiny:IQ4_K", "qwen35-tiny:Q8_0"]
 TOKENS = np.random.default_rng(0).integers(0, 200, 4096).tolist()
