@@ -236,9 +236,9 @@ BARRIERS = {
     "of a warp": (
         "            __syncwarp();  // all lanes have read the maximum so far\n",
         lambda: (
-            AttentionShape(
-                1, 2, 1, 64, 64, "F16", "F16", 64, True, True, by_warp=False
-            ).spec(LIMIT),
+            AttentionShape(1, 2, 1, 64, 64, "F16", "F16", 64, True, True, by_warp=False).spec(
+                LIMIT
+            ),
             RUN_ATTENTION,
             MAIN_ATTENTION,
         ),

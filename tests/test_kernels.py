@@ -45,9 +45,23 @@ def compile_kernels(specs: list[KernelSpec], archs: tuple[str, ...], full: bool 
     assert not (missing(specs, archs) if full else unchecked(specs, archs))
 
 
+LONG = {"prompt/grouped.cu"}  # most of a minute for all types
+
+
 @needs_cuda_core
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sorted(LONG))
+def test_a_sample_of_long_kernels_compiles(source):
+    specs = [spec for spec in SPECS if spec.sources[-1] == source]
+    compile_kernels(list({spec.archs: spec for spec in specs}.values()), (ONE,), full=True)
+
+
+@needs_cuda_core
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(s, marks=pytest.mark.full) if s in LONG else s for s in SOURCES],
+)
 def test_every_kernel_compiles(source):
     """All kernels of a source compile for one architecture, and a sample of them for all. The
     sample is fully optimized for the first architecture; all others are compiled with little

@@ -168,6 +168,7 @@ def test_a_command_runs_as_ranks_and_prints_once(tmp_path):
     assert all('"graph"' in row and '"1,1"' in row for row in rows)
 
 
+@pytest.mark.full
 def test_a_profile_is_that_of_the_first_rank(tmp_path):
     drawing = tmp_path / "profile.svg"
     words = ("-m", shared(MODEL), "-p", 8, "-n", 2, "-o", drawing)

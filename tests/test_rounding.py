@@ -228,10 +228,12 @@ def test_moments_that_cannot_be_factored_are_an_error(caplog):
         "IQ3_S",
         "TQ1_0",
         "IQ1_BN",
-        "IQ2_KL",
+        pytest.param("IQ1_M", marks=pytest.mark.slow),
+        pytest.param("IQ2_KT", marks=pytest.mark.slow),
         *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("IQ4_KSS", "IQ1_S", "IQ1_M", "IQ1_S_R4", "IQ1_M_R4", *CODEBOOKS)
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("IQ2_KL", "IQ4_KSS", "IQ1_S", "IQ1_S_R4", "IQ1_M_R4", *CODEBOOKS)
+            if name != "IQ2_KT"
         ),
     ],
 )

@@ -16,8 +16,11 @@ from iqforge.runtime.simd.threads import Program, run
 from iqforge.runtime.simd.units import UNITS
 
 COLUMNS = 512
-# One of each way to read codes; the others with `-m slow`.
-FAMILIES = ("BF16", "Q8_0", "Q5_1", "Q4_K", "IQ3_K", "IQ2_KS", "IQ3_XXS", "IQ4_KT", "TQ1_0")
+# One of each way to read codes. The others take half a minute to compile.
+FAMILIES = (
+    *("BF16", "Q8_0", "Q5_1", "MXFP4", "Q4_K", "IQ3_K", "IQ2_KS", "IQ4_KSS", "IQ2_KL"),
+    *("IQ3_XXS", "IQ1_M", "IQ4_KT", "TQ1_0", "IQ1_BN", "IQ4_K_R4", "IQ1_S_R4"),
+)
 
 
 def known(name: str) -> bool:
@@ -45,7 +48,14 @@ def test_every_type_of_weights_has_a_unit():
     assert [n for n in codec.decodable_types() if plain_type(ggml_type(n)).name not in UNITS] == []
 
 
-@pytest.mark.parametrize("name", codec.decodable_types())
+def of_types(names: list[str]) -> list:
+    """Return the names as parameters, those outside of `FAMILIES` for the full run."""
+    return [
+        pytest.param(name, marks=() if name in FAMILIES else pytest.mark.full) for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", of_types(codec.decodable_types()))
 def test_decoded_rows_are_those_of_the_codec(name):
     """Bit for bit, also of interleaved types."""
     type, data = ggml_type(name), stored(name)
@@ -54,10 +64,7 @@ def test_decoded_rows_are_those_of_the_codec(name):
     assert np.array_equal(decoded(rows).view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in FAMILIES else pytest.mark.slow) for n in UNITS if known(n)],
-)
+@pytest.mark.parametrize("name", of_types([name for name in UNITS if known(name)]))
 def test_products_are_those_of_the_decoded_rows(name):
     type = ggml_type(name)
     data = stored(name)
