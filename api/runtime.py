@@ -328,7 +328,9 @@ def load_model(
     keywords: fields of `runtime.options.LoadOptions`, which win over `options`:
 
     - device: "cpu" (default), "cuda", "cuda:N" or "auto" (the first GPU, or the CPU).
-    - precision: "f32", the reference path, or "bf16" (default on a GPU) or "f16".
+    - precision: "f32", the reference path (default on the CPU), or "bf16" (default on a GPU)
+      or "f16", or on the CPU "int8": products of five rows and more with quantized weights in 8
+      bits.
     - threads: CPU threads of this process, 0: as they are. cache_size: MiB of decoded weights.
     - gpu_layers, override_tensor, n_cpu_moe, cpu_moe, fit: what is on the GPU.
     - split_mode="graph", tensor_split, main_gpu, max_gpu, reduce_type, timeout: split the model

@@ -22,7 +22,7 @@ from .layers.batch import Batch
 from .network.network import Network
 from .network.sampling import Sampling, sample
 from .parallel.share import Meeting, Peers, Share
-from .precision import PRECISIONS, usable_precision
+from .precision import ON_CPU, PRECISIONS, usable_precision
 from .reference_path import ReferencePath
 from .state.cache import CacheSettings, padded
 from .state.pool import Pool
@@ -79,8 +79,10 @@ def _named_errors(method: Callable) -> Callable:
 class Model:
     """A network with its tokenizer. Close it, or use it as a context manager, to close the file.
 
-    precision: f32, the reference path (the only one on the CPU), or bf16 (the default on a GPU) or
-    f16, the fast path: fused kernels with activations of that type. placement: which tensors are on
+    precision: f32, the reference path (the default on the CPU), or bf16 (the default on a GPU) or
+    f16, the fast path: fused kernels with activations of that type. On the CPU also int8: products
+    of more than four rows with quantized weights in 8 bits (`weights.rounded`), all else as in f32.
+    placement: which tensors are on
     the GPU. switches: how layers are evaluated. cache: types of keys and values, for `new_state`
     and also for calls without a state (`forward`, `hidden`; None: float32). ubatch: the most tokens
     of a sequence that go through the model at a time. context: tokens of a sequence for which
@@ -142,6 +144,7 @@ class Model:
         else:
             place = Placement(self.device, n_layers, placement)
         self.weights, self.network = build(place)
+        self.weights.store.rounds = self.precision == "int8"
         self._reference = ReferencePath(self.network, self.weights.taps, source.path)
         self.n_vocab = self.network.n_vocab
 
@@ -179,7 +182,7 @@ class Model:
             settings=self.cache or CacheSettings(),
             rows=rows or self.ubatch,
             window=window,
-            precision=self.precision,
+            precision="f32" if self.precision in ON_CPU else self.precision,
         )
 
     def _needed(self, weights: Weights, network: Network) -> int:
@@ -211,7 +214,7 @@ class Model:
     @cached_property
     def engine(self) -> Engine | None:
         """The fast path of precisions below f32."""
-        if self.precision == "f32":
+        if self.precision in ON_CPU:
             return None
         from .cuda.common.context import Context
         from .cuda.engine import Engine
@@ -290,7 +293,7 @@ class Model:
         chosen = settings or self.cache or CacheSettings()
         arguments.instance("settings", chosen, CacheSettings)
         # Kernels read caches whose positions follow each other.
-        full = chosen.swa_full or self.weights.switches.swa_full or self.precision != "f32"
+        full = chosen.swa_full or self.weights.switches.swa_full or self.precision not in ON_CPU
         return replace(chosen, swa_full=full)
 
     @_named_errors

@@ -7,6 +7,17 @@ import torch
 from ..errors import UsageError, printable
 
 PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+ON_CPU = ("f32", "int8")  # int8: products with quantized weights, see `simd.tiles`
+
+
+def precisions_of(device: torch.device) -> tuple[str, ...]:
+    """Return the precisions that a model on `device` can have."""
+    return ON_CPU if device.type == "cpu" else tuple(PRECISIONS)
+
+
+def fastest_precision(device: torch.device) -> str:
+    """Return the default of commands that generate, and of those that measure how fast that is."""
+    return "int8" if device.type == "cpu" else "bf16"
 
 
 def usable_precision(precision: str | None, device: torch.device) -> str:
@@ -18,13 +29,13 @@ def usable_precision(precision: str | None, device: torch.device) -> str:
         torch.set_float32_matmul_precision("highest")
     if precision is None:
         return "f32" if device.type == "cpu" else "bf16"
-    if precision not in PRECISIONS:
+    known = dict.fromkeys((*PRECISIONS, *ON_CPU))
+    if precision not in known:
         raise UsageError(
-            f"precision '{printable(precision, 40)}' is not known; known are"
-            f" {', '.join(PRECISIONS)}"
+            f"precision '{printable(precision, 40)}' is not known; known are {', '.join(known)}"
         )
-    if device.type == "cpu" and precision != "f32":
+    if precision not in (usable := precisions_of(device)):
         raise UsageError(
-            f"precision {precision} is for GPUs: on the CPU everything is computed in float32"
+            f"precision {precision} is not for {device}, where it can be {' or '.join(usable)}"
         )
     return precision

@@ -391,7 +391,7 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
         (["-p", "a", "-mla", "4"], "-mla is 4, expected 0 to 3"),
         (["-p", "a", "--dsa", "maybe"], "-dsa is 'maybe'"),
         (["-p", "a", "-ser", "x"], "-ser is 'x'"),
-        (["-p", "a", "--precision", "bf16"], "bf16 is for GPUs"),
+        (["-p", "a", "--precision", "bf16"], "bf16 is not for cpu, where it can be f32 or int8"),
         (["-p", "a", "-ub", "0"], "-ub is 0"),
         (["-p", "a", "-c", "1"], "more than the context of 1"),
         (["-f", "/nonexistent"], "no such text file"),

@@ -26,18 +26,18 @@ def planned_settings(args: argparse.Namespace, device: torch.device) -> list[dic
     """
     import torch
 
+    from ..precision import fastest_precision, precisions_of
+
     settings = list(bench_flags.settings_matrix(args))
     for setting in settings:
-        setting["precision"] = setting["precision"] or ("bf16" if device.type == "cuda" else "f32")
+        setting["precision"] = setting["precision"] or fastest_precision(device)
         check_layers(setting["n_gpu_layers"], "-ncmoe", setting["n_cpu_moe"])
         if cache_settings(setting).v.is_quantized and not setting["flash_attn"]:
             raise UsageError(
                 f"values of a cache cannot be quantized ({setting['type_v']}) without flash"
                 " attention (-fa 0)"
             )
-        if setting["precision"] not in (
-            ("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)
-        ):
+        if setting["precision"] not in precisions_of(device):
             raise UsageError(f"--precision {setting['precision']} is not known on {device.type}")
         for flag, field in (("-b", "n_batch"), ("-ub", "n_ubatch")):
             if not 1 <= setting[field] <= MOST_TOKENS:

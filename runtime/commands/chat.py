@@ -105,7 +105,7 @@ def run(args: argparse.Namespace, api) -> int:
     except BaseException:
         source.close()
         raise
-    with open_model(args, api, source=source, context=context) as model:
+    with open_model(args, api, source=source, context=context, generates=True) as model:
         session = ChatSession.with_options(model, options, template=template)
         console = Console(
             session,

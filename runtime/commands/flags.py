@@ -97,18 +97,24 @@ def open_model(
     context: int = 0,
     rows: int = 0,
     chunk: int = 0,
+    generates: bool = False,
 ) -> Model:
     """Return the model that the flags ask for, of `source` or else of -m, loaded.
 
     Says on stderr which flags change nothing here, and why; for a GPU also what the model takes on
     each device, for a sequence of `context` tokens and `rows` of them at a time, or for `rows` in
-    chunks of `chunk` tokens. DeviceError if that is more than there is.
+    chunks of `chunk` tokens. DeviceError if that is more than there is. generates: the default
+    precision is the fastest one.
     """
     for ignored in ignored_flags.given(args):
         note(ignored.flag, ignored.why)
     load = LoadOptions.from_flags(args)
     load.check_sizes()
     device = chosen_device(load)
+    if generates and load.precision is None:
+        from ..precision import fastest_precision
+
+        load = replace(load, precision=fastest_precision(device))
     model = api.load_model(
         args.model,
         options=replace(load, device=str(device)),

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, api) -> int:
         source.close()
         raise
     record = Generation(0)
-    with open_model(args, api, source=source, context=context) as model:
+    with open_model(args, api, source=source, context=context, generates=True) as model:
         options = replace(options, context=context, n=n)
         plan = [*passes(context - n, model.ubatch), (1, max(n, 0))]
         with watched(model, "generating", plan, before="\n" if on_one_line() else ""):

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from ...formats.source import TensorInfo
-from .kept import Multiplication
+from .kept import Multiplication, kept_rows
 from .placement import CPU
+from .rounded import RoundedRows, can_be_rounded, packed, packed_bytes
 
 if TYPE_CHECKING:
     from .store import TensorStore
@@ -89,6 +90,30 @@ class Matrix:
             self._multiply = Multiplication(kept, self._first, self._first + self.rows)
         return self._multiply(x)
 
+    def rounded(self) -> torch.Tensor | None:
+        """The matrix in 8 bits, from the cache; None if products with it are in float32."""
+        if not self._is_rounded:
+            return None
+        n_bytes = packed_bytes(self.rows, self.cols)
+        if n_bytes > self._store.cache.capacity:
+            return None
+        return self._store.cache.get((*self._key, "rounded"), n_bytes, self._packed)
+
+    @property
+    def _is_rounded(self) -> bool:
+        type = self._store.type_of(self.tensor)
+        return self._store.rounds and can_be_rounded(type, self.rows, self.cols)
+
+    def _packed(self) -> torch.Tensor:
+        if (kept := self._store.kept(self.tensor)) is not None:
+            return packed(kept.part(self._first, self._first + self.rows))
+        tensor, stored = self._store.stored(self.tensor, self._first, self._first + self.rows)
+        return packed(kept_rows(tensor.type, stored, self.cols))
+
+    def round_rows(self, x: torch.Tensor) -> RoundedRows:
+        """Return x in 8 bits, for products with the matrix in 8 bits."""
+        return self._store.rounded_rows(x)
+
     def decode(self, start: int, stop: int) -> torch.Tensor:
         """Rows start..stop; whole row groups for interleaved types."""
         return self._store.decode(
@@ -142,6 +167,13 @@ class Stacked:
                 return None
             found.append(part)
         return torch.cat(found, dim=1)
+
+    def rounded(self) -> None:
+        """Products with several matrices as one are in float32."""
+
+    def round_rows(self, x: torch.Tensor) -> RoundedRows:
+        """Return what `Matrix.round_rows` returns."""
+        return self.matrices[0].round_rows(x)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return what `Matrix.gather` returns."""

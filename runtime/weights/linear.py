@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from .matrix import MatrixLike, product
+from .matrix import MatrixLike, proven_product
 from .ranges import RangeName, ranged
 from .taps import Taps
 
@@ -62,12 +62,13 @@ class Linear(OneMatrix):
     @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.observe(x)
-        y = product(self.matrix, x)
+        y, proof = proven_product(self.matrix, x)
         if self.scale is not None:
             y *= self.scale
         if self.bias is not None:
             y += self.bias
-        return self.check(y)
+        self._taps.check(self.name, proof)
+        return y
 
     def observe(self, x: torch.Tensor) -> None:
         """Show x to the observers of products."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from ...cuda_kernels.ops import PackedMatrix
+    from .rounded import RoundedRows
 
 
 FEW_ROWS = 4  # from there on, decoding once and a product of float32 take less time
@@ -51,6 +52,16 @@ class MatrixLike(Protocol):
         """
         ...
 
+    def rounded(self) -> torch.Tensor | None:
+        """The matrix in 8 bits, for `RoundedRows.products`; None if products with many rows are in
+        float32.
+        """
+        ...
+
+    def round_rows(self, x: torch.Tensor) -> RoundedRows:
+        """Return x float32[rows, cols] in 8 bits, if the matrix can be."""
+        ...
+
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols]: the rows with these indices."""
         ...
@@ -60,8 +71,44 @@ def product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
     """x float32[rows, cols] times the transposed matrix, on the device of x; computed on the device
     of the matrix.
     """
+    return proven_product(matrix, x)[0]
+
+
+def proven_product(matrix: MatrixLike, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `product` returns, and what is not finite if that is not, to be checked in its
+    place.
+    """
+    if len(x) > FEW_ROWS and x.device == matrix.device and (packed := matrix.rounded()) is not None:
+        return matrix.round_rows(x).products([(packed, 0, len(x))], matrix.rows)
+    y = _product(matrix, x)
+    return y, y
+
+
+def grouped_products(
+    matrices: Sequence[MatrixLike], x: torch.Tensor, counts: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the products of x float32[rows, cols] with matrix e for `counts[e]` rows, one after
+    the other; and what is not finite if they are not.
+    """
+    start, used = 0, []
+    for matrix, n in zip(matrices, counts, strict=True):
+        if n:
+            used.append((matrix, start, n))
+            start += n
+    if used and max(counts) > FEW_ROWS and x.device == matrices[0].device:
+        packed = [(matrix.rounded(), first, n) for matrix, first, n in used]
+        known = [(memory, first, n) for memory, first, n in packed if memory is not None]
+        if len(known) == len(used):
+            return matrices[0].round_rows(x).products(known, matrices[0].rows)
+    y = x.new_empty(len(x), matrices[0].rows)
+    for matrix, first, n in used:
+        y[first : first + n] = _product(matrix, x[first : first + n])
+    return y, y
+
+
+def _product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
     if x.device != matrix.device:
-        return product(matrix, x.to(matrix.device)).to(x.device)
+        return _product(matrix, x.to(matrix.device)).to(x.device)
     if len(x) <= FEW_ROWS and (found := matrix.few(x)) is not None:
         return found
     y: torch.Tensor | None = None

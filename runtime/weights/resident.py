@@ -5,7 +5,7 @@ reference path.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -252,6 +252,13 @@ class ResidentMatrix:
 
     def few(self, x: torch.Tensor) -> None:
         """Products on a GPU's reference path decode the matrix first."""
+
+    def rounded(self) -> None:
+        """Products in 8 bits are for the CPU."""
+
+    def round_rows(self, x: torch.Tensor) -> NoReturn:
+        """Products in 8 bits are for the CPU."""
+        raise TypeError(f"a matrix on {self.device} is not multiplied in 8 bits")
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols]: the rows with these indices."""

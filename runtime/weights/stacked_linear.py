@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .matrix import MatrixLike, product, transposed_product
+from .matrix import MatrixLike, grouped_products, product, transposed_product
 from .ranges import RangeName, ranged
 from .taps import Taps
 
@@ -83,18 +83,19 @@ class ExpertLinear(ManyMatrices):
             for observe in self._taps.observers:
                 for name in self.observed:
                     observe(name, x, experts)
-        y = x.new_empty(len(x), self.matrices[0].rows)
+        each = counts.tolist()
+        y, proof = grouped_products(self.matrices, x, each)
         start = 0
-        for expert, count in enumerate(counts.tolist()):
-            if count:
-                rows = slice(start, start + count)
-                y[rows] = product(self.matrices[expert], x[rows])
-                if self.scale is not None:
-                    y[rows] *= self.scale[expert].to(y.device)
-                if self.bias is not None:
-                    y[rows] += self.bias[expert].to(y.device)
-                start += count
-        self._taps.check(self.name, y)
+        for expert, count in enumerate(
+            each if self.scale is not None or self.bias is not None else ()
+        ):
+            rows = slice(start, start + count)
+            if self.scale is not None:
+                y[rows] *= self.scale[expert].to(y.device)
+            if self.bias is not None:
+                y[rows] += self.bias[expert].to(y.device)
+            start += count
+        self._taps.check(self.name, proof)
         return y
 
 

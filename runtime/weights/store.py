@@ -18,6 +18,7 @@ from .kept import can_be_kept, decoded, kept_rows
 from .matrix import MatrixLike
 from .placement import Placement
 from .resident import LoadProgress, Resident, ResidentMatrix
+from .rounded import RoundedRows
 
 if TYPE_CHECKING:
     from ..simd.products import Rows
@@ -28,12 +29,15 @@ KEPT_SHARE = 0.7  # of the free memory, for tensors on the CPU as they are store
 class TensorStore:
     """The tensors of `source` as matrices on the devices that `placement` chooses.
 
-    Those on GPUs are `resident.Resident`, which `load` or the first use fills. Single tensors can
+    rounds: whether products of many rows are in 8 bits on the CPU. Those on GPUs are
+    `resident.Resident`, which `load` or the first use fills. Single tensors can
     be replaced by other blocks.
     """
 
     def __init__(self, source: Source, placement: Placement, cache: DecodeCache):
         self.source, self.placement, self.cache = source, placement, cache
+        self.rounds = False
+        self._rounded_rows: RoundedRows | None = None
         self._resident: dict[str, Resident] = {}  # by the name of their first tensor
         self._replaced: dict[str, tuple[GGMLType, np.ndarray]] = {}
         self._kept: dict[str, Rows | None] = {}
@@ -69,6 +73,20 @@ class TensorStore:
         if (replaced := self._replaced.get(tensor.name)) is None:
             return tensor, self.source.read_rows(tensor, start, stop)
         return tensor.with_type(replaced[0]), replaced[1][start:stop]
+
+    def type_of(self, tensor: TensorInfo) -> GGMLType:
+        """Return the type of the blocks that are used for a tensor."""
+        replaced = self._replaced.get(tensor.name)
+        return tensor.type if replaced is None else replaced[0]
+
+    def rounded_rows(self, x: torch.Tensor) -> RoundedRows:
+        """Return x float32[rows, columns] in 8 bits. Those of the last x are kept: several matrices
+        are multiplied with the same one.
+        """
+        rows = self._rounded_rows
+        if rows is None or not rows.are_of(x):
+            self._rounded_rows = rows = RoundedRows(x)
+        return rows
 
     def kept(self, tensor: TensorInfo) -> Rows | None:
         """Return the rows of a tensor on the CPU, in memory as they are stored but not interleaved.

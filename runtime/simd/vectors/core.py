@@ -93,6 +93,11 @@ _BY_ARITY: list[Callable[[Callable], Callable]] = [
     lambda typed: lambda context, a, b: typed(a, b),
     lambda typed: lambda context, a, b, c: typed(a, b, c),
     lambda typed: lambda context, a, b, c, d: typed(a, b, c, d),
+    lambda typed: lambda context, a, b, c, d, e: typed(a, b, c, d, e),
+    lambda typed: lambda context, a, b, c, d, e, f: typed(a, b, c, d, e, f),
+    lambda typed: lambda context, a, b, c, d, e, f, g: typed(a, b, c, d, e, f, g),
+    lambda typed: lambda context, a, b, c, d, e, f, g, h: typed(a, b, c, d, e, f, g, h),
+    lambda typed: lambda context, a, b, c, d, e, f, g, h, i: typed(a, b, c, d, e, f, g, h, i),
 ]
 
 

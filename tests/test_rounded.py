@@ -1,0 +1,127 @@
+"""Products of many rows in 8 bits on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from iqforge.errors import NonFiniteError
+from iqforge.formats.codecs import codec
+from iqforge.formats.types import ggml_type
+from iqforge.runtime.bench.random_blocks import random_rows
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.model import Model
+from iqforge.runtime.simd import tiles
+from iqforge.runtime.weights.kept import kept_rows
+from iqforge.runtime.weights.rounded import RoundedRows, can_be_rounded, packed
+
+pytestmark = pytest.mark.skipif(not tiles.available(), reason="needs AVX-512 with VNNI")
+
+ROWS, COLUMNS = 96, 256
+
+
+def packed_and_rounded(type: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random matrix of a type packed, and what it is in 8 bits."""
+    stored = random_rows(type, ROWS, COLUMNS, 0.1, np.random.default_rng(seed))
+    weights = codec.decode(ggml_type(type), stored, COLUMNS, as_weights=True)
+    return packed(kept_rows(ggml_type(type), stored, COLUMNS)), in_8_bits(weights)
+
+
+def in_8_bits(values) -> torch.Tensor:
+    """Each 32 of a row as codes of 8 bits with a scale."""
+    groups = torch.as_tensor(values).unflatten(1, (-1, 32))
+    largest = groups.abs().amax(2, keepdim=True)
+    codes = (groups * (127 / largest.clamp_min(1e-30))).round()
+    return (codes * (largest / 127)).flatten(1).double()
+
+
+def activations(n: int) -> torch.Tensor:
+    x = torch.randn(n, COLUMNS) * torch.logspace(-3, 3, n)[:, None]
+    x[0] = 0
+    return x
+
+
+@pytest.mark.parametrize("type", ["Q8_0", "IQ4_K"])
+@pytest.mark.parametrize("n", [5, 24, 31])
+def test_products_are_those_of_rounded_factors(type, n):
+    memory, weights = packed_and_rounded(type, n)
+    x = activations(n)
+    y, proof = RoundedRows(x).products([(memory, 0, n)], ROWS)
+    expected = in_8_bits(x) @ weights.T
+    assert y.shape == (n, ROWS) and not proof.any()
+    close = (y - expected).norm(dim=1) / (1e-30 + expected.norm(dim=1))
+    assert close.max() < 2e-3  # a value between two codes may be rounded to the other one
+
+
+@pytest.fixture
+def threads():
+    """Put back the number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_number_of_threads_changes_nothing():
+    memory, _ = packed_and_rounded("Q8_0", 0)
+    x, found = activations(29), []
+    for n in (1, 2, 3):
+        torch.set_num_threads(n)
+        found.append(RoundedRows(x).products([(memory, 0, 29)], ROWS)[0])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_groups_of_rows_have_their_own_matrices():
+    matrices = [packed_and_rounded("Q8_0", seed)[0] for seed in range(3)]
+    counts, x, start = [7, 1, 20], activations(28), 0
+    groups = []
+    for memory, n in zip(matrices, counts, strict=True):
+        groups.append((memory, start, n))
+        start += n
+    together, _ = RoundedRows(x).products(groups, ROWS)
+    for memory, first, n in groups:
+        alone, _ = RoundedRows(x[first : first + n]).products([(memory, 0, n)], ROWS)
+        assert torch.equal(together[first : first + n], alone)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_shows_in_the_proof(value):
+    memory, _ = packed_and_rounded("Q8_0", 0)
+    x = activations(9)
+    x[4, 77] = value
+    y, proof = RoundedRows(x).products([(memory, 0, 9)], ROWS)
+    assert not proof.sum().isfinite()
+    assert not y[4].isfinite().any() and y[3].isfinite().all() and y[5].isfinite().all()
+
+
+def test_rows_that_change_are_rounded_again():
+    x = activations(6)
+    rows = RoundedRows(x)
+    assert rows.are_of(x) and not rows.are_of(x.clone())
+    x += 1
+    assert not rows.are_of(x)
+
+
+def test_float_types_and_odd_sizes_stay_in_float32():
+    assert can_be_rounded(ggml_type("IQ4_K"), 64, 256)
+    assert not can_be_rounded(ggml_type("BF16"), 64, 256)
+    assert not can_be_rounded(ggml_type("Q8_0"), 40, 256)
+
+
+@pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
+def test_a_model_in_8_bits_is_close_to_float32(spec):
+    tokens = torch.arange(48) % 500
+    found = {}
+    for precision in ("f32", "int8"):
+        with Model(SyntheticSource(spec), "cpu", precision=precision) as model:
+            found[precision] = model.forward(tokens).log_softmax(-1)
+    exact, rounded = found["f32"], found["int8"]
+    divergence = (exact.exp() * (exact - rounded)).sum(-1)
+    assert 0 < divergence.mean() < 0.01
+
+
+def test_a_product_that_is_not_finite_is_named():
+    with Model(SyntheticSource("llama-tiny:Q8_0"), "cpu", precision="int8") as model:
+        model.network.blocks[1].branches[0].norm.weight[3] = float("inf")
+        with pytest.raises(NonFiniteError, match=r"blk\.1\.attn_[qkv]\.weight"):
+            model.forward(torch.arange(20))
