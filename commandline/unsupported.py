@@ -11,7 +11,7 @@ _FLAGS = {
     "downloading GGUF files": "-hf -hfr --hf-repo -hff --hf-file -mu --model-url",
     "changing the context by RoPE scaling": "--rope-scaling --rope-scale --rope-freq-base"
     " --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor -gan -gaw",
-    "shifting the context": "--keep --context-shift --no-context-shift",
+    "shifting the context": "--keep --context-shift",
     "saving a state": "--slot-save-path",
     "several sequences": "-np --parallel -ns --sequences -cb --cont-batching",
     "other machines": "--rpc",

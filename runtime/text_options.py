@@ -168,7 +168,7 @@ class TextOptions(SamplerOptions):
         None, "-jf", "--json-schema-file", metavar="FILE", help="a file with such a schema"
     )
     ignore_eos: bool = option(False, "--ignore-eos", help="continue after tokens that end a text")
-    special: bool = option(False, "--special", help="print control tokens too")
+    special: bool = option(False, "-sp", "--special", help="print control tokens too")
 
     def grammar_source(self) -> tuple[str, str] | None:
         """Return (kind, text) of the grammar, "gbnf" or "json_schema"; None without one. UsageError

@@ -275,7 +275,10 @@ def run(demo, capsys, monkeypatch, lines: str, *words: str) -> tuple[int, str, s
 def test_a_dialogue_from_a_pipe(demo, model, capsys, monkeypatch, tmp_path):
     saved = tmp_path / "saved.json"
     lines = f"one \\\ntwo\n/regen\n/save {saved}\n/nothing\n/clear\nthree\n/help\n/exit\nfour\n"
-    status, out, err = run(demo, capsys, monkeypatch, lines, "chat", "-n", "6", "-sys", "Be")
+    lines = f"/save {demo}\n{lines}"  # the model itself stays as it is
+    (tmp_path / "system.txt").write_text("Be\n")
+    words = ("chat", "-n", "6", "-sysf", str(tmp_path / "system.txt"))
+    status, out, err = run(demo, capsys, monkeypatch, lines, *words)
     system = {"role": "system", "content": "Be"}
     session = ChatSession(model, template(), GREEDY)
     first = answered(session, [system, user("one \ntwo")], 6).text
@@ -283,6 +286,7 @@ def test_a_dialogue_from_a_pipe(demo, model, capsys, monkeypatch, tmp_path):
     assert (
         status == 0 and out.startswith(f"{first}\n{first}\n{third}\n  /help") and "four" not in out
     )
+    assert "same file" in err
     assert "the temperature is 0" in err and "'/nothing' is not a command" in err
     assert json.loads(saved.read_text()) == [system, user("one \ntwo"), assistant(first)]
     words = ("generate", "-cnv", "-n", "6", "--messages", str(saved))
@@ -308,9 +312,12 @@ def test_single_turns(demo, capsys, monkeypatch, tmp_path):
     [
         (["chat", "-p", "a", "-f", "b"], "only one of -p PROMPT or -f FILE"),
         (["chat", "--tools", "/nonexistent"], "no such file"),
+        (["chat", "-sysf", "/nonexistent"], "no such text file"),
+        (["chat", "-sys", "a", "-sysf", "b"], "only one of -sys TEXT and -sysf FILE"),
         (["chat", "--chat-template-kwargs", "[1]"], "expected a JSON object"),
         (["chat", "-sm", "graph"], "does not go together with a conversation"),
         (["generate", "-p", "a", "-st"], "-st is for conversations"),
+        (["generate", "-p", "a", "-sysf", "b"], "-sysf is for conversations"),
     ],
 )
 def test_command_refuses(demo, capsys, monkeypatch, words, message):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from iqforge.errors import ChatTemplateError, NotFoundError, UsageError
 from iqforge.formats.values import ValueType, array, string, u32
+from iqforge.runtime.chat import sandbox
 from iqforge.runtime.chat.template import (
     ChatTemplate,
     named_template,
@@ -132,6 +133,9 @@ def test_known_texts():
         assert template.render(messages) == text, name
 
 
+LOOP = "{% set n = namespace(s='aaaaaaaa') %}{% for i in range(99) %}"
+
+
 @pytest.mark.parametrize(
     "text, problem",
     [
@@ -145,12 +149,46 @@ def test_known_texts():
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{% include '/etc/passwd' %}", "loader"),
+        ("{{ lipsum(n=99) }}", "lipsum"),
+        ("{{ 9**(9**9) }}", "too large"),
+        ("{{ 'a' * 99999999999 }}", "too large"),
+        ("{{ 99999999999 * [1] }}", "too large"),
+        ("{{ 'a'.ljust(99999999999) }}", "too large"),
+        ("{{ 'a' | center(99999999999) }}", "too large"),
+        (f"{LOOP}{{% set n.s = n.s + n.s %}}{{% endfor %}}", "too large"),
+        (f"{LOOP}{{% set n.s = n.s ~ n.s %}}{{% endfor %}}", "too large"),
+        (
+            f"{LOOP}{{% set n.s %}}{{{{ n.s }}}}{{{{ n.s }}}}{{% endset %}}{{% endfor %}}",
+            "too large",
+        ),
     ],
 )
 def test_hostile_templates(text, problem):
     with pytest.raises(ChatTemplateError, match=problem) as raised:
         ChatTemplate(text, name="x").render(USER)
     assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for a in [1] recursive %}{{ loop([a, a]) if loop.depth < 40 }}{% endfor %}",
+    ],
+)
+def test_templates_end(text, monkeypatch):
+    monkeypatch.setattr(sandbox, "MOST_STEPS", 20_000)
+    template = ChatTemplate(text + "{{ messages[0].content }}")
+    for _ in range(2):
+        with pytest.raises(ChatTemplateError, match="more than 20,000 steps"):
+            template.render(USER)
+
+
+def test_steps_are_counted_for_every_text(monkeypatch):
+    monkeypatch.setattr(sandbox, "MOST_STEPS", 150)
+    template = ChatTemplate("{% for a in range(90) %}{{ a if loop.last }}{% endfor %}")
+    assert [template.render(USER) for _ in range(3)] == ["89"] * 3
 
 
 def test_a_template_that_is_no_jinja():

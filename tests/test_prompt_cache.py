@@ -107,6 +107,8 @@ def test_files_that_do_not_belong(tmp_path):
             (whole[:16] + b"{" * 100 + whole[116:], MalformedFileError),
             (whole.replace(b'"at": 0}', b'"at":-1}', 1), TruncatedFileError),
             (whole.replace(b'"float16"', b'"float99"', 1), MalformedFileError),
+            (whole.replace(b'"tokens": [', b'"tokens":[1e999,', 1), IqforgeError),
+            (whole[:8] + (9**6).to_bytes(8, "little") + b"[" * 9**6, MalformedFileError),
         ):
             file.write_bytes(data)
             with pytest.raises(error):

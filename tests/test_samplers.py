@@ -398,6 +398,17 @@ def test_logit_bias():
         chain_of(replace(NEUTRAL, logit_bias=every)).sample(logits, 0)
 
 
+def test_mirostat_has_a_fixed_temperature():
+    """As in llama-cli, which does without the range of --dynatemp-range."""
+    chosen = replace(NEUTRAL, mirostat=2, temperature=0.7, seed=3)
+    texts = []
+    for settings in (chosen, replace(chosen, dynatemp_range=0.6)):
+        chain = chain_of(settings)
+        logits = [torch.from_numpy(random_logits(i, 50).astype(np.float32)) for i in range(60)]
+        texts.append([chain.sample(one, i) for i, one in enumerate(logits)])
+    assert texts[0] == texts[1]
+
+
 def test_mirostat_keeps_the_surprise_near_its_target():
     for version in (1, 2):
         settings = replace(NEUTRAL, mirostat=version, mirostat_ent=3.0, seed=1)

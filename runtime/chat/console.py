@@ -15,6 +15,7 @@ from typing import Any
 
 from ...errors import EvaluationError, IqforgeError, NotFoundError, UsageError, printable
 from ...formats.options import did_you_mean
+from ...formats.output import PartFile, refuse_same_file
 from .session import Answer, ChatSession
 from .template import Message
 
@@ -179,11 +180,10 @@ class Console:
             self.messages.append(last)
 
     def _save(self, path: Path) -> None:
+        refuse_same_file(path, self.session.model.source.files)
         text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot be written: {error.strerror}", file=path) from None
+        with PartFile(path) as part:
+            part.write(text.encode("utf-8", "replace"))
         self._note(f"{len(self.messages)} messages written to {printable(path, 400)}")
 
     def _inputs(self) -> Iterator[str]:

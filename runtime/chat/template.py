@@ -1,31 +1,26 @@
 """Chat templates: Jinja text, from the model's file or by name, that turns messages into a prompt.
 
-Templates come with models from anywhere, so they run in jinja2's sandbox and see plain data only.
-They find what transformers' `apply_chat_template` offers: the functions `raise_exception` and
-`strftime_now`, a `tojson` that escapes no HTML, loop controls, the tag `generation`, the texts of
-special tokens, and the variables `messages`, `tools`, `documents` and `add_generation_prompt`.
+They run in a sandbox (`sandbox.py`) and see plain data only: the texts of special tokens and the
+variables `messages`, `tools`, `documents` and `add_generation_prompt`, as with transformers'
+`apply_chat_template`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.nodes
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...errors import ChatTemplateError, NotFoundError, UsageError, printable
 from ...formats.options import did_you_mean
 from ...formats.values import Value, get
 from ..tokenizer.vocabulary import PREFIX, SpecialTokens
+from .sandbox import Sandbox
 
 Message = Mapping[str, Any]
 
@@ -45,6 +40,7 @@ class ChatTemplate:
 
     def __init__(self, text: str, special: Mapping[str, str] | None = None, *, name: str = ""):
         self.text, self.special, self.name = text, dict(special or {}), name or "chat template"
+        self._sandbox = Sandbox()
         self._compiled = self._compile()
 
     @classmethod
@@ -90,6 +86,7 @@ class ChatTemplate:
             "documents": _plain(documents) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
+        self._sandbox.start()
         try:
             return self._compiled.render(**names)
         except jinja2.TemplateError as error:
@@ -112,10 +109,14 @@ class ChatTemplate:
 
     def _compile(self) -> jinja2.Template:
         try:
-            return _environment().from_string(self.text)
+            return self._sandbox.from_string(self.text)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(
                 f"{printable(self.name, 200)}: line {error.lineno}: {printable(error.message, 200)}"
+            ) from None
+        except (RecursionError, MemoryError, SyntaxError) as error:  # what it becomes in Python
+            raise ChatTemplateError(
+                f"{printable(self.name, 200)}: is nested too deeply ({type(error).__name__})"
             ) from None
 
     def _error(self, problem: str) -> ChatTemplateError:
@@ -189,72 +190,6 @@ def _read(chosen: str) -> str:
         raise ChatTemplateError(
             f"the chat template cannot be read: {problem}", file=chosen
         ) from None
-
-
-class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant said; its text is kept."""
-
-    tags = {"generation"}  # noqa: RUF012  the name that jinja2 reads
-
-    def parse(self, parser: Any) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """A namespace whose names do not reach into Python."""
-
-    def __init__(*args: Any, **names: Any):
-        self, *given = args
-        for name in dict(*given, **names):
-            _check_name(name)
-        jinja2.utils.Namespace.__init__(self, *given, **names)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        jinja2.utils.Namespace.__setitem__(self, name, value)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"'{name}' is not a name for a namespace")
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_raise, strftime_now=_now, namespace=_Namespace, dict=_make_dict
-    )
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's filter escapes characters of HTML; templates expect plain JSON."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
-def _now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
-def _make_dict(*args: Any, **names: Any) -> dict:
-    return dict(*args, **names)
 
 
 def _with_reasoning(message: Any) -> Any:

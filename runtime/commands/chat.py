@@ -42,7 +42,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def add_chat_flags(parser: argparse._ActionsContainer) -> None:
     """Add the flags that only conversations have."""
     ChatOptions.add_flags(parser, only=("system", "chat_template", "chat_template_kwargs"))
+    parser.add_argument(
+        "-sysf", "--system-prompt-file", metavar="FILE", help="a UTF-8 file with the system message"
+    )
     parser.add_argument("--jinja", action="store_true", help=argparse.SUPPRESS)  # always so
+    parser.add_argument(  # nothing is warmed up
+        "--no-warmup", "--warmup", action="store_true", help=argparse.SUPPRESS
+    )
     parser.add_argument(
         "--messages",
         metavar="FILE",
@@ -67,6 +73,7 @@ def add_chat_flags(parser: argparse._ActionsContainer) -> None:
 
 CHAT_FLAGS = {
     "system": "-sys",
+    "system_prompt_file": "-sysf",
     "chat_template": "--chat-template",
     "chat_template_kwargs": "--chat-template-kwargs",
     "messages": "--messages",
@@ -86,8 +93,7 @@ def run(args: argparse.Namespace, api) -> int:
     options = ChatOptions.from_flags(args)
     if options.seed == -1:
         options = replace(options, seed=secrets.randbits(32))
-    if options.system is not None and not args.no_escape:
-        options = replace(options, system=unescape(options.system))
+    options = replace(options, system=_system(args))
     options.settings()  # their errors before the model is opened
     options.variables()
     options.grammar_source()
@@ -121,6 +127,17 @@ def run(args: argparse.Namespace, api) -> int:
             print("/help lists commands, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
         console.run(first, once=args.single_turn)
     return 0
+
+
+def _system(args: argparse.Namespace) -> str | None:
+    """Return the system message of -sys or -sysf."""
+    if args.system_prompt_file is None:
+        return args.system if args.system is None or args.no_escape else unescape(args.system)
+    if args.system is not None:
+        raise UsageError("only one of -sys TEXT and -sysf FILE can be given")
+    from ..evaluate.chunks import read_text
+
+    return read_text(args.system_prompt_file)
 
 
 def _edit_lines() -> None:

@@ -118,10 +118,10 @@ IGNORED = (
         "-t holds for prompts, too",
         *_matching(r"\d{1,5},\d{1,5}", "two numbers such as 8,16"),
     ),
-    Ignored(("-nkvo", "--no-kv-offload"), "a cache is where its layer is"),
-    Ignored(("--no-op-offload",), "a layer computes where it lies"),
+    Ignored(("-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"), "a cache is where its layer is"),
+    Ignored(("--no-op-offload", "--op-offload"), "a layer computes where its weights are"),
     Ignored(("--mlock",), _PAGES),
-    Ignored(("--no-mmap",), _PAGES),
+    Ignored(("--no-mmap", "--mmap"), _PAGES),
     Ignored(
         ("--numa",), _THREADS, *_one_of("distribute", "isolate", "numactl", "interleave", "mirror")
     ),
@@ -138,6 +138,11 @@ IGNORED = (
         *_matching(r"(?=.*\d)\d{0,5}-\d{0,5}", "a range such as 0-7"),
     ),
     Ignored(("--cpu-strict",), _THREADS, *_number(0, 1)),
+    Ignored(("--simple-io",), "lines are read as they come"),
+    Ignored(("--no-perf", "--perf"), "times are always printed at the end"),
+    Ignored(("--no-context-shift",), "a context is never shifted"),
+    Ignored(("--log-disable",), "only results go to stdout: redirect stderr"),
+    Ignored(("-co", "--color"), "text is printed without colours"),
 )
 BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
 
@@ -149,7 +154,7 @@ def add_ignored_flags(parser: argparse._ActionsContainer, known: Collection[str]
             continue
         options = {} if ignored.expected else {"action": "store_const", "const": True}
         parser.add_argument(
-            *ignored.spellings,
+            *(spelling for spelling in ignored.spellings if spelling not in known),
             dest=_PREFIX + ignored.flag,
             help=argparse.SUPPRESS,
             default=argparse.SUPPRESS,

@@ -94,7 +94,7 @@ class SamplerChain:
             raise EvaluationError(f"no token is possible at position {position}")
         s = self.settings
         if self._mirostat is not None and s.temperature > 0:
-            filters.temperature(c, s.temperature, s.dynatemp_range, s.dynatemp_exponent)
+            filters.temperature(c, s.temperature)
             self._mirostat.truncate(c)
         else:
             for name in s.order:

@@ -105,7 +105,7 @@ class SavedSequence:
             self.model, self.settings = str(found["model"]), dict(found["settings"])
             self.tokens = [int(token) for token in found["tokens"]]
             self._layers = [(int(i), int(first), list(v)) for i, first, v in found["layers"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             problem = (
                 "ends in its header" if len(header) < length else "has a header it cannot have"
             )
