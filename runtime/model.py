@@ -26,7 +26,7 @@ from .precision import ON_CPU, PRECISIONS, usable_precision
 from .reference_path import ReferencePath
 from .state.cache import CacheSettings, padded
 from .state.pool import Pool
-from .state.sequence import State
+from .state.sequence import State, reserve
 from .tokenizer import SpecialTokens, Tokenizer
 from .tokens import TokenIds, as_tensor, checked_tokens
 from .weights.devices import usable_device
@@ -39,6 +39,7 @@ from .weights.taps import FastObserver
 from .weights.weights import Weights
 
 if TYPE_CHECKING:
+    from .cpu.path import StepPath
     from .cuda.engine import Engine
 
 DEFAULT_UBATCH = 512  # tokens of a sequence that go through the model at a time
@@ -234,6 +235,28 @@ class Model:
             ),
         )
 
+    @cached_property
+    def _steps(self) -> StepPath | None:
+        """Programs of steps on the CPU."""
+        if self.device.type != "cpu" or self.weights.share is not None:
+            return None
+        from .cpu.path import StepPath
+
+        return StepPath(self.network, self.weights.store, self.verbose)
+
+    def _step(self, token: int, state: State) -> torch.Tensor | None:
+        """Append a token by a program, if no observer reads inputs of products: logits
+        float32[vocab]. None if the reference path has to do it.
+        """
+        taps = self.weights.taps
+        if self._steps is None or taps.readers:
+            return None
+        if (logits := self._steps.step(token, state)) is not None:
+            for observe in taps.observers:  # they count passes
+                for name in self._steps.watched:
+                    observe(name, logits, None)
+        return logits
+
     @property
     def _fast(self) -> Engine | None:
         """The engine, unless an observer sees products of the reference path alone."""
@@ -332,6 +355,8 @@ class Model:
             )
         if (fast := self._fast) is not None:
             return fast.extend(tokens, state, all_logits)
+        if len(tokens) == 1 and (found := self._step(int(tokens[0]), state)) is not None:
+            return found[None] if all_logits else found
         logits = []
         for piece in tokens.split(self.ubatch):
             h = self._reference.hidden(piece, Batch.after([state], [len(piece)], self.device))
@@ -361,6 +386,11 @@ class Model:
                 [self.extend(ids, state) for ids, state in zip(tokens, states, strict=True)]
             )
         lengths = [len(ids) for ids in tokens]
+        if set(lengths) == {1} and self._steps is not None and self._steps.has_program(states):
+            reserve(states, lengths)
+            return torch.stack(
+                [self.extend(ids, state) for ids, state in zip(tokens, states, strict=True)]
+            )
         h = self._reference.hidden(
             self._same(torch.cat(tokens)), Batch.after(states, lengths, self.device)
         )

@@ -227,7 +227,7 @@ def test_memory_that_runs_out_has_a_name(moe, monkeypatch):
     with load_model(moe) as model:
         state = model.new_state(10)
         monkeypatch.setattr("iqforge.runtime.network.network.Network.hidden", full)
-        for evaluate in (lambda: model.forward(TOKENS), lambda: model.extend([1], state)):
+        for evaluate in (lambda: model.forward(TOKENS), lambda: model.extend([1, 2], state)):
             with pytest.raises(DeviceError, match="MiB free: evaluate fewer tokens at a time"):
                 evaluate()
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...errors import IqforgeError
 from ..layers.batch import Batch
 from ..layers.block import Block
 from ..layers.norm import Norm
 from ..state.cache import CacheSettings
 from ..state.pool import Pool, rows_of, window_of
-from ..state.sequence import State
+from ..state.sequence import State, reserve
 from ..weights.linear import Embedding, Linear
 
 
@@ -97,13 +96,7 @@ class Network:
         of them, all stay as they are.
         """
         states = batch.states or ()
-        try:
-            for state, n in zip(states, batch.lengths, strict=False):
-                state.reserve(n)
-        except IqforgeError:
-            for state in states:
-                state.release_unused()
-            raise
+        reserve(states, batch.lengths)
         h = self.embed(tokens)
         batch = self.prepared(tokens, h, batch)
         for layer, block in enumerate(self.blocks):

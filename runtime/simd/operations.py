@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from ...formats import kernel
@@ -42,3 +43,16 @@ def operation(template: Callable, name: str = "", **names: Any) -> int:
     `name` tells it from others of the same template.
     """
     return _compiled(template, name or template.__name__, tuple(names.items())).address
+
+
+def packed(*values: int | float) -> np.ndarray:
+    """Return arguments of an operation, int64[n]. Floats are stored as float32 in the lower half of
+    their place, where `float_at` finds them on little-endian processors.
+    """
+    found = np.zeros(len(values), dtype=np.int64)
+    for i, value in enumerate(values):
+        if isinstance(value, float):
+            found.view(np.float32)[2 * i] = value
+        else:
+            found[i] = value
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ...formats.codecs.trellis import PRODUCT_FACTORS
 from ...formats.kernel import inlined_function
 from ...formats.types import GGMLType
 from . import vectors as v
-from .operations import operation
+from .operations import operation, packed
 from .units import UNITS
 
 UNIT = 32  # elements
@@ -46,8 +46,14 @@ def decode_rows(arguments, thread, threads):
 
 
 def multiply(arguments, thread, threads):
-    """Arguments: as for `decode_rows` up to the blocks, address of x float32[columns], address of
-    y float32[rows].
+    """Products of one or more matrices with a vector each.
+
+    Arguments: as for `decode_rows` up to the blocks, with the number of rows of one matrix; address
+    of x float32[columns] of the first product, bytes to that of the next one, bytes to that of the
+    next thread; address of y float32[rows], bytes to the next one; address of the numbers of the
+    matrices int64[products], bytes to those of the next thread, number of products; addresses of
+    float32[matrices, rows] that is added and of float32[matrices] that multiplies before, 0 for
+    none.
     """
     first_row, stride, rows = (
         v.integer_at(arguments),
@@ -55,19 +61,45 @@ def multiply(arguments, thread, threads):
         v.integer_at(arguments + 16),
     )
     blocks = v.integer_at(arguments + 24)
-    x, y = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
-    for r in range(rows * thread // threads, rows * (thread + 1) // threads):
-        row, at = first_row + r * stride, x
-        a = v.splat(np.float32(0))
-        b = v.splat(np.float32(0))
-        for i in range(blocks):
-            block = row + HEADER_BYTES + i * BLOCK_BYTES
-            for u in range(N_UNITS):
-                low, high = unit(row, block, u)
-                a = v.fma(low, v.load_floats(at), a)
-                b = v.fma(high, v.load_floats(at + 64), b)
-                at += 128
-        v.store_float(y + 4 * r, v.total(v.add(a, b)) * FACTOR)
+    x_first, x_step = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
+    x_first += thread * v.integer_at(arguments + 48)
+    y_first, y_step = v.integer_at(arguments + 56), v.integer_at(arguments + 64)
+    chosen = v.integer_at(arguments + 72) + thread * v.integer_at(arguments + 80)
+    n = v.integer_at(arguments + 88)
+    biases, scales = v.integer_at(arguments + 96), v.integer_at(arguments + 104)
+    start, stop = n * rows * thread // threads, n * rows * (thread + 1) // threads
+    for product in range(n):
+        before = product * rows
+        low, high = max(start - before, 0), min(stop - before, rows)
+        if low >= high:
+            continue
+        matrix = v.integer_at(chosen + 8 * product)
+        x, y = x_first + product * x_step, y_first + product * y_step
+        factor = FACTOR
+        if scales:
+            factor *= v.float_at(scales + 4 * matrix)
+        for r in range(low, high, 2):  # two rows at a time, as additions take their time
+            second = min(r + 1, high - 1)
+            row_1 = first_row + (matrix * rows + r) * stride
+            row_2, at = row_1 + (second - r) * stride, x
+            a = v.splat(np.float32(0))
+            b, c, d = a, a, a
+            for i in range(blocks):
+                block_1 = row_1 + HEADER_BYTES + i * BLOCK_BYTES
+                block_2 = row_2 + HEADER_BYTES + i * BLOCK_BYTES
+                for u in range(N_UNITS):
+                    x_low, x_high = v.load_floats(at), v.load_floats(at + 64)
+                    low_1, high_1 = unit(row_1, block_1, u)
+                    a, b = v.fma(low_1, x_low, a), v.fma(high_1, x_high, b)
+                    low_2, high_2 = unit(row_2, block_2, u)
+                    c, d = v.fma(low_2, x_low, c), v.fma(high_2, x_high, d)
+                    at += 128
+            y_1, y_2 = v.total(v.add(a, b)) * factor, v.total(v.add(c, d)) * factor
+            if biases:
+                y_1 += v.float_at(biases + 4 * (matrix * rows + r))
+                y_2 += v.float_at(biases + 4 * (matrix * rows + second))
+            v.store_float(y + 4 * r, y_1)
+            v.store_float(y + 4 * second, y_2)
 
 
 @functools.cache
@@ -96,6 +128,20 @@ def plain_rows(type: GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
     return unpack_rows(type, data, n_cols) if type.is_interleaved else data
 
 
+_no_matrix = np.zeros(1, dtype=np.int64)
+_ZERO = _no_matrix.ctypes.data  # the number of the only matrix
+
+
+class Vectors(NamedTuple):
+    """Vectors in memory: the address of the first one, bytes from one to the next, and bytes to
+    those of the next thread (0: all threads have the same).
+    """
+
+    address: int
+    step: int = 0
+    thread_step: int = 0
+
+
 class Rows:
     """Encoded rows in memory, uint8[rows, row_bytes] of a type that is not interleaved.
 
@@ -105,8 +151,7 @@ class Rows:
 
     def __init__(self, type: GGMLType, data: np.ndarray, n_cols: int):
         self.type, self.data, self.n_cols = type, data, n_cols
-        blocks = n_cols // max(UNIT, type.block_size)
-        self._head = [data.ctypes.data, data.strides[0], len(data), blocks]
+        self._blocks = n_cols // max(UNIT, type.block_size)
 
     def part(self, start: int, stop: int) -> Rows:
         """Return rows start..stop, which share the memory."""
@@ -116,8 +161,28 @@ class Rows:
         """Return the operation that reads float32[n_cols] at the address x and writes
         float32[rows] at y.
         """
-        return _bound(multiply, self.type), np.array([*self._head, x, y], dtype=np.int64)
+        return self.multiplications(len(self.data), Vectors(x), Vectors(y), Vectors(_ZERO))
+
+    def multiplications(
+        self,
+        n_rows: int,
+        x: Vectors,
+        y: Vectors,
+        chosen: Vectors,
+        n: int = 1,
+        biases: int = 0,
+        scales: int = 0,
+    ) -> tuple[int, np.ndarray]:
+        """Return the operation that multiplies `n` matrices of `n_rows` rows each, whose numbers
+        int64[n] are at `chosen`, with a vector each; see `multiply`.
+        """
+        return _bound(multiply, self.type), packed(
+            *(self.data.ctypes.data, self.data.strides[0], n_rows, self._blocks),
+            *(x.address, x.step, x.thread_step, y.address, y.step),
+            *(chosen.address, chosen.thread_step, n, biases, scales),
+        )
 
     def decoding(self, out: int) -> tuple[int, np.ndarray]:
         """Return the operation that writes float32[rows, n_cols] at an address."""
-        return _bound(decode_rows, self.type), np.array([*self._head, out], dtype=np.int64)
+        head = (self.data.ctypes.data, self.data.strides[0], len(self.data), self._blocks)
+        return _bound(decode_rows, self.type), packed(*head, out)

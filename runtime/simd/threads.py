@@ -1,7 +1,7 @@
 """Programs: operations one after the other, run by several threads without Python between them.
 
-The threads meet after every operation. Between programs they wait by polling for a moment, as the
-next token follows soon, and then in the operating system.
+The threads meet after every operation, unless the program says otherwise. Between programs they
+wait by polling for a moment, as the next token follows soon, and then in the operating system.
 """
 
 from __future__ import annotations
@@ -78,15 +78,19 @@ def _invoke(builder, function, arguments, thread, threads):
 
 @inlined_function
 def _run(control, thread, threads):
-    """Run the program, meeting the other threads after every operation."""
+    """Run the program, meeting the other threads after operations that say so."""
     program, length = integer_at(control + PROGRAM), integer_at(control + LENGTH)
-    base = integer_at(control + BASE)  # arrivals are never set back: some may still wait for them
+    # Arrivals are never set back: some may still wait for them.
+    awaited = integer_at(control + BASE)
     for i in range(length):
-        at = program + 16 * i
+        at = program + 24 * i
         _invoke(integer_at(at), integer_at(at + 8), thread, threads)
+        if not integer_at(at + 16):
+            continue
+        awaited += threads
         _atomic_add(control + ARRIVED, 1)
         spins = 0
-        while _atomic_load(control + ARRIVED) < base + threads * (i + 1):
+        while _atomic_load(control + ARRIVED) < awaited:
             spins += 1
             if spins < SPINS:
                 _pause()
@@ -134,13 +138,23 @@ def _publish(control, program, length):
 class Program:
     """Operations with their arguments: (address of the code, arguments int64[n]) each. Arguments
     may be changed between runs.
+
+    meets: whether the threads meet after each operation (default: after all). They always meet
+    after the last one.
     """
 
-    def __init__(self, operations: Sequence[tuple[int, np.ndarray]]):
+    def __init__(
+        self, operations: Sequence[tuple[int, np.ndarray]], meets: Sequence[bool] | None = None
+    ):
         self._arguments = [arguments for _, arguments in operations]  # they own the memory
+        found = [True] * len(operations) if meets is None else [*meets[:-1], True]
         self.table = np.array(
-            [(code, arguments.ctypes.data) for code, arguments in operations], dtype=np.int64
-        ).reshape(-1, 2)
+            [
+                (code, arguments.ctypes.data, int(meet))
+                for (code, arguments), meet in zip(operations, found, strict=True)
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 3)
         self.address, self.length = self.table.ctypes.data, len(self.table)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
-from ...errors import UsageError
+from ...errors import IqforgeError, UsageError
 from .cache import CacheSettings, LayerState
 from .table import Table
 
@@ -222,3 +223,16 @@ class State:
                     rows = tuple(torch.cat([a, b]) for a, b in zip(rows, kept[1], strict=True))
                 snapshot._saved[i] = n, rows
             snapshot._intact = n
+
+
+def reserve(states: Sequence[State], lengths: Sequence[int]) -> None:
+    """Take memory for more tokens of every sequence. If there is none for one of them, all stay as
+    they are, and the error is that of `State.reserve`.
+    """
+    try:
+        for state, n in zip(states, lengths, strict=False):
+            state.reserve(n)
+    except IqforgeError:
+        for state in states:
+            state.release_unused()
+        raise

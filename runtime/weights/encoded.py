@@ -15,6 +15,7 @@ from .placement import CPU
 from .rounded import RoundedRows, can_be_rounded, packed, packed_bytes
 
 if TYPE_CHECKING:
+    from ..simd.products import Rows
     from .store import TensorStore
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
@@ -61,6 +62,7 @@ class Matrix:
     def __init__(self, store: TensorStore, tensor: TensorInfo, index: int = 0):
         self.tensor = tensor
         self.rows, self.cols = tensor.shape[-2], tensor.shape[-1]
+        self.index = index
         self._store, self._first, self._key = store, index * self.rows, (tensor.name, index)
         self._multiply: Multiplication | None = None
 
@@ -80,6 +82,15 @@ class Matrix:
         step = max(1, SLICE_BYTES // (4 * self.cols * group)) * group
         for start in range(0, self.rows, step):
             yield start, self.decode(start, min(start + step, self.rows))
+
+    def kept_tensor(self) -> Rows | None:
+        """Return the rows of the whole tensor, see `TensorStore.kept`."""
+        return self._store.kept(self.tensor)
+
+    def kept(self) -> Rows | None:
+        """Return the rows of the matrix within `kept_tensor`."""
+        whole = self.kept_tensor()
+        return None if whole is None else whole.part(self._first, self._first + self.rows)
 
     def few(self, x: torch.Tensor) -> torch.Tensor | None:
         """Products with the matrix as it is stored, if its tensor is kept in memory."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..simd.products import Rows
 
 UNIT = 32  # weights that are decoded together
+X_PLACE, Y_PLACE = 4, 7  # of the addresses among the arguments of a multiplication
 
 
 @functools.cache
@@ -67,6 +68,7 @@ class Multiplication:
         y = x.new_empty(len(x), len(self.rows.data))
         at, to = x.data_ptr(), y.data_ptr()
         for i in range(len(x)):
-            self._arguments[-2:] = at + 4 * i * x.shape[1], to + 4 * i * y.shape[1]
+            self._arguments[X_PLACE] = at + 4 * i * x.shape[1]
+            self._arguments[Y_PLACE] = to + 4 * i * y.shape[1]
             self._run(self._program, torch.get_num_threads())
         return y

@@ -42,6 +42,7 @@ class TensorStore:
         self._replaced: dict[str, tuple[GGMLType, np.ndarray]] = {}
         self._kept: dict[str, Rows | None] = {}
         self._keep_bytes = -1
+        self.n_changes = 0  # calls of `replace` and `restore`: what was kept before is outdated
 
     def matrices(self, tensors: list[TensorInfo], n: int) -> Sequence[MatrixLike]:
         """Return n matrices. For stacks, matrix i has the rows of matrix i of every tensor; tensors
@@ -149,6 +150,7 @@ class TensorStore:
 
     def _forget(self, name: str) -> None:
         """What was read of a tensor is not what it has now."""
+        self.n_changes += 1
         self.cache.drop(name)
         if (kept := self._kept.pop(name, None)) is not None:
             self._keep_bytes += kept.data.nbytes

@@ -18,18 +18,21 @@ def _bytes(values) -> list[int]:
     return np.asarray(values).astype(int).tolist()
 
 
-def _repeated(values, n: int):
-    """A table of fewer than 16 entries, and the same again."""
-    return v.constant("i8", _bytes(values) * (16 // n))
+def _halves(values, n: int):
+    """The two halves of a table, of n entries each, repeated to 16."""
+    values = _bytes(values)
+    return v.table("i8", [values[i * n : i * n + n] * (16 // n) for i in range(2)])
 
 
-_iq2_low, _iq2_high = (_repeated(tables.IQ2NL_VALUES[4 * i : 4 * i + 4], 4) for i in range(2))
-_iq3_low, _iq3_high = (_repeated(tables.IQ3NL_VALUES[8 * i : 8 * i + 8], 8) for i in range(2))
-_iq4_low, _iq4_high = (
-    v.constant("i8", _bytes(tables.IQ4K_VALUES[16 * i : 16 * i + 16])) for i in range(2)
-)
-_iq5 = [v.constant("i8", _bytes(tables.IQ5NL_VALUES[16 * i : 16 * i + 16])) for i in range(4)]
-_iq5_0, _iq5_1, _iq5_2, _iq5_3 = _iq5
+def _quarters(values) -> list:
+    """The first and the second 16 of the two halves of a table of 64 entries."""
+    values = _bytes(values)
+    return [v.table("i8", [values[at : at + 16], values[at + 32 : at + 48]]) for at in (0, 16)]
+
+
+_iq2_table, _iq3_table = _halves(tables.IQ2NL_VALUES, 4), _halves(tables.IQ3NL_VALUES, 8)
+_iq4_table = _halves(tables.IQ4K_VALUES, 16)
+_iq5_lower, _iq5_upper = _quarters(tables.IQ5NL_VALUES)
 _iq6 = [v.constant("i8", _bytes(tables.IQ6NL_VALUES[16 * i : 16 * i + 16])) for i in range(4)]
 _iq6_0, _iq6_1, _iq6_2, _iq6_3 = _iq6
 _kl_even = [
@@ -51,8 +54,8 @@ def iq2_k(row, block, unit):
     first = d * np.float32(nibble_at(block + 4, g) - 8)
     second = d * np.float32(nibble_at(block + 4, g + 1) - 8)
     low, high = pairs(block + 12, unit)
-    low = v.lookup(low, v.either(extra & 1, _iq2_high(), _iq2_low()))
-    high = v.lookup(high, v.either(extra & 2, _iq2_high(), _iq2_low()))
+    low = v.lookup(low, _iq2_table(extra & 1))
+    high = v.lookup(high, _iq2_table(extra >> 1 & 1))
     return mul(splat(first), as_floats(low)), mul(splat(second), as_floats(high))
 
 
@@ -67,8 +70,8 @@ def iq3_k(row, block, unit):
     low, high = pairs(block + 14, unit)
     third_low, third_high = bits_of_bytes(block + 78, unit, 2)
     low, high = bit_or(low, third_low), bit_or(high, third_high)
-    low = v.lookup(low, v.either(extra & 1, _iq3_high(), _iq3_low()))
-    high = v.lookup(high, v.either(extra & 2, _iq3_high(), _iq3_low()))
+    low = v.lookup(low, _iq3_table(extra & 1))
+    high = v.lookup(high, _iq3_table(extra >> 1 & 1))
     return (
         mul(splat(d * _iq3_scale(block, 2 * unit)), as_floats(low)),
         mul(splat(d * _iq3_scale(block, 2 * unit + 1)), as_floats(high)),
@@ -78,8 +81,8 @@ def iq3_k(row, block, unit):
 def iq4_k(row, block, unit):
     d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
     codes = load_bytes(block + 16 + 16 * unit)
-    low = v.lookup(bit_and(codes, 15), v.either(extra & 1, _iq4_high(), _iq4_low()))
-    high = v.lookup(shift_right(codes, 4), v.either(extra & 2, _iq4_high(), _iq4_low()))
+    low = v.lookup(bit_and(codes, 15), _iq4_table(extra & 1))
+    high = v.lookup(shift_right(codes, 4), _iq4_table(extra >> 1 & 1))
     return (
         mul(splat(d * _iq_scale(block, 2 * unit)), as_floats(low)),
         mul(splat(d * _iq_scale(block, 2 * unit + 1)), as_floats(high)),
@@ -88,9 +91,8 @@ def iq4_k(row, block, unit):
 
 @inlined_function
 def _lookup_32(codes, half):
-    """Entries of IQ5NL_VALUES for five-bit codes."""
-    lower = v.lookup(codes, v.either(half, _iq5_2(), _iq5_0()))
-    upper = v.lookup(codes, v.either(half, _iq5_3(), _iq5_1()))
+    """Entries of half 0 or 1 of IQ5NL_VALUES for five-bit codes."""
+    lower, upper = v.lookup(codes, _iq5_lower(half)), v.lookup(codes, _iq5_upper(half))
     return as_floats(v.where_set(upper, lower, codes, 16))
 
 
@@ -101,7 +103,7 @@ def iq5_k(row, block, unit):
     low, high = bit_or(low, fifth_low), bit_or(high, fifth_high)
     return (
         mul(splat(d * _iq_scale(block, 2 * unit)), _lookup_32(low, extra & 1)),
-        mul(splat(d * _iq_scale(block, 2 * unit + 1)), _lookup_32(high, extra & 2)),
+        mul(splat(d * _iq_scale(block, 2 * unit + 1)), _lookup_32(high, extra >> 1 & 1)),
     )
 
 
@@ -112,7 +114,7 @@ def _lookup_64(codes, half):
     c, d = v.lookup(codes, _iq6_2()), v.lookup(codes, _iq6_3())
     lower, upper = v.where_set(b, a, codes, 16), v.where_set(d, c, codes, 16)
     values = as_floats(v.where_set(upper, lower, codes, 32))
-    return v.add(values, splat(np.float32(1) if half else np.float32(0)))
+    return v.add(values, splat(np.float32(half)))
 
 
 def iq6_k(row, block, unit):
@@ -125,7 +127,7 @@ def iq6_k(row, block, unit):
     second = d * np.float32(v.signed_byte_at(block + 5 + 2 * unit))
     return (
         mul(splat(first), _lookup_64(low, extra & 1)),
-        mul(splat(second), _lookup_64(high, extra & 2)),
+        mul(splat(second), _lookup_64(high, extra >> 1 & 1)),
     )
 
 
@@ -138,7 +140,7 @@ def _split_nibble(at, unit):
 def iq2_ks(row, block, unit):
     d, extra = v.half_at(row), v.word_at(block) >> unit
     scale = splat(d * np.float32((nibble_at(block + 2, unit) | (extra >> 8 & 1) << 4) - 16))
-    table = v.either(extra & 1, _iq2_high(), _iq2_low())
+    table = _iq2_table(extra & 1)
     low, high = pairs(block + 6, unit)
     return (
         mul(scale, as_floats(v.lookup(low, table))),
@@ -149,7 +151,7 @@ def iq2_ks(row, block, unit):
 def iq3_ks(row, block, unit):
     d, extra = v.half_at(row), v.word_at(block) >> unit
     scale = splat(d * np.float32((_split_nibble(block + 2, unit) | (extra & 1) << 4) - 16))
-    table = v.either(extra & 256, _iq3_high(), _iq3_low())
+    table = _iq3_table(extra >> 8 & 1)
     low, high = pairs(block + 6, unit)
     third_low, third_high = bits_of_bytes(block + 70, unit, 2)
     return (
@@ -161,7 +163,7 @@ def iq3_ks(row, block, unit):
 def iq4_ks(row, block, unit):
     byte = v.byte_at(block + unit)
     scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
-    table, codes = v.either(byte & 1, _iq4_high(), _iq4_low()), load_bytes(block + 8 + 16 * unit)
+    table, codes = _iq4_table(byte & 1), load_bytes(block + 8 + 16 * unit)
     return (
         mul(scale, as_floats(v.lookup(bit_and(codes, 15), table))),
         mul(scale, as_floats(v.lookup(shift_right(codes, 4), table))),
@@ -174,7 +176,7 @@ def iq4_kss(row, block, unit):
     scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
     words = bit_and(words, 0xFFFE)
     codes = v.as_bytes(v.bit_xor(words, shift_right(words, 1)))
-    table = v.either(byte & 1, _iq4_high(), _iq4_low())
+    table = _iq4_table(byte & 1)
     return (
         mul(scale, as_floats(v.lookup(bit_and(codes, 15), table))),
         mul(scale, as_floats(v.lookup(shift_right(codes, 4), table))),

@@ -135,3 +135,18 @@ def constant(element: str, values: Sequence[float]) -> Any:
         return ir.Constant(vector_of(element), values)
 
     return numbers
+
+
+def table(element: str, rows: Sequence[Sequence[float]]) -> Any:
+    """Return a function of an index that gives a vector of the values of that row. It reads memory:
+    a choice between constants would be a branch, which mostly is mispredicted.
+    """
+    type = vector_of(element)
+    values = ir.Constant(ir.ArrayType(type, len(rows)), [ir.Constant(type, row) for row in rows])
+
+    @function(Vector(element), types.int64)
+    def numbers(builder, index):
+        stored = cgutils.global_constant(builder.module, "table", values)
+        return builder.load(builder.gep(stored, [INT64(0), index]))
+
+    return numbers

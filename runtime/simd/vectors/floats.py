@@ -93,6 +93,57 @@ def _negated(builder: ir.IRBuilder, vector: Any, mask: Any) -> Any:
     return builder.bitcast(builder.xor(words, flips), vector_of("f32"))
 
 
+@function(F32, F32, F32)
+def div(builder, a, b):
+    return builder.fdiv(a, b)
+
+
+@function(F32, F32, F32)
+def largest(builder, a, b):
+    """The larger of two lanes; the second one if they cannot be compared."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+@function(F32, F32, F32)
+def smallest(builder, a, b):
+    """The smaller of two lanes; the second one if they cannot be compared."""
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
+@function(F32, F32)
+def root(builder, vector):
+    return called(builder, f"llvm.sqrt.v{LANES}f32", vector_of("f32"), vector)
+
+
+# exp(x) = 2^n * p(r) for the integer n next to x / ln 2 and the rest r, at most ln 2 / 2: Taylor's
+# polynomial, with the constants of Cephes (Moshier, 1992), whose last bits balance its error.
+_LOWEST, _HIGHEST, _LOG2_E = -87.3, 88.3, 1.44269504088896341
+_LN_2 = (0.693359375, -2.12194440e-4)  # in two parts: the first times n is exact
+_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2)
+_POLYNOMIAL = (*_POLYNOMIAL, 1.6666665459e-1, 5.0000001201e-1)
+
+
+@function(F32, F32)
+def exp(builder, x):
+    """e^x to two units in the last place, between 1e-38 and 2e38."""
+    for comparison, bound in (("<", _LOWEST), (">", _HIGHEST)):
+        limit = constant_of("f32", bound)  # what is not a number stays so
+        x = builder.select(builder.fcmp_ordered(comparison, x, limit), limit, x)
+    n = builder.fmul(x, constant_of("f32", _LOG2_E))
+    n = called(builder, f"llvm.rint.v{LANES}f32", vector_of("f32"), n)
+    r = x
+    for part in _LN_2:
+        r = builder.fsub(r, builder.fmul(n, constant_of("f32", part)))
+    p = constant_of("f32", _POLYNOMIAL[0])
+    for factor in _POLYNOMIAL[1:]:
+        p = builder.fadd(builder.fmul(p, r), constant_of("f32", factor))
+    p = builder.fadd(builder.fmul(builder.fmul(p, r), r), r)
+    p = builder.fadd(p, constant_of("f32", 1))
+    power = builder.add(builder.fptosi(n, vector_of("i32")), constant_of("i32", 127))
+    power = builder.bitcast(builder.shl(power, constant_of("i32", 23)), vector_of("f32"))
+    return builder.fmul(p, power)
+
+
 @function(types.float32, F32)
 def total(builder, vector):
     """The sum of the lanes: upper half to lower half, four times."""
@@ -100,4 +151,14 @@ def total(builder, vector):
         low = shuffled(builder, vector, vector, [*range(n)])
         high = shuffled(builder, vector, vector, [*range(n, 2 * n)])
         vector = builder.fadd(low, high)
+    return builder.extract_element(vector, INT32(0))
+
+
+@function(types.float32, F32)
+def highest(builder, vector):
+    """The largest lane. Lanes that are not numbers may count or not."""
+    for n in (8, 4, 2, 1):
+        low = shuffled(builder, vector, vector, [*range(n)])
+        high = shuffled(builder, vector, vector, [*range(n, 2 * n)])
+        vector = builder.select(builder.fcmp_ordered(">", low, high), low, high)
     return builder.extract_element(vector, INT32(0))

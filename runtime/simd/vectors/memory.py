@@ -104,6 +104,39 @@ def store_floats(builder, address, vector):
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
+@function(types.none, types.int64, F32)
+def store_halves(builder, address, vector):
+    """Store floats as IEEE halves, rounded to nearest, ties to even."""
+    halves = builder.fptrunc(vector, ir.VectorType(ir.HalfType(), LANES))
+    builder.store(halves, pointer(builder, address, halves.type), align=1)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@function(types.none, types.int64, F32)
+def store_bf16(builder, address, vector):
+    """Store floats as bf16, rounded to nearest, ties to even."""
+    words = builder.bitcast(vector, vector_of("i32"))
+    odd = builder.and_(builder.lshr(words, constant_of("i32", 16)), constant_of("i32", 1))
+    rounded = builder.add(builder.add(words, constant_of("i32", 0x7FFF)), odd)
+    rounded = builder.select(
+        builder.fcmp_unordered("uno", vector, vector), constant_of("i32", 0x7FC00000), rounded
+    )
+    words = builder.trunc(builder.lshr(rounded, constant_of("i32", 16)), vector_of("u16"))
+    builder.store(words, pointer(builder, address, words.type), align=1)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@function(types.none, types.int64, types.int64)
+def store_integer(builder, address, value):
+    builder.store(value, pointer(builder, address, INT64), align=1)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@function(types.float64, types.int64)
+def double_at(builder, address):
+    return loaded(builder, address, ir.DoubleType())
+
+
 @function(types.int64, types.int64)
 def byte_at(builder, address):
     return builder.zext(loaded(builder, address, INT8), INT64)

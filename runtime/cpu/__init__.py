@@ -1,0 +1,1 @@
+"""Decoding steps on the CPU: all layers of one token as one program, without Python in between."""

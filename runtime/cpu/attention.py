@@ -1,0 +1,154 @@
+"""Plans of attention with keys and values for heads."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...formats.kernel import inlined_function
+from ...formats.types import ggml_type
+from ..layers.attention import Attention
+from ..simd.operations import operation
+from ..simd.step import attention as attention_step
+from ..simd.step import heads as heads_step
+from ..simd.units import UNITS
+from ..simd.vectors.core import has_feature, is_arm
+from ..state.cache import CacheType
+from .memory import Buffer
+from .plan import LANES, UNIT, NotPlanned, Plan
+
+_STORES = {
+    "F32": heads_step.store_f32,
+    "F16": heads_step.store_f16,
+    "BF16": heads_step.store_bf16,
+}
+
+
+class Stored(NamedTuple):
+    """How vectors of a cache type are read and written: bytes before the first of 32 elements, and
+    bytes of so many.
+    """
+
+    name: str
+    header: int
+    unit_bytes: int
+
+    @classmethod
+    def of(cls, type: CacheType) -> Stored:
+        if type.name not in _STORES:
+            raise NotPlanned(f"a cache in {type.name.lower()}")
+        if type.name == "F16" and not (has_feature("f16c") or is_arm()):
+            raise NotPlanned("a cache in f16 on this processor")
+        plain = ggml_type(type.name)
+        units = max(1, UNIT // plain.block_size)
+        return cls(type.name, plain.header_bytes, units * plain.block_bytes)
+
+    def row_bytes(self, n: int) -> int:
+        """Return the bytes of n elements."""
+        return self.header + n // UNIT * self.unit_bytes
+
+    @property
+    def unit(self) -> Any:
+        return inlined_function(UNITS[self.name])
+
+    @property
+    def store(self) -> Any:
+        return inlined_function(_STORES[self.name])
+
+
+def keeping(keys: Stored, values: Stored) -> int:
+    """Return the operation `rotate_and_keep` for a cache of these types."""
+    return operation(
+        heads_step.rotate_and_keep,
+        f"rotate_and_keep_{keys.name}_{values.name}".lower(),
+        store_key=keys.store,
+        store_value=values.store,
+        KEY_BYTES=keys.unit_bytes // 2,
+        VALUE_BYTES=values.unit_bytes // 2,
+    )
+
+
+def attending(keys: Stored, values: Stored) -> int:
+    """Return the operation `attend` for a cache of these types."""
+    return operation(
+        attention_step.attend,
+        f"attend_{keys.name}_{values.name}".lower(),
+        key_unit=keys.unit,
+        value_unit=values.unit,
+        KEY_HEADER=keys.header,
+        KEY_BYTES=keys.unit_bytes,
+        VALUE_HEADER=values.header,
+        VALUE_BYTES=values.unit_bytes,
+    )
+
+
+def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
+    """Add what the module gives for the normed state x."""
+    s, memory = module.spec, plan.memory
+    if s.kv_from is not None or s.kv_shared or s.value_norm or s.temperature is not None:
+        raise NotPlanned(
+            "attention that shares keys and values, norms values, or has a temperature"
+        )
+    if s.key_length % UNIT or s.value_length % UNIT:
+        raise NotPlanned(f"heads of {s.key_length} and {s.value_length} elements")
+    if any(
+        norm is not None and norm.weight.numel() % LANES for norm in (module.q_norm, module.k_norm)
+    ):
+        raise NotPlanned("norms of heads that are no vectors")
+    q, k, v = _projections(plan, module, x)
+    keys, values = Stored.of(plan.settings.k), Stored.of(plan.settings.v)
+    q_step = s.query_rows // s.heads
+    angles, pairs, step, other = rotation(plan, module.rope)
+    plan.add(
+        keeping(keys, values),
+        *(plan.frame_address, plan.layer_offset, q.address, s.heads, 4 * q_step),
+        *(k.address, v.address, s.kv_heads, s.key_length, s.value_length),
+        *(
+            0 if norm is None else memory.vector(norm.weight)
+            for norm in (module.q_norm, module.k_norm)
+        ),
+        *(0.0 if norm is None else float(norm.eps) for norm in (module.q_norm, module.k_norm)),
+        *(angles, pairs, step, other),
+    )
+    mixed = memory.floats("mixed", s.heads * s.value_length)
+    key_head, value_head = keys.row_bytes(s.key_length), values.row_bytes(s.value_length)
+    plan.add(
+        attending(keys, values),
+        *(plan.frame_address, plan.layer_offset, q.address, 4 * q_step),
+        *(mixed.address, 4 * s.value_length, s.heads, s.group),
+        *(s.key_length // UNIT, s.value_length // UNIT),
+        *(s.kv_heads * key_head, key_head, s.kv_heads * value_head, value_head, 0),
+        memory.floats("scores", attention_step.BUFFER // 4 * s.heads).address,
+        *(float(s.scale), float(s.softcap), s.window, memory.vector(module.sinks)),
+        *((q.at(s.key_length).address, 4 * q_step) if s.gate else (0, 0)),
+    )
+    y = plan.product(module.output, mixed, "delta")
+    plan.meet()
+    return y
+
+
+def _projections(plan: Plan, module: Attention, x: Buffer) -> tuple[Buffer, Buffer, Buffer]:
+    s = module.spec
+    if module.qkv is not None:
+        q = plan.product(module.qkv, x, "qkv")
+        k = q.at(s.query_rows)
+        v = k.at(s.kv_heads * s.key_length)
+    elif module.q is None or module.k is None or module.v is None:
+        raise NotPlanned("attention without a projection of its own for queries, keys or values")
+    else:
+        k, q, v = (
+            plan.product(linear, x, name)
+            for linear, name in ((module.k, "k"), (module.q, "q"), (module.v, "v"))
+        )
+    plan.meet()
+    return q, k, v
+
+
+def rotation(plan: Plan, rope: Any) -> tuple[int, int, int, int]:
+    """Return the address of angles, the number of pairs, and where the elements of a pair are, see
+    `simd.step.heads.rotate`.
+    """
+    if rope is None:
+        return 0, 0, 0, 0
+    pairs = rope.n_rot // 2
+    step, other = (8, 4) if rope.style == "norm" else (4, 4 * pairs)
+    return plan.angles(rope).address, pairs, step, other

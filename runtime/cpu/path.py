@@ -1,0 +1,181 @@
+"""Decoding steps of a network on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from ..layers.attention import Attention
+from ..layers.block import Block
+from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.moe import MoE
+from ..network.network import Network
+from ..simd.operations import operation
+from ..simd.step import norms
+from ..simd.threads import run
+from ..state.cache import CacheSettings, KVCache
+from ..state.sequence import State
+from ..state.table import BLOCK_TOKENS, Table
+from ..weights.encoded import Matrix
+from ..weights.store import TensorStore
+from .attention import plan_attention
+from .feed_forward import plan_gated, plan_moe, plan_plain
+from .memory import Buffer
+from .plan import LANES, NotPlanned, Plan
+
+_PLANS: list[tuple[type, Callable[[Plan, Any, Buffer], Buffer]]] = [
+    (Attention, plan_attention),
+    (GatedFFN, plan_gated),
+    (PlainFFN, plan_plain),
+    (MoE, plan_moe),
+]
+
+
+class StepPath:
+    """Steps of one token of a network that is on the CPU as a whole.
+
+    report: is called with a line if steps run on the reference path, and why.
+    """
+
+    def __init__(
+        self, network: Network, store: TensorStore, report: Callable[[str], None] | None = None
+    ):
+        self._network, self._store, self._report = network, store, report
+        self._programs: dict[CacheSettings, StepProgram | None] = {}
+        self._n_threads = self._n_changes = 0
+        self._lock = threading.Lock()
+        self.watched: tuple[str, ...] = ()  # the first and the last product of a step
+
+    def step(self, token: int, state: State) -> torch.Tensor | None:
+        """Append a token: logits float32[vocab] after it. None, with nothing changed, if the
+        reference path has to do it: there is no program, or a number is not finite.
+        """
+        with self._lock:
+            program = self._program(state.settings)
+            if program is None:
+                return None
+            self.watched = program.watched
+            return program.step(token, state)
+
+    def has_program(self, states: Iterable[State]) -> bool:
+        """Return whether there are programs for all of these sequences."""
+        with self._lock:
+            return all(self._program(state.settings) is not None for state in states)
+
+    def _program(self, settings: CacheSettings) -> StepProgram | None:
+        n_threads = torch.get_num_threads()
+        if n_threads > self._n_threads or self._store.n_changes != self._n_changes:
+            self._programs.clear()
+            self._n_threads, self._n_changes = n_threads, self._store.n_changes
+        if settings not in self._programs:
+            try:
+                self._programs[settings] = StepProgram(self._network, settings, n_threads)
+            except NotPlanned as reason:
+                self._programs[settings] = None
+                if self._report is not None:
+                    self._report(f"steps run layer by layer: {reason}")
+        return self._programs[settings]
+
+
+class StepProgram:
+    """The program of a step, for sequences with caches of these settings."""
+
+    def __init__(self, network: Network, settings: CacheSettings, n_threads: int):
+        if network.inputs is not None or network.join is not None:
+            raise NotPlanned("layers that need the tokens themselves, or other ranks")
+        self._plan = plan = Plan(n_threads, settings)
+        self._sequences: WeakKeyDictionary[State, Sequence] = WeakKeyDictionary()
+        memory, width = plan.memory, network.width
+        h, x = memory.own_floats("h", width), memory.own_floats("x", width)
+        embedded = memory.floats("embedded", width)
+        table = network.embedding.matrix
+        if not isinstance(table, Matrix) or (rows := table.kept()) is None:
+            raise NotPlanned("the embedding is not kept in memory")
+        self._embedding, self._rows = plan.decoding(rows, embedded), rows
+        plan.meet()
+        delta, first, post = embedded, float(network.embedding_scale), None
+        for layer, block in enumerate(network.blocks):
+            plan.layer = layer
+            _check(block)
+            for branch in block.branches:
+                plan.add_and_norm(h, delta, width, branch.norm, x, first=first, post=post)
+                first, post = 0.0, branch.post_norm
+                delta = _planned(plan, branch.module, x if branch.norm is not None else h)
+        plan.add_and_norm(h, delta, width, network.output_norm, x, first=first, post=post)
+        found = memory.floats("logits", -(-network.output.rows // LANES) * LANES)
+        plan.product(network.output, x, found)
+        plan.meet()
+        if network.softcap:
+            plan.add(operation(norms.cap), found.address, network.n_vocab, float(network.softcap))
+        self._program, self.watched = plan.program(), (plan.names[0], plan.names[-1])
+        self._logits = memory.view(found, network.n_vocab)
+
+    def step(self, token: int, state: State) -> torch.Tensor | None:
+        """See `StepPath.step`."""
+        state.reserve(1)
+        if (sequence := self._sequences.get(state)) is None:
+            sequence = self._sequences[state] = Sequence(state)
+        self._plan.frame[0], self._plan.frame[1] = state.n_past, sequence.address()
+        self._embedding[0] = self._rows.data.ctypes.data + token * self._rows.data.strides[0]
+        run(self._program, torch.get_num_threads())
+        if not np.isfinite(self._logits.sum()):
+            return None
+        state.advance(1)
+        return torch.from_numpy(self._logits.copy())
+
+
+class Sequence:
+    """The addresses of what layers keep of a sequence, see `simd.step.heads`."""
+
+    def __init__(self, state: State):
+        self._places = np.zeros((len(state.layers), 3), dtype=np.int64)
+        self._tables = {window: TableRows(table) for window, table in state.tables.items()}
+        for layer, (kept, window) in enumerate(zip(state.layers, state.windows, strict=True)):
+            if isinstance(kept, KVCache):
+                storage = kept.storage
+                addresses = storage.k.data_ptr(), storage.v.data_ptr()
+                self._places[layer] = *addresses, self._tables[window].address
+
+    def address(self) -> int:
+        """Return where the addresses are, of blocks as they are now."""
+        for table in self._tables.values():
+            table.refresh()
+        return self._places.ctypes.data
+
+
+class TableRows:
+    """The first row of every block of a table."""
+
+    def __init__(self, table: Table):
+        self._table, self._fixed = table, False
+        self._rows = np.zeros(table.capacity // BLOCK_TOKENS + 2, dtype=np.int64)
+        self.address = self._rows.ctypes.data
+
+    def refresh(self) -> None:
+        """Read the table; once is enough while it is reserved."""
+        if self._fixed and self._table.run is not None:
+            return
+        blocks = self._table.blocks
+        self._rows[: len(blocks)] = blocks
+        self._rows[: len(blocks)] *= BLOCK_TOKENS
+        self._fixed = self._table.run is not None
+
+
+def _check(block: Block) -> None:
+    if block.output_scale is not None:
+        raise NotPlanned("layers whose result is multiplied")
+    for branch in block.branches:
+        if branch.sum is not None:
+            raise NotPlanned("layers of several ranks")
+
+
+def _planned(plan: Plan, module: Any, x: Buffer) -> Buffer:
+    for kind, planned in _PLANS:
+        if type(module) is kind:
+            return planned(plan, module, x)
+    raise NotPlanned(f"no program for {type(module).__name__}")

@@ -1,0 +1,231 @@
+"""The plan of a step: operations in order, and what they read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..layers.norm import LayerNorm, Norm, RMSNorm
+from ..simd.operations import operation, packed
+from ..simd.products import Rows, Vectors
+from ..simd.step import norms
+from ..simd.threads import Program
+from ..state.cache import CacheSettings
+from ..weights.encoded import Matrix, Stacked
+from ..weights.linear import Linear
+from ..weights.stacked_linear import ExpertLinear, HeadLinear
+from .memory import Buffer, Memory
+
+LANES = 16  # vectors have multiples of so many elements
+UNIT = 32  # and those that are multiplied with blocks of so many
+
+
+class NotPlanned(Exception):
+    """A step cannot be planned: says why."""
+
+
+class Plan:
+    """Operations of a step of a network with a cache of these settings.
+
+    frame: int64, see `simd.step.heads`. layer: the one that is planned now.
+    """
+
+    def __init__(self, n_threads: int, settings: CacheSettings):
+        self.memory, self.settings = Memory(n_threads), settings
+        self.frame = np.zeros(8, dtype=np.int64)
+        self.layer = 0
+        self.names: list[str] = []  # of matrices, in order
+        self._operations: list[tuple[int, np.ndarray]] = []
+        self._meets: list[bool] = []
+        self._first = self.memory.array(np.zeros(1, dtype=np.int64))  # the number of one matrix
+        self._angles: dict[int, tuple[Buffer, Any, np.ndarray]] = {}
+
+    @property
+    def frame_address(self) -> int:
+        return self.frame.ctypes.data
+
+    @property
+    def layer_offset(self) -> int:
+        """Where in what belongs to a sequence this layer has its places, in bytes."""
+        return 24 * self.layer
+
+    def program(self) -> Program:
+        return Program(self._operations, self._meets)
+
+    def add(self, code: int, *arguments: int | float, meet: bool = True) -> np.ndarray:
+        """Add an operation, and return its arguments. meet: whether later ones need what other
+        threads wrote in this one, or in one before.
+        """
+        found = packed(*arguments)
+        self._operations.append((code, found))
+        self._meets.append(meet)
+        return found
+
+    def meet(self) -> None:
+        """Let the threads meet after the last operation."""
+        self._meets[-1] = True
+
+    def decoding(self, rows: Rows, out: Buffer) -> np.ndarray:
+        """Add the decoding of one row; return the arguments, of which the first is its address."""
+        code, arguments = rows.part(0, 1).decoding(out.address)
+        self._operations.append((code, arguments))
+        self._meets.append(False)
+        return arguments
+
+    # Products. Threads do not meet after them: `meet` once all that are independent are added.
+
+    def product(self, linear: Linear, x: Buffer, y: Buffer | str) -> Buffer:
+        """Add y = scale * W x + b. y: where, or the name of a buffer."""
+        if isinstance(y, str):
+            y = self.memory.floats(y, linear.rows)
+        self.names.append(linear.name)
+        scale = linear.scale
+        scales = 0 if scale is None else self.memory.vector(scale.reshape(-1))
+        if scale is not None and scale.numel() != 1:
+            raise NotPlanned(f"{linear.name} has a scale for every row")
+        first = 0
+        for matrix in _parts(linear.matrix):
+            bias = linear.bias
+            if bias is not None:
+                bias = bias[first : first + matrix.rows]
+            rows = _kept(matrix, linear.name)
+            self._multiply(
+                rows,
+                matrix.rows,
+                Vectors(x.address, 0, x.thread_step),
+                Vectors(y.at(first).address),
+                Vectors(self._first),
+                1,
+                self.memory.vector(bias),
+                scales,
+            )
+            first += matrix.rows
+        return y
+
+    def products(
+        self,
+        linear: ExpertLinear | HeadLinear,
+        x: Buffer,
+        x_step: int,
+        y: Buffer,
+        y_step: int,
+        chosen: Buffer,
+        n: int,
+    ) -> None:
+        """Add products with n of several matrices, whose numbers are int64 at `chosen`. Steps are
+        elements from one vector to the next.
+        """
+        stacks = [_parts(matrix) for matrix in linear.matrices]
+        biases = self.memory.vector(linear.bias)
+        if biases and len(stacks[0]) > 1:
+            raise NotPlanned(f"{linear.name} has biases of merged matrices")
+        first = 0
+        for column in zip(*stacks, strict=True):
+            rows = _one_tensor(column, linear.name)
+            self._multiply(
+                rows,
+                column[0].rows,
+                Vectors(x.address, 4 * x_step, x.thread_step),
+                Vectors(y.at(first).address, 4 * y_step),
+                Vectors(chosen.address, 0, chosen.thread_step),
+                n,
+                biases,
+                self.memory.vector(linear.scale),
+            )
+            first += column[0].rows
+
+    def _multiply(self, rows: Rows, *arguments: Any) -> None:
+        if rows.n_cols % UNIT:
+            raise NotPlanned(f"rows of {rows.n_cols} elements are no multiple of {UNIT}")
+        self._operations.append(rows.multiplications(*arguments))
+        self._meets.append(False)
+
+    def norm_of(self, norm: Norm, x: Buffer, n: int, name: str) -> Buffer:
+        """Add the RMS norm of a vector that all threads share, for every thread."""
+        if not isinstance(norm, RMSNorm) or n % LANES:
+            raise NotPlanned(f"a norm of {n} elements inside a layer")
+        out = self.memory.own_floats(name, n)
+        self.add(
+            operation(norms.rms_norm),
+            *(x.address, n, *out, self.memory.vector(norm.weight), float(norm.eps)),
+            meet=False,
+        )
+        return out
+
+    def add_and_norm(
+        self,
+        h: Buffer,
+        delta: Buffer | None,
+        n: int,
+        norm: Norm | None,
+        out: Buffer,
+        *,
+        first: float = 0.0,
+        post: Norm | None = None,
+    ) -> None:
+        """Add to the hidden state, and norm it. first: the factor of the first state."""
+        if n % LANES:
+            raise NotPlanned(f"hidden states of {n} elements are no multiple of {LANES}")
+        if isinstance(post, LayerNorm):
+            raise NotPlanned("a LayerNorm after a layer")
+        head = (
+            *(*h, 0 if delta is None else delta.address, n, int(first != 0), float(first)),
+            0 if post is None else self.memory.vector(post.weight),
+            0.0 if post is None else float(post.eps),
+            *out,
+        )
+        if isinstance(norm, LayerNorm):
+            self.add(
+                operation(norms.add_and_layer_norm),
+                *(*head, self.memory.vector(norm.weight), float(norm.eps)),
+                self.memory.vector(norm.bias),
+                meet=False,
+            )
+            return
+        weight = 0 if norm is None else self.memory.vector(norm.weight)
+        eps = 0.0 if norm is None else float(norm.eps)
+        self.add(operation(norms.add_and_rms_norm), *head, weight, eps, meet=False)
+
+    def angles(self, rope: Any) -> Buffer:
+        """Return where the angles of a rotation are; they are computed at the start of a step."""
+        if id(rope) not in self._angles:
+            if rope.long is not None:
+                raise NotPlanned("a rotation that depends on the length of the context")
+            from ..simd.step import heads
+
+            rates = rope.rates.double().numpy().copy()
+            out = self.memory.floats(f"angles {id(rope)}", 2 * len(rates))
+            arguments = packed(
+                *(self.frame_address, self.memory.array(rates), len(rates)),
+                *(float(rope.magnitude), out.address),
+            )
+            self._operations.insert(0, (operation(heads.angles), arguments))
+            self._meets.insert(0, False)
+            self._angles[id(rope)] = out, rope, rates
+        return self._angles[id(rope)][0]
+
+
+def _parts(matrix: Any) -> Sequence[Matrix]:
+    if isinstance(matrix, Stacked):
+        return matrix.matrices
+    if isinstance(matrix, Matrix):
+        return [matrix]
+    raise NotPlanned("a matrix on another device")
+
+
+def _kept(matrix: Matrix, name: str) -> Rows:
+    if (rows := matrix.kept()) is None:
+        raise NotPlanned(f"{name} is not kept in memory")
+    return rows
+
+
+def _one_tensor(matrices: Sequence[Matrix], name: str) -> Rows:
+    """Return the rows of all matrices, which follow each other."""
+    first = matrices[0]
+    if any(m.tensor is not first.tensor or m.index != i for i, m in enumerate(matrices)):
+        raise NotPlanned(f"{name} is in several tensors")
+    if (rows := first.kept_tensor()) is None:
+        raise NotPlanned(f"{name} is not kept in memory")
+    return rows

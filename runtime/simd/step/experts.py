@@ -1,0 +1,143 @@
+"""The choice of experts, and the sum of what they give."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ....formats.kernel import inlined_function
+from .. import vectors as v
+from .activations import sigmoid
+
+SOFTMAX, SIGMOID, SELECTED, SQRT_SOFTPLUS = range(4)
+
+
+@inlined_function
+def _softmax(x, n):
+    """In place."""
+    most, total = v.float_at(x), np.float32(0)
+    for i in range(1, n):
+        most = max(most, v.float_at(x + 4 * i))
+    for i in range(n):
+        share = np.float32(math.exp(v.float_at(x + 4 * i) - most))
+        v.store_float(x + 4 * i, share)
+        total += share
+    for i in range(n):
+        v.store_float(x + 4 * i, v.float_at(x + 4 * i) / total)
+
+
+@inlined_function
+def _score(x, score):
+    if score == SIGMOID:
+        return np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
+    if score == SQRT_SOFTPLUS:
+        return np.float32(math.sqrt(max(x, np.float32(0)) + math.log1p(math.exp(-abs(x)))))
+    return x
+
+
+@inlined_function
+def _keep_best_groups(choice, n, groups, used, best):
+    """Make the choice -inf for experts of all but the best groups; the first among equals. A group
+    is as good as the sum of its `best` best experts. `choice` has room for groups after the n
+    experts, and for a mark of each expert after these.
+    """
+    size, sums, marks = n // groups, choice + 4 * n, choice + 4 * (n + groups)
+    for i in range(n):
+        v.store_float(marks + 4 * i, np.float32(0))
+    for group in range(groups):
+        total = np.float32(0)
+        for _ in range(min(best, size)):
+            at = -1
+            for i in range(group * size, (group + 1) * size):
+                if v.float_at(marks + 4 * i) == 0 and (
+                    at < 0 or v.float_at(choice + 4 * i) > v.float_at(choice + 4 * at)
+                ):
+                    at = i
+            v.store_float(marks + 4 * at, np.float32(1))
+            total += v.float_at(choice + 4 * at)
+        v.store_float(sums + 4 * group, total)
+    for i in range(groups):
+        before = 0  # groups that are better
+        for j in range(groups):
+            a, b = v.float_at(sums + 4 * j), v.float_at(sums + 4 * i)
+            before += a > b or (a == b and j < i)
+        if before >= used:
+            for e in range(i * size, (i + 1) * size):
+                v.store_float(choice + 4 * e, np.float32(-np.inf))
+
+
+def route(arguments, thread, threads):
+    """Every thread: choose experts from the logits.
+
+    Arguments: logits; biases of the choice or 0; experts, chosen ones; kind of score; groups, those
+    used, experts that count in a group; whether weights are divided by their sum; their factor; the
+    numbers of the chosen experts int64, their weights float32, a buffer of 3 floats for each
+    expert, bytes to the memory of the next thread for these three together.
+    """
+    logits, biases = v.integer_at(arguments), v.integer_at(arguments + 8)
+    n, used = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
+    score = v.integer_at(arguments + 32)
+    groups, groups_used = v.integer_at(arguments + 40), v.integer_at(arguments + 48)
+    group_best, norm = v.integer_at(arguments + 56), v.integer_at(arguments + 64)
+    factor, own = v.float_at(arguments + 72), thread * v.integer_at(arguments + 104)
+    chosen, weights = v.integer_at(arguments + 80) + own, v.integer_at(arguments + 88) + own
+    scores = v.integer_at(arguments + 96) + own
+    choice = scores + 4 * n
+    for i in range(n):
+        v.store_float(scores + 4 * i, _score(v.float_at(logits + 4 * i), score))
+    if score == SOFTMAX:
+        _softmax(scores, n)
+    for i in range(n):
+        bias = v.float_at(biases + 4 * i) if biases else np.float32(0)
+        v.store_float(choice + 4 * i, v.float_at(scores + 4 * i) + bias)
+    if groups > 1:
+        _keep_best_groups(choice, n, groups, groups_used, group_best)
+    total = np.float32(0)
+    for slot in range(used):
+        best = -1
+        for i in range(n):
+            taken = False
+            for other in range(slot):
+                taken |= v.integer_at(chosen + 8 * other) == i
+            if not taken and (
+                best < 0 or v.float_at(choice + 4 * i) > v.float_at(choice + 4 * best)
+            ):
+                best = i
+        v.store_integer(chosen + 8 * slot, best)
+        v.store_float(weights + 4 * slot, v.float_at(scores + 4 * best))
+    if score == SELECTED:
+        _softmax(weights, used)
+    if norm:
+        for slot in range(used):
+            total += v.float_at(weights + 4 * slot)
+        for slot in range(used):
+            v.store_float(weights + 4 * slot, v.float_at(weights + 4 * slot) / total)
+    for slot in range(used):
+        v.store_float(weights + 4 * slot, v.float_at(weights + 4 * slot) * factor)
+
+
+def combine(arguments, thread, threads):
+    """The weighted sum of the results of experts. Arguments: results, bytes to those of the next
+    expert, experts; their weights, bytes to those of the next thread; the result of the shared
+    expert or 0, the number whose sigmoid multiplies it or 0; elements; address of the sum.
+    """
+    slots, step, used = (
+        v.integer_at(arguments),
+        v.integer_at(arguments + 8),
+        v.integer_at(arguments + 16),
+    )
+    weights = v.integer_at(arguments + 24) + thread * v.integer_at(arguments + 32)
+    shared, gate = v.integer_at(arguments + 40), v.integer_at(arguments + 48)
+    n, out = v.integer_at(arguments + 56) // 16, v.integer_at(arguments + 64)
+    for i in range(n * thread // threads, n * (thread + 1) // threads):
+        total = v.mul(v.load_floats(slots + 64 * i), v.splat(v.float_at(weights)))
+        for slot in range(1, used):
+            weight = v.splat(v.float_at(weights + 4 * slot))
+            total = v.add(total, v.mul(v.load_floats(slots + slot * step + 64 * i), weight))
+        if shared:
+            always = v.load_floats(shared + 64 * i)
+            if gate:
+                always = v.mul(always, sigmoid(v.splat(v.float_at(gate))))
+            total = v.add(total, always)
+        v.store_floats(out + 64 * i, total)

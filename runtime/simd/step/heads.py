@@ -1,0 +1,120 @@
+"""Queries, keys and values of one token: norms of heads, rotation, and the cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ....formats.kernel import inlined_function
+from .. import vectors as v
+from .norms import rms_factor
+
+# What `operation` binds: how vectors are stored in the cache, 16 elements at a time, and the bytes
+# that these take.
+store_key: Any = None
+store_value: Any = None
+KEY_BYTES, VALUE_BYTES = 64, 64
+
+# The frame: the position of the token, and the address of what belongs to its sequence.
+POSITION, SEQUENCE = 0, 8
+# Of each layer in the sequence: address of keys, of values, and of the first rows of blocks.
+LAYER_BYTES = 24
+BLOCK = 64  # positions
+
+
+def angles(arguments, thread, threads):
+    """Cosines and sines of the rotation at a position. Arguments: the frame, rates float64[pairs],
+    pairs, magnitude, address of float32[pairs, 2].
+    """
+    position = float(v.integer_at(v.integer_at(arguments) + POSITION))
+    rates, n = v.integer_at(arguments + 8), v.integer_at(arguments + 16)
+    magnitude, out = float(v.float_at(arguments + 24)), v.integer_at(arguments + 32)
+    for i in range(n * thread // threads, n * (thread + 1) // threads):
+        angle = position * v.double_at(rates + 8 * i)
+        v.store_float(out + 8 * i, np.float32(math.cos(angle) * magnitude))
+        v.store_float(out + 8 * i + 4, np.float32(math.sin(angle) * magnitude))
+
+
+@inlined_function
+def rotate(x, table, pairs, step, other):
+    """Rotate pairs of elements in place: pair i has an element at byte `step` * i, and one `other`
+    bytes after it. table: what `angles` gives.
+    """
+    for i in range(pairs):
+        cos, sin = v.float_at(table + 8 * i), v.float_at(table + 8 * i + 4)
+        a, b = v.float_at(x + step * i), v.float_at(x + step * i + other)
+        v.store_float(x + step * i, a * cos - b * sin)
+        v.store_float(x + step * i + other, a * sin + b * cos)
+
+
+@inlined_function
+def norm_head(x, n, weights, eps):
+    """RMS norm in place."""
+    factor = v.splat(rms_factor(x, n, eps))
+    for i in range(0, 4 * n, 64):
+        normed = v.mul(v.load_floats(x + i), factor)
+        v.store_floats(x + i, v.mul(normed, v.load_floats(weights + i)))
+
+
+@inlined_function
+def row_of(table, position):
+    """Return the row of the pool's memory that a position has."""
+    return v.integer_at(table + 8 * (position // BLOCK)) + position % BLOCK
+
+
+def rotate_and_keep(arguments, thread, threads):
+    """Norm and rotate query and key heads in place, and write keys and values to the cache.
+
+    Arguments: the frame, bytes of the layer in what belongs to the sequence; q, its heads, bytes
+    from head to head; k, v, their heads; elements of a query and of a value; norms of queries and
+    of keys or 0, eps of both; angles, pairs, `step` and `other` of `rotate`.
+    """
+    frame = v.integer_at(arguments)
+    layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
+    q, heads, q_step = (
+        v.integer_at(arguments + 16),
+        v.integer_at(arguments + 24),
+        v.integer_at(arguments + 32),
+    )
+    keys, values, kv_heads = (
+        v.integer_at(arguments + 40),
+        v.integer_at(arguments + 48),
+        v.integer_at(arguments + 56),
+    )
+    n_key, n_value = v.integer_at(arguments + 64), v.integer_at(arguments + 72)
+    q_norm, k_norm = v.integer_at(arguments + 80), v.integer_at(arguments + 88)
+    q_eps, k_eps = v.float_at(arguments + 96), v.float_at(arguments + 104)
+    table, pairs = v.integer_at(arguments + 112), v.integer_at(arguments + 120)
+    step, other = v.integer_at(arguments + 128), v.integer_at(arguments + 136)
+    row = row_of(v.integer_at(layer + 16), v.integer_at(frame + POSITION))
+    all_heads = heads + kv_heads
+    for i in range(all_heads * thread // threads, all_heads * (thread + 1) // threads):
+        head = i - heads
+        is_key = head >= 0
+        x = keys + 4 * n_key * head if is_key else q + q_step * i
+        norm, eps = (k_norm, k_eps) if is_key else (q_norm, q_eps)
+        if norm:
+            norm_head(x, n_key, norm, eps)
+        rotate(x, table, pairs, step, other)
+        if is_key:
+            to = v.integer_at(layer) + (row * kv_heads + head) * (n_key // 16 * KEY_BYTES)
+            store_key(to, x, n_key)
+            to = v.integer_at(layer + 8) + (row * kv_heads + head) * (n_value // 16 * VALUE_BYTES)
+            store_value(to, values + 4 * n_value * head, n_value)
+
+
+def store_f32(to, x, n):
+    for i in range(0, n, 16):
+        v.store_floats(to + 4 * i, v.load_floats(x + 4 * i))
+
+
+def store_f16(to, x, n):
+    for i in range(0, n, 16):
+        v.store_halves(to + 2 * i, v.load_floats(x + 4 * i))
+
+
+def store_bf16(to, x, n):
+    for i in range(0, n, 16):
+        v.store_bf16(to + 2 * i, v.load_floats(x + 4 * i))

@@ -1,0 +1,145 @@
+"""Decoding steps on the CPU as one program, against the reference path."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from iqforge.errors import NonFiniteError
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.model import Model
+from iqforge.runtime.network.sampling import Sampling
+from iqforge.runtime.state.cache import CacheSettings
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+# Rounding of keys and values to f16 may differ where float32 sums do.
+CLOSE = 2e-3
+PLANNED = ("llama-tiny:BF16", "qwen3moe-tiny:Q8_0")
+
+
+def opened(spec: str, **options) -> Model:
+    return Model(SyntheticSource(spec), **options)
+
+
+def reference(model: Model, tokens: list[int], settings: CacheSettings | None = None):
+    """Logits after every token, layer by layer."""
+    state = model.new_state(len(tokens), settings)
+    with model.observe(lambda *_: None):
+        return [model.extend([token], state) for token in tokens]
+
+
+def steps(model: Model, tokens: list[int], settings: CacheSettings | None = None):
+    """The same by the program, which must exist."""
+    state = model.new_state(len(tokens), settings)
+    found = [model._step(token, state) for token in tokens]
+    assert all(logits is not None for logits in found)
+    return found
+
+
+def assert_close(found, expected, tolerance: float = CLOSE) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).abs().max() <= tolerance * b.abs().max()
+
+
+@pytest.mark.parametrize("spec", PLANNED)
+def test_logits_are_those_of_the_reference_path(spec):
+    model = opened(spec)
+    assert_close(steps(model, TOKENS), reference(model, TOKENS))
+
+
+@pytest.mark.parametrize("type", ["f32", "bf16"])
+def test_caches_of_every_floating_type(type):
+    model, settings = opened("llama-tiny:BF16"), CacheSettings(type, type)
+    tolerance = 1e-5 if type == "f32" else 1e-2
+    assert_close(steps(model, TOKENS, settings), reference(model, TOKENS, settings), tolerance)
+
+
+def test_digits_do_not_depend_on_the_number_of_threads():
+    model, found = opened("qwen3moe-tiny:Q8_0"), []
+    before = torch.get_num_threads()
+    try:
+        for n in (1, 2, 3, 2):
+            torch.set_num_threads(n)
+            found.append(torch.stack(steps(model, TOKENS)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(logits, found[0]) for logits in found)
+
+
+def test_steps_follow_prompts_truncation_and_snapshots():
+    model = opened("llama-tiny:BF16")
+    state = model.new_state(300)
+    model.extend(TOKENS * 10, state)  # more than a block of the cache
+    expected = [model._step(token, state) for token in (7, 8)]
+    state.truncate(len(TOKENS) * 10)
+    snapshot = state.snapshot()
+    assert torch.equal(model._step(7, state), expected[0])
+    state.restore(snapshot)
+    assert torch.equal(model._step(7, state), expected[0])
+    assert torch.equal(model._step(8, state), expected[1])
+    prompt = model.extend([*(TOKENS * 10), 7, 8], model.new_state(300))
+    assert_close([expected[1]], [prompt])
+
+
+def test_sequences_of_one_pool_with_several_lengths():
+    model = opened("llama-tiny:BF16")
+    pool = model.new_pool(512, 3)
+    states = [pool.sequence() for _ in range(3)]
+    lengths = (70, 5, 130)
+    for state, n in zip(states, lengths, strict=True):
+        model.extend((TOKENS * 20)[:n], state)
+    found = [[model._step(token, state) for state in states] for token in (7, 8)]
+    for i, n in enumerate(lengths):
+        alone = model.new_state(256)
+        model.extend((TOKENS * 20)[:n], alone)
+        assert torch.equal(found[0][i], model._step(7, alone))
+        assert torch.equal(found[1][i], model._step(8, alone))
+
+
+def test_replaced_tensors_are_seen_at_once():
+    model = opened("llama-tiny:BF16")
+    [expected] = steps(model, [5])
+    store, name = model.weights.store, "blk.0.ffn_down.weight"
+    tensor = next(t for t in model.source.tensors if t.name == name)
+    rows = model.source.read_rows(tensor, 0, tensor.n_rows)
+    store.replace(name, tensor.type, np.zeros_like(rows))
+    [changed] = steps(model, [5])
+    assert not torch.equal(changed, expected)
+    assert_close([changed], reference(model, [5]))
+    store.restore(name)
+    assert torch.equal(steps(model, [5])[0], expected)
+
+
+def test_a_product_that_is_not_finite_is_named():
+    model = opened("llama-tiny:BF16")
+    name = "blk.1.ffn_up.weight"
+    tensor = next(t for t in model.source.tensors if t.name == name)
+    rows = model.source.read_rows(tensor, 0, tensor.n_rows).copy()
+    rows.view(np.uint16)[:] = 0x7FC0
+    model.weights.store.replace(name, tensor.type, rows)
+    state = model.new_state(8)
+    with pytest.raises(NonFiniteError) as error:
+        model.extend([5], state)
+    assert name in str(error.value)
+
+
+def test_what_is_not_planned_runs_layer_by_layer_and_is_said():
+    lines: list[str] = []
+    model = opened("llama-tiny:BF16", verbose=lines.append)
+    settings = CacheSettings("q8_0", "q8_0", hadamard_k=True)
+    state = model.new_state(8, settings)
+    assert model._step(5, state) is None and state.n_past == 0
+    assert torch.equal(model.extend([5], state), reference(model, [5], settings)[0])
+    assert len(lines) == 1 and "layer by layer" in lines[0]
+
+
+def test_observers_that_read_inputs_see_the_reference_path():
+    model, seen = opened("llama-tiny:BF16"), []
+    state = model.new_state(8)
+    with model.observe(lambda name, x, _: seen.append((name, tuple(x.shape)))):
+        model.extend([5], state)
+    assert len(seen) > 2
+    passes: list[str] = []
+    with model.observe(lambda name, *_: passes.append(name), reads=False):
+        list(model.follow(5, state, 3, Sampling(temperature=0)))
+    assert passes == [seen[0][0], seen[-1][0]] * 3
