@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from iqforge.errors import NonFiniteError
+from iqforge.errors import NonFiniteError, UsageError
+from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.layers.attention import Attention
+from iqforge.runtime.layers.mla import MLA
+from iqforge.runtime.layers.specs import Temperature
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling
 from iqforge.runtime.state.cache import CacheSettings
 
+from .test_every_shape import shortened
+
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 # Rounding of keys and values to f16 may differ where float32 sums do.
 CLOSE = 2e-3
-PLANNED = ("llama-tiny:BF16", "qwen3moe-tiny:Q8_0")
+FAST = ("llama-tiny", "qwen3moe-tiny", "qwen35-tiny", "deepseek-v3", "phi4-mini")
+NOT_PLANNED = ("glm-5", "gemma4", "gemma4-31b", "gemma4-e4b")
 
 
 def opened(spec: str, **options) -> Model:
@@ -41,12 +50,73 @@ def assert_close(found, expected, tolerance: float = CLOSE) -> None:
         assert (a - b).abs().max() <= tolerance * b.abs().max()
 
 
-@pytest.mark.parametrize("spec", PLANNED)
-def test_logits_are_those_of_the_reference_path(spec):
-    model = opened(spec)
+def small(name: str, monkeypatch) -> str:
+    """Give a spec of a model with this shape, but few and narrow layers."""
+    shape = shortened(name, all_experts=True)
+    sizes = {"width": 256, "n_vocab": 512}
+    if shape.latent is not None:
+        sizes["n_heads"] = 8
+    if shape.dense_hidden:
+        sizes["dense_hidden"] = 256
+    if not shape.shared:
+        sizes["hidden"] = 256
+    monkeypatch.setitem(SHAPES, "small", replace(shape, **sizes))
+    return "small:Q8_0"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name in SHAPES
+        if name not in NOT_PLANNED
+    ],
+)
+def test_logits_are_those_of_the_reference_path(name, monkeypatch):
+    model = opened(small(name, monkeypatch))
     assert_close(steps(model, TOKENS), reference(model, TOKENS))
 
 
+@pytest.mark.parametrize("name", NOT_PLANNED)
+def test_architectures_without_a_program_run_layer_by_layer(name, monkeypatch):
+    lines: list[str] = []
+    model = opened(small(name, monkeypatch), verbose=lines.append)
+    state = model.new_state(8)
+    assert torch.equal(model.extend([5], state), reference(model, [5])[0])
+    assert len(lines) == 1 and "layer by layer" in lines[0]
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "deepseek-v3"])
+def test_queries_with_a_temperature(name, monkeypatch):
+    """Which grows within these few tokens."""
+    model = opened(small(name, monkeypatch))
+    [expected] = steps(model, TOKENS[:1])
+    for block in model.network.blocks:
+        mixer = block.mixer
+        assert isinstance(mixer, (Attention, MLA))
+        mixer.spec = replace(mixer.spec, temperature=Temperature(3.0, 2))
+    model.__dict__.pop("_steps")
+    found = steps(model, TOKENS)
+    assert torch.equal(found[0], expected)
+    assert_close(found, reference(model, TOKENS))
+
+
+def test_a_rotation_of_long_contexts(monkeypatch):
+    """Sequences of both kinds side by side."""
+    model = opened(small("phi4-mini", monkeypatch))
+    mixer = model.network.blocks[0].mixer
+    assert isinstance(mixer, Attention) and mixer.rope is not None and mixer.rope.long is not None
+    for capacity in (256, mixer.rope.long[0] + 256, 256):
+        found, expected = [], []
+        state = model.new_state(capacity)
+        with model.observe(lambda *_: None):
+            expected = [model.extend([token], state) for token in TOKENS]
+        state = model.new_state(capacity)
+        found = [model._step(token, state) for token in TOKENS]
+        assert_close(found, expected)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["f32", "bf16"])
 def test_caches_of_every_floating_type(type):
     model, settings = opened("llama-tiny:BF16"), CacheSettings(type, type)
@@ -79,6 +149,20 @@ def test_steps_follow_prompts_truncation_and_snapshots():
     assert torch.equal(model._step(8, state), expected[1])
     prompt = model.extend([*(TOKENS * 10), 7, 8], model.new_state(300))
     assert_close([expected[1]], [prompt])
+
+
+def test_recurrent_states_go_back_by_snapshots_alone():
+    model = opened("qwen35-tiny:Q8_0")
+    state = model.new_state(32)
+    model.extend(TOKENS, state)
+    snapshot = state.snapshot()
+    expected = model._step(7, state)
+    with pytest.raises(UsageError):
+        state.truncate(len(TOKENS))
+    state.restore(snapshot)
+    assert torch.equal(model._step(7, state), expected)
+    state.clear()
+    assert_close([model._step(token, state) for token in TOKENS], reference(model, TOKENS))
 
 
 def test_sequences_of_one_pool_with_several_lengths():

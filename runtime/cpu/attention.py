@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ...formats.kernel import inlined_function
 from ...formats.types import ggml_type
 from ..layers.attention import Attention
+from ..layers.specs import Temperature
 from ..simd.operations import operation
 from ..simd.step import attention as attention_step
 from ..simd.step import heads as heads_step
@@ -33,8 +34,8 @@ class Stored(NamedTuple):
     unit_bytes: int
 
     @classmethod
-    def of(cls, type: CacheType) -> Stored:
-        if type.name not in _STORES:
+    def of(cls, type: CacheType, hadamard: bool) -> Stored:
+        if type.name not in _STORES or (type.is_quantized and hadamard):
             raise NotPlanned(f"a cache in {type.name.lower()}")
         if type.name == "F16" and not (has_feature("f16c") or is_arm()):
             raise NotPlanned("a cache in f16 on this processor")
@@ -45,6 +46,12 @@ class Stored(NamedTuple):
     def row_bytes(self, n: int) -> int:
         """Return the bytes of n elements."""
         return self.header + n // UNIT * self.unit_bytes
+
+    def bytes_before(self, n: int) -> int:
+        """Return the bytes of a row before element n, without the header."""
+        if n * self.unit_bytes % UNIT:
+            raise NotPlanned(f"rows that are read from element {n} on")
+        return n * self.unit_bytes // UNIT
 
     @property
     def unit(self) -> Any:
@@ -84,10 +91,8 @@ def attending(keys: Stored, values: Stored) -> int:
 def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     """Add what the module gives for the normed state x."""
     s, memory = module.spec, plan.memory
-    if s.kv_from is not None or s.kv_shared or s.value_norm or s.temperature is not None:
-        raise NotPlanned(
-            "attention that shares keys and values, norms values, or has a temperature"
-        )
+    if s.kv_from is not None or s.kv_shared or s.value_norm:
+        raise NotPlanned("attention that shares keys and values, or norms values")
     if s.key_length % UNIT or s.value_length % UNIT:
         raise NotPlanned(f"heads of {s.key_length} and {s.value_length} elements")
     if any(
@@ -95,7 +100,8 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     ):
         raise NotPlanned("norms of heads that are no vectors")
     q, k, v = _projections(plan, module, x)
-    keys, values = Stored.of(plan.settings.k), Stored.of(plan.settings.v)
+    keys = Stored.of(plan.settings.k, plan.settings.hadamard_k)
+    values = Stored.of(plan.settings.v, plan.settings.hadamard_v)
     q_step = s.query_rows // s.heads
     angles, pairs, step, other = rotation(plan, module.rope)
     plan.add(
@@ -107,7 +113,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
             for norm in (module.q_norm, module.k_norm)
         ),
         *(0.0 if norm is None else float(norm.eps) for norm in (module.q_norm, module.k_norm)),
-        *(angles, pairs, step, other),
+        *(angles, pairs, step, other, *temperature_of(s.temperature)),
     )
     mixed = memory.floats("mixed", s.heads * s.value_length)
     key_head, value_head = keys.row_bytes(s.key_length), values.row_bytes(s.value_length)
@@ -152,3 +158,8 @@ def rotation(plan: Plan, rope: Any) -> tuple[int, int, int, int]:
     pairs = rope.n_rot // 2
     step, other = (8, 4) if rope.style == "norm" else (4, 4 * pairs)
     return plan.angles(rope).address, pairs, step, other
+
+
+def temperature_of(t: Temperature | None) -> tuple[float, int]:
+    """Return `scale` and `original` of `simd.step.heads.warm`."""
+    return (0.0, 0) if t is None else (float(t.scale), t.original_context)

@@ -12,24 +12,33 @@ import torch
 
 from ..layers.attention import Attention
 from ..layers.block import Block
+from ..layers.delta_net import DeltaNet
 from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.mla import MLA
 from ..layers.moe import MoE
+from ..layers.rope import Rope
 from ..network.network import Network
 from ..simd.operations import operation
 from ..simd.step import norms
 from ..simd.threads import run
 from ..state.cache import CacheSettings, KVCache
+from ..state.latent import LatentCache
+from ..state.recurrent import RecurrentState
 from ..state.sequence import State
 from ..state.table import BLOCK_TOKENS, Table
 from ..weights.encoded import Matrix
 from ..weights.store import TensorStore
 from .attention import plan_attention
+from .delta import plan_delta_net
 from .feed_forward import plan_gated, plan_moe, plan_plain
+from .latent import plan_latent
 from .memory import Buffer
 from .plan import LANES, NotPlanned, Plan
 
 _PLANS: list[tuple[type, Callable[[Plan, Any, Buffer], Buffer]]] = [
     (Attention, plan_attention),
+    (MLA, plan_latent),
+    (DeltaNet, plan_delta_net),
     (GatedFFN, plan_gated),
     (PlainFFN, plan_plain),
     (MoE, plan_moe),
@@ -46,7 +55,8 @@ class StepPath:
         self, network: Network, store: TensorStore, report: Callable[[str], None] | None = None
     ):
         self._network, self._store, self._report = network, store, report
-        self._programs: dict[CacheSettings, StepProgram | None] = {}
+        self._programs: dict[tuple[CacheSettings, int], StepProgram | None] = {}
+        self._lengths = _lengths(network)
         self._n_threads = self._n_changes = 0
         self._lock = threading.Lock()
         self.watched: tuple[str, ...] = ()  # the first and the last product of a step
@@ -56,7 +66,7 @@ class StepPath:
         reference path has to do it: there is no program, or a number is not finite.
         """
         with self._lock:
-            program = self._program(state.settings)
+            program = self._program(state)
             if program is None:
                 return None
             self.watched = program.watched
@@ -65,30 +75,31 @@ class StepPath:
     def has_program(self, states: Iterable[State]) -> bool:
         """Return whether there are programs for all of these sequences."""
         with self._lock:
-            return all(self._program(state.settings) is not None for state in states)
+            return all(self._program(state) is not None for state in states)
 
-    def _program(self, settings: CacheSettings) -> StepProgram | None:
+    def _program(self, state: State) -> StepProgram | None:
         n_threads = torch.get_num_threads()
         if n_threads > self._n_threads or self._store.n_changes != self._n_changes:
             self._programs.clear()
             self._n_threads, self._n_changes = n_threads, self._store.n_changes
-        if settings not in self._programs:
+        key = state.settings, sum(state.context > length for length in self._lengths)
+        if key not in self._programs:
             try:
-                self._programs[settings] = StepProgram(self._network, settings, n_threads)
+                self._programs[key] = StepProgram(self._network, state, n_threads)
             except NotPlanned as reason:
-                self._programs[settings] = None
+                self._programs[key] = None
                 if self._report is not None:
                     self._report(f"steps run layer by layer: {reason}")
-        return self._programs[settings]
+        return self._programs[key]
 
 
 class StepProgram:
-    """The program of a step, for sequences with caches of these settings."""
+    """The program of a step, for sequences like `state`."""
 
-    def __init__(self, network: Network, settings: CacheSettings, n_threads: int):
+    def __init__(self, network: Network, state: State, n_threads: int):
         if network.inputs is not None or network.join is not None:
             raise NotPlanned("layers that need the tokens themselves, or other ranks")
-        self._plan = plan = Plan(n_threads, settings)
+        self._plan = plan = Plan(n_threads, state.settings, state.context)
         self._sequences: WeakKeyDictionary[State, Sequence] = WeakKeyDictionary()
         memory, width = plan.memory, network.width
         h, x = memory.own_floats("h", width), memory.own_floats("x", width)
@@ -121,10 +132,14 @@ class StepProgram:
         if (sequence := self._sequences.get(state)) is None:
             sequence = self._sequences[state] = Sequence(state)
         self._plan.frame[0], self._plan.frame[1] = state.n_past, sequence.address()
+        for layer, kept in sequence.recurrent:
+            kept.check(state.n_past, layer)
         self._embedding[0] = self._rows.data.ctypes.data + token * self._rows.data.strides[0]
         run(self._program, torch.get_num_threads())
         if not np.isfinite(self._logits.sum()):
             return None
+        for _, kept in sequence.recurrent:
+            kept.n_seen += 1
         state.advance(1)
         return torch.from_numpy(self._logits.copy())
 
@@ -134,12 +149,19 @@ class Sequence:
 
     def __init__(self, state: State):
         self._places = np.zeros((len(state.layers), 3), dtype=np.int64)
+        self.recurrent: list[tuple[int, RecurrentState]] = []
         self._tables = {window: TableRows(table) for window, table in state.tables.items()}
         for layer, (kept, window) in enumerate(zip(state.layers, state.windows, strict=True)):
             if isinstance(kept, KVCache):
                 storage = kept.storage
                 addresses = storage.k.data_ptr(), storage.v.data_ptr()
                 self._places[layer] = *addresses, self._tables[window].address
+            elif isinstance(kept, LatentCache):
+                rows = kept.rows.storage.k.data_ptr()
+                self._places[layer] = rows, rows, self._tables[window].address
+            elif isinstance(kept, RecurrentState):
+                self._places[layer, :2] = kept.inputs.data_ptr(), kept.memory.data_ptr()
+                self.recurrent.append((layer, kept))
 
     def address(self) -> int:
         """Return where the addresses are, of blocks as they are now."""
@@ -164,6 +186,13 @@ class TableRows:
         self._rows[: len(blocks)] = blocks
         self._rows[: len(blocks)] *= BLOCK_TOKENS
         self._fixed = self._table.run is not None
+
+
+def _lengths(network: Network) -> set[int]:
+    """Return the lengths of contexts from which on rotations are others."""
+    mixers = [block.mixer for block in network.blocks]
+    ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
+    return {rope.long[0] for rope in ropes if isinstance(rope, Rope) and rope.long is not None}
 
 
 def _check(block: Block) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..layers.norm import LayerNorm, Norm, RMSNorm
+from ..layers.rope import Rope
 from ..simd.operations import operation, packed
 from ..simd.products import Rows, Vectors
-from ..simd.step import norms
+from ..simd.step import heads, norms
 from ..simd.threads import Program
 from ..state.cache import CacheSettings
 from ..weights.encoded import Matrix, Stacked
@@ -27,13 +28,14 @@ class NotPlanned(Exception):
 
 
 class Plan:
-    """Operations of a step of a network with a cache of these settings.
+    """Operations of a step of a network, for sequences of `context` tokens with a cache of these
+    settings.
 
     frame: int64, see `simd.step.heads`. layer: the one that is planned now.
     """
 
-    def __init__(self, n_threads: int, settings: CacheSettings):
-        self.memory, self.settings = Memory(n_threads), settings
+    def __init__(self, n_threads: int, settings: CacheSettings, context: int):
+        self.memory, self.settings, self.context = Memory(n_threads), settings, context
         self.frame = np.zeros(8, dtype=np.int64)
         self.layer = 0
         self.names: list[str] = []  # of matrices, in order
@@ -122,19 +124,36 @@ class Plan:
         if biases and len(stacks[0]) > 1:
             raise NotPlanned(f"{linear.name} has biases of merged matrices")
         first = 0
+        scales = self.memory.vector(linear.scale)
         for column in zip(*stacks, strict=True):
-            rows = _one_tensor(column, linear.name)
-            self._multiply(
-                rows,
-                column[0].rows,
-                Vectors(x.address, 4 * x_step, x.thread_step),
-                Vectors(y.at(first).address, 4 * y_step),
-                Vectors(chosen.address, 0, chosen.thread_step),
-                n,
-                biases,
-                self.memory.vector(linear.scale),
+            rows, n_rows = _one_tensor(column, linear.name), column[0].rows
+            self.multiply_each(
+                rows, n_rows, x, x_step, y.at(first), y_step, chosen, n, biases, scales
             )
-            first += column[0].rows
+            first += n_rows
+
+    def multiply_each(
+        self,
+        rows: Rows,
+        n_rows: int,
+        x: Buffer,
+        x_step: int,
+        y: Buffer,
+        y_step: int,
+        chosen: Buffer,
+        n: int,
+        biases: int = 0,
+        scales: int = 0,
+    ) -> None:
+        """Add what `products` adds, for matrices of `n_rows` of the rows each."""
+        self._multiply(
+            rows,
+            n_rows,
+            Vectors(x.address, 4 * x_step, x.thread_step),
+            Vectors(y.address, 4 * y_step),
+            Vectors(chosen.address, 0, chosen.thread_step),
+            *(n, biases, scales),
+        )
 
     def _multiply(self, rows: Rows, *arguments: Any) -> None:
         if rows.n_cols % UNIT:
@@ -190,11 +209,11 @@ class Plan:
 
     def angles(self, rope: Any) -> Buffer:
         """Return where the angles of a rotation are; they are computed at the start of a step."""
+        if isinstance(rope, Rope):
+            rope = rope.of_context(self.context)
         if id(rope) not in self._angles:
-            if rope.long is not None:
-                raise NotPlanned("a rotation that depends on the length of the context")
-            from ..simd.step import heads
-
+            if type(rope) is not Rope:
+                raise NotPlanned("a rotation that is not known")
             rates = rope.rates.double().numpy().copy()
             out = self.memory.floats(f"angles {id(rope)}", 2 * len(rates))
             arguments = packed(

@@ -22,7 +22,7 @@ def attend(arguments, thread, threads):
     Arguments: the frame, bytes of the layer in what belongs to the sequence; q, bytes from head to
     head; address of the result, bytes from head to head; heads, query heads for each key head;
     units of 32 elements of a key and of a value; bytes of a row of keys and of one of its heads,
-    the same for values; the first unit of values in their rows; a buffer of `BUFFER` bytes for each
+    the same for values; the bytes before values in their rows; a buffer of `BUFFER` bytes for each
     head; the factor of scores; softcap, window, sinks (0 for none); gates or 0, bytes from one to
     the next.
     """
@@ -84,7 +84,7 @@ def attend(arguments, thread, threads):
                 b = v.mul(v.load_floats(out + 128 * u + 64), shrink)
                 for i in range(n):
                     row = value_of_head + (base + i) * value_row
-                    at = row + VALUE_HEADER + (skipped + u) * VALUE_BYTES
+                    at = row + VALUE_HEADER + skipped + u * VALUE_BYTES
                     low, high = value_unit(row, at, 0)
                     share = v.splat(v.float_at(scores + 4 * i))
                     a, b = v.fma(low, share, a), v.fma(high, share, b)

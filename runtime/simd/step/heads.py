@@ -64,12 +64,21 @@ def row_of(table, position):
     return v.integer_at(table + 8 * (position // BLOCK)) + position % BLOCK
 
 
+@inlined_function
+def warm(x, n, scale, original, position):
+    """Multiply a query by 1 + scale * ln(1 + position // original context), in place."""
+    factor = 1 + scale * np.float32(math.log1p(position // original))
+    for i in range(0, 4 * n, 64):
+        v.store_floats(x + i, v.mul(v.load_floats(x + i), v.splat(np.float32(factor))))
+
+
 def rotate_and_keep(arguments, thread, threads):
     """Norm and rotate query and key heads in place, and write keys and values to the cache.
 
     Arguments: the frame, bytes of the layer in what belongs to the sequence; q, its heads, bytes
     from head to head; k, v, their heads; elements of a query and of a value; norms of queries and
-    of keys or 0, eps of both; angles, pairs, `step` and `other` of `rotate`.
+    of keys or 0, eps of both; angles, pairs, `step` and `other` of `rotate`; `scale` and `original`
+    of `warm`, 0 for none.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
@@ -88,7 +97,9 @@ def rotate_and_keep(arguments, thread, threads):
     q_eps, k_eps = v.float_at(arguments + 96), v.float_at(arguments + 104)
     table, pairs = v.integer_at(arguments + 112), v.integer_at(arguments + 120)
     step, other = v.integer_at(arguments + 128), v.integer_at(arguments + 136)
-    row = row_of(v.integer_at(layer + 16), v.integer_at(frame + POSITION))
+    scale, original = v.float_at(arguments + 144), v.integer_at(arguments + 152)
+    position = v.integer_at(frame + POSITION)
+    row = row_of(v.integer_at(layer + 16), position)
     all_heads = heads + kv_heads
     for i in range(all_heads * thread // threads, all_heads * (thread + 1) // threads):
         head = i - heads
@@ -98,6 +109,8 @@ def rotate_and_keep(arguments, thread, threads):
         if norm:
             norm_head(x, n_key, norm, eps)
         rotate(x, table, pairs, step, other)
+        if original and not is_key:
+            warm(x, n_key, scale, original, position)
         if is_key:
             to = v.integer_at(layer) + (row * kv_heads + head) * (n_key // 16 * KEY_BYTES)
             store_key(to, x, n_key)

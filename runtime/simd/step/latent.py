@@ -1,0 +1,55 @@
+"""Latent attention of one token: its queries, and its row of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import vectors as v
+from .heads import POSITION, SEQUENCE, norm_head, rotate, row_of, warm
+
+# What `operation` binds, as for `heads`.
+store_key: Any = None
+KEY_BYTES = 64
+
+
+def rotate_and_keep_latent(arguments, thread, threads):
+    """Rotate the last elements of queries to the front of their places among absorbed queries; norm
+    the latent vector and write [rotated key | latent vector] to the cache.
+
+    Arguments: the frame, bytes of the layer in what belongs to the sequence; q, heads, elements
+    from head to head, those before the rotated ones; absorbed queries, elements from head to head;
+    the result of the projection [latent vector | key], elements of both; a buffer for as many; norm
+    of the latent vector, its eps; angles, pairs, `step` and `other` of `rotate`; `scale` and
+    `original` of `warm`, 0 for none.
+    """
+    frame = v.integer_at(arguments)
+    layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
+    q, heads = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
+    q_step, nope = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
+    absorbed, absorbed_step = v.integer_at(arguments + 48), v.integer_at(arguments + 56)
+    latent, rank = v.integer_at(arguments + 64), v.integer_at(arguments + 72)
+    rotated, row = v.integer_at(arguments + 80), v.integer_at(arguments + 88)
+    weights, eps = v.integer_at(arguments + 96), v.float_at(arguments + 104)
+    table, pairs = v.integer_at(arguments + 112), v.integer_at(arguments + 120)
+    step, other = v.integer_at(arguments + 128), v.integer_at(arguments + 136)
+    scale, original = v.float_at(arguments + 144), v.integer_at(arguments + 152)
+    position = v.integer_at(frame + POSITION)
+    n = heads + 1
+    for head in range(n * thread // threads, n * (thread + 1) // threads):
+        if head < heads:
+            to, at = absorbed + 4 * absorbed_step * head, q + 4 * (q_step * head + nope)
+        else:
+            to, at = row, latent + 4 * rank
+        for i in range(0, 4 * rotated, 64):
+            v.store_floats(to + i, v.load_floats(at + i))
+        rotate(to, table, pairs, step, other)
+        if head < heads and original:
+            warm(to, rotated, scale, original, position)
+            warm(q + 4 * q_step * head, nope, scale, original, position)
+        if head == heads:
+            norm_head(latent, rank, weights, eps)
+            for i in range(0, 4 * rank, 64):
+                v.store_floats(row + 4 * rotated + i, v.load_floats(latent + i))
+            number = row_of(v.integer_at(layer + 16), position)
+            elements = rotated + rank
+            store_key(v.integer_at(layer) + number * (elements // 16 * KEY_BYTES), row, elements)
