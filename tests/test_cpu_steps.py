@@ -17,7 +17,7 @@ from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling
 from iqforge.runtime.state.cache import CacheSettings
 
-from .test_every_shape import shortened
+from .short_shapes import shortened
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 # Rounding of keys and values to f16 may differ where float32 sums do.
