@@ -82,7 +82,8 @@ class Model:
 
     precision: f32, the reference path (the default on the CPU), or bf16 (the default on a GPU) or
     f16, the fast path: fused kernels with activations of that type. On the CPU also int8: products
-    of more than four rows with quantized weights in 8 bits (`weights.rounded`), all else as in f32.
+    of more than four rows with quantized weights in 8 bits (`weights.rounded`), and layers of many
+    rows in compiled code (`layers.many_rows`), in float32.
     placement: which tensors are on
     the GPU. switches: how layers are evaluated. cache: types of keys and values, for `new_state`
     and also for calls without a state (`forward`, `hidden`; None: float32). ubatch: the most tokens
@@ -146,7 +147,9 @@ class Model:
             place = Placement(self.device, n_layers, placement)
         self.weights, self.network = build(place)
         self.weights.store.rounds = self.precision == "int8"
-        self._reference = ReferencePath(self.network, self.weights.taps, source.path)
+        self._reference = ReferencePath(
+            self.network, self.weights.taps, source.path, self.precision == "int8"
+        )
         self.n_vocab = self.network.n_vocab
 
     def __repr__(self) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
 from ..errors import IqforgeError, NonFiniteError
 from .layers.batch import Batch
+from .layers.many_rows import compiled_rows
 from .network.network import Network
 from .weights.taps import Taps
 
@@ -17,11 +18,13 @@ from .weights.taps import Taps
 class ReferencePath:
     """Passes of a network whose products `taps` see.
 
+    compiled: layers of many rows run in compiled code on the CPU, see `layers.many_rows`.
+
     They raise NonFiniteError that names the first tensor whose product gave infinity or NaN.
     """
 
-    def __init__(self, network: Network, taps: Taps, file: str | Path):
-        self.network, self._taps, self._file = network, taps, file
+    def __init__(self, network: Network, taps: Taps, file: str | Path, compiled: bool = False):
+        self.network, self._taps, self._file, self._compiled = network, taps, file, compiled
 
     def hidden(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return what `Network.hidden` returns."""
@@ -49,7 +52,8 @@ class ReferencePath:
     def _watched(self) -> Iterator[None]:
         self._taps.watching = True
         try:
-            yield
+            with compiled_rows() if self._compiled else nullcontext():
+                yield
             self._check_finite()
         except IqforgeError:  # an observer may refuse what an earlier product gave
             self._check_finite()

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from ..weights.linear import Linear
+from . import many_rows
 from .specs import FFNSpec
 
 _OAI_SLOPE = 1.702  # of the sigmoid of swiglu_oai, as gpt-oss was trained with
@@ -30,6 +31,8 @@ def gated(spec: FFNSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         gate, up = gate.clamp_(max=spec.limit), up.clamp_(-spec.limit, spec.limit)
     if spec.activation == "swiglu_oai":
         return gate * torch.sigmoid(_OAI_SLOPE * gate) * (up + 1)
+    if spec.activation == "silu" and (found := many_rows.gate_silu(gate, up)) is not None:
+        return found
     return activate(spec, gate).mul_(up)
 
 

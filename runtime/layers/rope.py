@@ -15,6 +15,7 @@ import torch
 
 from ...errors import ConfigError
 from ..weights.hyperparameters import Hyperparameters
+from . import many_rows
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,9 @@ class Rope:
 
     def __call__(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """x float32[..., n, heads, head_size], rotated."""
+        found = many_rows.rotate(x, *angles, self.n_rot, self.style == "neox")
+        if found is not None:
+            return found
         cos, sin = (a[:, None, :] for a in angles)
         half, n_rot = self.n_rot // 2, self.n_rot
         out = torch.empty_like(x)

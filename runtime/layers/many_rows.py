@@ -1,0 +1,147 @@
+"""Layers of many rows on the CPU in compiled code, where the reference path has several passes over
+memory for each: float32 as there, with other orders of additions.
+
+Layers use it within `compiled_rows()`, for sizes that it has code for; each function returns None
+for others.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+LEAST_ROWS = 16
+
+
+class _Chosen(threading.local):
+    compiled = False
+
+
+_chosen = _Chosen()
+
+
+@contextmanager
+def compiled_rows() -> Iterator[None]:
+    """Use compiled code while the context is open, in this thread."""
+    before, _chosen.compiled = _chosen.compiled, True
+    try:
+        yield
+    finally:
+        _chosen.compiled = before
+
+
+def _usable(x: torch.Tensor, *sizes: int) -> bool:
+    return (
+        _chosen.compiled
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and len(x) >= LEAST_ROWS
+        and not any(size % 16 for size in sizes)
+    )
+
+
+@functools.cache
+def _operations():
+    from ..simd import threads
+    from ..simd.prompt import attention, rows
+
+    return rows, attention, threads
+
+
+def _run(operation: int, *arguments: int) -> None:
+    _, _, threads = _operations()
+    program = threads.Program([(operation, np.array(arguments, dtype=np.int64))])
+    threads.run(program, torch.get_num_threads())
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
+    """Return the RMS norm of x float32[..., n]."""
+    n = x.shape[-1]
+    if not _usable(x, n):
+        return None
+    x, (rows, _, _) = x.contiguous(), _operations()
+    out = torch.empty_like(x)
+    bits = int(np.float32(eps).view(np.int32))
+    _run(
+        rows.norm(),
+        x.data_ptr(),
+        x.numel() // n,
+        n,
+        weight.contiguous().data_ptr(),
+        out.data_ptr(),
+        bits,
+    )
+    return out
+
+
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, n_rot: int, split_halves: bool
+) -> torch.Tensor | None:
+    """Return x float32[rows, heads, n] with the first n_rot elements of heads rotated by
+    float32[rows, n_rot / 2].
+    """
+    if x.ndim != 3 or not _usable(x, x.shape[-1], n_rot // 2):
+        return None
+    x, (rows, _, _) = x.contiguous(), _operations()
+    cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty_like(x)
+    operation = rows.rotation(split_halves)
+    addresses = (cos.data_ptr(), sin.data_ptr(), out.data_ptr())
+    _run(operation, x.data_ptr(), *x.shape, n_rot, *addresses)
+    return out
+
+
+def gate_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+    """Return silu(gate) * up for float32[rows, n], in the memory of the gate."""
+    if not _usable(gate, gate.shape[-1]) or gate.ndim != 2 or gate.stride(1) + up.stride(1) != 2:
+        return None
+    rows, _, _ = _operations()
+    _run(rows.gate(), gate.data_ptr(), up.data_ptr(), gate.stride(0), up.stride(0), *gate.shape)
+    return gate
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int
+) -> torch.Tensor | None:
+    """Return causal attention float32[sequences, n, heads, dv]: q float32[sequences, n, heads, d]
+    of the last n of N positions, k float32[sequences, N, kv_heads, d] and v float32[sequences, N,
+    kv_heads, dv].
+    """
+    if not _usable(q[0]):
+        return None
+    found = [_attend(*one, scale, window) for one in zip(q, k, v, strict=True)]
+    return found[0][None] if len(found) == 1 else torch.stack(found)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int
+) -> torch.Tensor:
+    _, attention, _ = _operations()
+    (n, heads, d), (total, kv_heads, dv), keys = q.shape, v.shape, attention.KEYS
+    group, panels = heads // kv_heads, -(-total // keys)
+    pad, wide = panels * keys - total, -(-dv // keys) * keys
+    queries = torch.empty(kv_heads, n * group + attention.TILE, d)
+    by_head = queries[:, : n * group].unflatten(1, (n, group))
+    torch.mul(q.reshape(n, kv_heads, group, d).transpose(0, 1), scale, out=by_head)
+    queries[:, n * group :] = 0
+    k = F.pad(k, (0, 0, 0, 0, 0, pad)) if pad else k
+    panels_of_keys = k.reshape(panels, keys, kv_heads, d).permute(2, 0, 3, 1).contiguous()
+    v = F.pad(v, (0, wide - dv, 0, 0, 0, pad)) if pad or wide > dv else v
+    values = v.transpose(0, 1).contiguous()
+    out = torch.empty(n, heads, wide)
+    size = -(-attention.scratch_bytes(wide) // 64) * 64
+    scratch = torch.empty(torch.get_num_threads() * size, dtype=torch.uint8)
+    _run(
+        attention.attention(),
+        *(x.data_ptr() for x in (queries, panels_of_keys, values)),
+        *(kv_heads, n, group, d, wide, panels, total, window),
+        out.data_ptr(),
+        scratch.data_ptr(),
+        size,
+    )
+    return out if wide == dv else out[..., :dv]
