@@ -133,8 +133,13 @@ def test_against_a_model_is_against_its_base_file(tmp_path, capsys):
     assert b.kld_bounds is None
     words = ["perplexity", "-m", str(shared(SMALL)), "--device", "cpu"]
     base = ["--kl-divergence-base", files["compact"], "--kl-divergence"]
-    assert main([*words, *base]) == 0
-    out = capsys.readouterr().out
+    (tmp_path / "other.txt").write_text("another text")
+    texts = ["-f", str(shared(TEXT)), "-f", str(tmp_path / "other.txt")]
+    assert main([*words, *base, *texts]) == 0
+    out, err = capsys.readouterr()
+    assert re.findall("note: -f (.*) changes nothing here: .*compact holds another text", err) == [
+        texts[-1]
+    ]
     assert re.search(r"Compact base: the mean is an estimate ± 0\.\d+, and at least 0\.\d+", out)
     against = ["--kl-divergence-against", str(shared(TINY)), "-c", "256", "--chunks", "2"]
     assert main([*words, *against, "-f", str(shared(TEXT))]) == 0

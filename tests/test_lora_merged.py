@@ -11,7 +11,14 @@ import pytest
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import ArchitectureError, IqforgeError, MalformedFileError, ShapeError
+from iqforge.errors import (
+    ArchitectureError,
+    IqforgeError,
+    MalformedFileError,
+    NonFiniteError,
+    ShapeError,
+    UnsupportedTypeError,
+)
 from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
@@ -213,6 +220,18 @@ def test_refusals(models, tmp_path):
         change=lambda name, x: x[:, :-4].copy() if name.endswith("lora_a") else x,
     )
     refused(MalformedFileError, "has no tensors", weights=[])
+    refused(MalformedFileError, "not finite", metadata={"adapter.lora.alpha": f32(float("nan"))})
+    write_adapter(path, model, WEIGHTS["llama"][:1], change=lambda name, x: x * np.float32("nan"))
+    with pytest.raises(NonFiniteError, match="bad.gguf, tensor 'blk.0.attn_q.weight'"):
+        iqforge.export_lora(model, tmp_path / "merged.gguf", path)
+    assert not (tmp_path / "merged.gguf").exists()
+    with open_gguf(path) as file:
+        integers = [t.with_type(TYPES["I32"]) for t in file.tensors]
+        with GGUFWriter(tmp_path / "i32.gguf", dict(file.metadata), integers) as sink:
+            for t in integers:
+                sink.write(t, np.zeros(t.n_bytes, np.uint8))
+    with pytest.raises(UnsupportedTypeError, match="i32.gguf, tensor .* is I32"):
+        iqforge.load_model(model, lora=(str(tmp_path / "i32.gguf"),))
     with pytest.raises(MalformedFileError, match="not a LoRA adapter"):
         iqforge.load_model(model, lora=(str(model),))
     write_adapter(path, models["moe", "BF16"], WEIGHTS["moe"][1:], metadata={

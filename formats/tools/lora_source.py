@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import (
     ArchitectureError,
     MalformedFileError,
+    NonFiniteError,
     ShapeError,
     UnsupportedTypeError,
     UsageError,
@@ -153,6 +154,7 @@ class LoraSource(WrappedSource):
         if stored.name == TOKEN_EMBEDDING:  # lora_a has a row per token, and lora_b one per column
             low = _read(adapter.source, a, start, stop)
             rows += scale * (low @ _read(adapter.source, b, 0, b.n_rows).T)
+            _check_finite(adapter, stored, rows)
             return
         per_matrix, rank = stored.shape[-2], a.shape[-2]
         for matrix in range(start // per_matrix, -(-stop // per_matrix)):
@@ -161,6 +163,7 @@ class LoraSource(WrappedSource):
             rows[low - start : high - start] += scale * (
                 _read(adapter.source, b, low, high) @ columns
             )
+        _check_finite(adapter, stored, rows)
 
     def _opened(self, file: AdapterFile) -> _Adapter:
         source = open_gguf(file.path)
@@ -183,10 +186,18 @@ class LoraSource(WrappedSource):
                 f" {printable(wanted, 40)}",
                 file=name,
             )
-        alpha = get(metadata, "adapter.lora.alpha", (float, int), 0.0, file=name)
-        adapter = _Adapter(source, strength, float(alpha))
+        alpha = float(get(metadata, "adapter.lora.alpha", (float, int), 0.0, file=name))
+        if not np.isfinite(alpha):
+            raise MalformedFileError("has an adapter.lora.alpha that is not finite", file=name)
+        adapter = _Adapter(source, strength, alpha)
         tensors = {tensor.name: tensor for tensor in source.tensors}
         for tensor in source.tensors:
+            if tensor.type.name not in codec.decodable_types():
+                raise UnsupportedTypeError(
+                    f"is {tensor.type}, which is not a type of weights",
+                    file=name,
+                    tensor=tensor.name,
+                )
             base = tensor.name.removesuffix(".lora_a").removesuffix(".lora_b")
             if base not in self._stored:
                 raise MalformedFileError(
@@ -244,6 +255,15 @@ class LoraSource(WrappedSource):
                 file=source.path,
                 tensor=a.name,
             )
+
+
+def _check_finite(adapter: _Adapter, weight: TensorInfo, rows: np.ndarray) -> None:
+    if not np.isfinite(rows).all():
+        raise NonFiniteError(
+            "the weight with this adapter is infinite or not a number",
+            file=adapter.source.path,
+            tensor=weight.name,
+        )
 
 
 def _read(source: Source, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:

@@ -5,10 +5,11 @@ score in tasks with several answers.
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...errors import UsageError
+from ...errors import UsageError, printable
 from ..options import LoadOptions
 from ..text_options import ChunkOptions, PerplexityOptions
 from .flags import (
@@ -17,6 +18,7 @@ from .flags import (
     add_load_flags,
     add_model_flag,
     chunks_per_pass,
+    note,
     open_model,
 )
 from .watch import watched
@@ -105,6 +107,7 @@ def run(args: argparse.Namespace, api) -> int:
         watched(model, "first pass", [(rows, 1)], every=float("inf")),
     ):
         if options.kl_divergence:
+            _note_other_texts(model, base or "", texts)
             _compare(api, model, None, options, load)
         elif args.kl_divergence_against:
             words = argparse.Namespace(**vars(args) | {"model": args.kl_divergence_against})
@@ -116,6 +119,18 @@ def run(args: argparse.Namespace, api) -> int:
             for text in texts:
                 _measure(args, api, model, text, options, load)
     return 0
+
+
+def _note_other_texts(model: Model, base: str | os.PathLike, texts: list[str]) -> None:
+    """Print a note for each text that is not the one that the base file holds."""
+    from ..evaluate.base_file import holds_text
+    from ..evaluate.chunks import read_text
+    from ..evaluate.compact_base import open_base
+
+    opened = open_base(base)
+    for text in texts:
+        if not holds_text(opened.tokens, model.tokenizer.encode(read_text(text))):
+            note(f"-f {printable(text, 400)}", f"{printable(base, 400)} holds another text")
 
 
 def _compare(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,13 @@ def check_counts(path: Path, *counts: tuple[str, int, int, int]) -> None:
             raise MalformedFileError(
                 f"{name} is {value}, expected at least {least}", file=path, offset=offset
             )
+
+
+def holds_text(tokens: np.ndarray, text: Sequence[int]) -> bool:
+    """Return whether the tokens of a base file, int64[n_chunks, n_ctx], are those that the tokens
+    of a text begin with.
+    """
+    return len(text) >= tokens.size and bool((tokens.reshape(-1) == text[: tokens.size]).all())
 
 
 def read_tokens(path: Path, offset: int, n_chunks: int, n_ctx: int, n_vocab: int) -> np.ndarray:
