@@ -19,6 +19,8 @@ PUBLIC = {
     "quantize_models": "api.quantize",
     "plan_quantization": "api.quantize",
     "repack_model": "api.repack",
+    "auto_model": "proof.auto_model",
+    "plan_auto": "proof.auto_model",
     "recipe_for_target": "api.budget",
     "read_recipe": "quantize.plan.recipe_file",
     "load_plan": "quantize.plan.saved_plan",

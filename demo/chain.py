@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import MalformedFileError, printable
 from ..proof.progress import Bar
-from ..proof.stages import Stages, say
+from ..proof.stages import Stages
 from .figures import Baseline, Demo, Measurement
 from .text import N_CTX, Texts, choose_texts
 
@@ -112,7 +112,7 @@ class Chain:
                     sum(t.n_elements for t in model.tensors),
                     sum(t.n_bytes for t in model.tensors),
                 )
-                say(
+                self.stages.say(
                     f"{len(model.tensors)} tensors, {n_elements / 1e6:.2f} M parameters,"
                     f" {os.path.getsize(self.base) / 1e6:.2f} MB"
                 )
@@ -145,7 +145,7 @@ class Chain:
                 chunks=self.chunks,
                 progress=bar.chunk,
             )
-            say(
+            self.stages.say(
                 f"{len(imatrix.entries)} tensors, {imatrix.chunk_count} chunks of"
                 f" {imatrix.chunk_size} tokens"
             )
@@ -169,7 +169,7 @@ class Chain:
             with Bar() as bar:
                 self.api.warm_up([*TYPES, EMBEDDING_TYPE], progress=bar)
             if bar.compile_seconds:
-                say(f"compiled the searches in {bar.compile_seconds:.1f} s, once")
+                self.stages.say(f"compiled the searches in {bar.compile_seconds:.1f} s, once")
             for type in TYPES:
                 started = time.monotonic()
                 with Bar(type) as bar:
@@ -185,7 +185,7 @@ class Chain:
                     )
                 seconds = time.monotonic() - started - bar.compile_seconds
                 done[type] = report.bits_per_weight, seconds
-                say(
+                self.stages.say(
                     f"{type:<9} {report.bits_per_weight:5.2f} bpw"
                     f" {os.path.getsize(self.file(type)) / 1e6:7.2f} MB {done[type][1]:7.1f} s"
                 )
@@ -213,7 +213,7 @@ class Chain:
                 raise output_error(error, merged) from None
             self.api.merge_model(paths[0], merged)
             found = compare(self.api, source, merged)
-            say(f"{len(paths)} shards; {found}")
+            self.stages.say(f"{len(paths)} shards; {found}")
         return (
             f"{SPLIT_TYPE} was split into {len(paths)} shards of at most {SHARD_TENSORS} tensors"
             f" and merged again: {found}."
@@ -248,7 +248,7 @@ class Chain:
                 kl_divergence_base=self.predictions,
                 progress=bar.chunk,
             )
-            say(
+            self.stages.say(
                 f"PPL = {result.perplexity:.4f} +/- {result.uncertainty:.5f} over"
                 f" {result.n_chunks} chunks of {N_CTX} tokens, {result.tokens_per_second:.0f}"
                 " tokens/s"
@@ -294,7 +294,7 @@ class Chain:
                         result.seconds,
                     )
                 )
-                say(
+                self.stages.say(
                     f"{type:<9} PPL {s.ppl[0]:8.4f}   mean KLD {s.mean_kld[0]:.6f}"
                     f" {result.seconds:7.1f} s"
                 )

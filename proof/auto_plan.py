@@ -4,17 +4,19 @@ will take.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from ..formats.commands.progress import duration
 from ..formats.source import Source
 from ..quantize.plan.budget import DEFAULT_TYPES, SAMPLED_ROWS, parse_size
+from ..quantize.plan.size_range import SizeRange
+from .auto_options import Target
 from .figures import size_of
 
 if TYPE_CHECKING:
@@ -27,31 +29,6 @@ _LEAST_MARGIN = 512 << 20
 
 
 @dataclass(frozen=True)
-class Target:
-    """The size of the result: bytes of the file, bits per weight, or the memory of a GPU (bytes)
-    that it has to fit with a context of `context` tokens. Exactly one is given.
-    """
-
-    size: str | int | None = None
-    bpw: float | None = None
-    gpu: str | int | None = None
-    context: int = 8192
-
-    def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.size, self.bpw, self.gpu)) != 1:
-            raise UsageError("give one target: a size, bits per weight, or the memory of a GPU")
-        if self.context < 1:
-            raise UsageError(f"the context is {self.context} tokens, expected 1 or more")
-
-    @property
-    def label(self) -> str:
-        """Return what the name of the file says about the target."""
-        if self.bpw is not None:
-            return f"{self.bpw:g}bpw"
-        return f"{self.size}" if self.gpu is None else f"fit{self.gpu}"
-
-
-@dataclass(frozen=True)
 class Aim:
     """A target in numbers. Either `n_bytes` of the file or `bpw` is set. `why`: how the number
     comes about.
@@ -61,9 +38,12 @@ class Aim:
     bpw: float | None
     why: str = ""
 
-    def file_bytes(self, n_parameters: int) -> int:
-        """Return about how large the file will be."""
-        return self.n_bytes or int((self.bpw or 0) * n_parameters / 8)
+    def file_bytes(self, sizes: SizeRange) -> int:
+        """Return about how large the file will be, if it can have one of these sizes."""
+        wanted = self.n_bytes
+        if wanted is None:
+            wanted = sizes.files[0] - sizes.tensors[0] + int((self.bpw or 0) * sizes.n_elements / 8)
+        return min(wanted, sizes.files[1])
 
 
 @dataclass(frozen=True)
@@ -154,17 +134,46 @@ def choose_seconds(source: Source, quantize_seconds: float) -> float:
     return quantize_seconds * len(DEFAULT_TYPES) * sampled / everything
 
 
-def plan_lines(planned: list[Planned], folder: str | os.PathLike, aim: Aim) -> list[str]:
+@dataclass(frozen=True)
+class AutoPlan:
+    """What a run will do: its source, the file that it makes, and its stages. `str` is a table."""
+
+    source: str
+    file: Path
+    aim: Aim
+    stages: tuple[Planned, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Return about how long the stages take that are not finished."""
+        return sum(one.seconds for one in self.stages if not one.is_done)
+
+    @property
+    def n_bytes(self) -> int:
+        """Return the disk space of the stages that are not finished."""
+        return sum(one.n_bytes for one in self.stages if not one.is_done)
+
+    def __repr__(self) -> str:
+        """Say the file, the time and the disk space, in a line."""
+        left = sum(not one.is_done for one in self.stages)
+        return (
+            f"<AutoPlan {left} of {len(self.stages)} stages, about {duration(self.seconds)},"
+            f" {size_of(self.n_bytes)}: {printable(self.file, 400)}>"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _lines(plan: AutoPlan) -> list[str]:
     """Return a table of the stages, and the sums."""
     lines = [f"{'stage':<46} {'time':>10} {'disk':>11}"]
-    for number, one in enumerate(planned, 1):
+    for number, one in enumerate(plan.stages, 1):
         seconds = "done" if one.is_done else f"{duration(one.seconds)}"
         size = "-" if not one.n_bytes else size_of(one.n_bytes)
         lines.append(f"{f'{number}. {one.title}':<46} {seconds:>10} {size:>11}")
-    left = [one for one in planned if not one.is_done]
-    total = sum(one.seconds for one in left)
-    n_bytes = sum(one.n_bytes for one in left)
-    lines.append(f"{'in all, about':<46} {duration(total):>10} {size_of(n_bytes):>11}")
-    if aim.why:
-        lines.append(f"the file may have {size_of(aim.n_bytes or 0)}: {aim.why}")
+    total = f"{duration(plan.seconds):>10} {size_of(plan.n_bytes):>11}"
+    lines.append(f"{'in all, about':<46} {total}")
+    if plan.aim.why:
+        lines.append(f"the file may have {size_of(plan.aim.n_bytes or 0)}: {plan.aim.why}")
     return lines

@@ -9,18 +9,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..formats.tools.summary import ModelSummary
 from ..formats.types import ggml_type
 from ..imatrix.default_texts import DEFAULT
 from ..runtime.evaluate.comparison import Comparison
 from ..version import __version__
-from .auto_plan import Aim, Target
+from .auto_options import AutoOptions, Target
+from .auto_plan import Aim
 from .figures import pair, size_of, speed
-
-if TYPE_CHECKING:
-    from .auto import AutoOptions
 
 # Keys of the front matter, and the keys of a GGUF file after `general.`.
 LICENSE_KEYS = {
@@ -180,12 +178,15 @@ def _command(card: Card) -> str:
         words += ["--target-size", str(target.size)]
     else:
         words += ["--fit-gpu", str(target.gpu), "--context", str(target.context)]
-    texts = () if o.texts == (DEFAULT,) else o.texts
+    texts = () if tuple(o.texts) == (DEFAULT,) else o.texts
     words += [word for text in texts for word in ("-f", Path(text).name)]
     words += [word for text in o.tests for word in ("--test", Path(text).name)]
     words += ["--target-types", ",".join(o.types)] if o.types else []
+    words += ["--damage", Path(o.damage).name] if o.damage else []
+    words += ["--model-name", o.name] if o.name else []
     words += ["-c", str(o.n_ctx)] if o.n_ctx != 512 else []
     words += ["--chunks", str(o.chunks)] if o.chunks > 0 else []
+    words += ["--test-chunks", str(o.test_chunks)] if o.test_chunks != 20 else []
     return shlex.join(words)
 
 

@@ -88,9 +88,3 @@ class StatsBar(CompileBar, StatsProgress):
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-    def __enter__(self) -> StatsBar:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from ..errors import printable
 from ..formats.output import PartFile
 
 _INDENT = " " * 6
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 @dataclass(frozen=True)
@@ -30,27 +35,29 @@ class Stage:
 
 
 class Stages:
-    """Prints the stages of a chain. `done` has those that have ended."""
+    """Prints the stages of a chain, or gives their lines to `write`. `done` has those that have
+    ended.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[str], None] = _print) -> None:
         self.done: list[Stage] = []
+        self.write = write
+
+    def say(self, line: str) -> None:
+        """Print a line that belongs to the stage."""
+        self.write(_INDENT + line)
 
     @contextmanager
     def stage(self, title: str, *words: object) -> Iterator[None]:
         """Print a heading with the equivalent command, and time the stage."""
         command = shlex.join(["iqforge", *map(str, words)]) if words else ""
-        print(f"\n[{len(self.done) + 1}] {title}", flush=True)
+        self.write(f"\n[{len(self.done) + 1}] {title}")
         if command:
-            say(printable(command, 2000))
+            self.say(printable(command, 2000))
         started = time.monotonic()
         yield
         self.done.append(Stage(title, command, time.monotonic() - started))
-        say(f"took {self.done[-1].seconds:.1f} s")
-
-
-def say(line: str) -> None:
-    """Print a line that belongs to the stage."""
-    print(_INDENT + line, flush=True)
+        self.say(f"took {self.done[-1].seconds:.1f} s")
 
 
 class Finished:
@@ -73,15 +80,19 @@ class Finished:
         found = self._stages.get(name)
         if not isinstance(found, dict) or found.get("key") != key:
             return None
-        for file, size in found["files"].items():
-            path = Path(file)
+        files, result = found.get("files"), found.get("result")
+        if not isinstance(files, dict) or not isinstance(result, dict):
+            return None
+        for file, size in files.items():
+            path = self.path.parent / file
             if not path.is_file() or path.stat().st_size != size:
                 return None
-        return found["result"]
+        return result
 
     def record(self, name: str, key: str, files: Sequence[Path], **result: Any) -> dict[str, Any]:
         """Record a stage with its results, which are JSON, and return them."""
-        sizes = {str(file): file.stat().st_size for file in files}
+        folder = self.path.parent  # paths from there, so that everything can be moved
+        sizes = {os.path.relpath(file, folder): file.stat().st_size for file in files}
         self._stages[name] = {"key": key, "files": sizes, "result": result}
         with PartFile(self.path) as part:
             part.write((json.dumps(self._stages, indent=1) + "\n").encode())

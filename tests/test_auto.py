@@ -15,10 +15,8 @@ import pytest
 import yaml
 from iqforge import api
 from iqforge.cli import main
-from iqforge.errors import UsageError
-from iqforge.proof.auto import Auto, AutoOptions
-from iqforge.proof.auto_plan import Target
-from iqforge.runtime.options import LoadOptions
+from iqforge.errors import IqforgeError, UsageError
+from iqforge.proof.auto_options import AutoOptions, Target
 
 from .hub_server import COMMIT, Hub
 from .tiny_checkpoint import PROSE, make_tiny_llama
@@ -100,8 +98,6 @@ def whole(checkpoint, tmp_path_factory):
 def test_what_is_finished_is_not_repeated(whole, checkpoint, tmp_path, capsys):
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    stages = out / "work" / "stages.json"
-    stages.write_text(stages.read_text().replace(str(whole), str(out)))
     [file] = out.glob("*bpw.gguf")
     before, times = sha256(file), {p: p.stat().st_mtime_ns for p in out.iterdir() if p.is_file()}
     assert main(words(checkpoint, out)) == 0
@@ -117,6 +113,9 @@ def test_what_is_finished_is_not_repeated(whole, checkpoint, tmp_path, capsys):
     assert len(list(out.glob("*bpw.gguf"))) == 2
 
 
+STAGES = ["collect_imatrix", "recipe_for_target", "quantize_model", "compare_models"]
+
+
 @pytest.mark.parametrize(
     "stage",
     [
@@ -126,7 +125,7 @@ def test_what_is_finished_is_not_repeated(whole, checkpoint, tmp_path, capsys):
     ],
 )
 def test_an_interrupted_run_ends_with_the_same_bytes(
-    stage, whole, checkpoint, tmp_path, monkeypatch
+    stage, whole, checkpoint, tmp_path, monkeypatch, capsys
 ):
     real = getattr(api, stage)
 
@@ -137,17 +136,18 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
 
     monkeypatch.setattr(api, stage, stopped)
     out = tmp_path / "elsewhere" / "out"
-    options = AutoOptions((str(checkpoint[1]),), n_ctx=64, test_chunks=3, types=TYPES)
-
-    def chain():
-        load = LoadOptions(device="cpu")
-        return Auto(api, str(checkpoint[0]), out, Target(bpw=6), options, load)
-
+    options = AutoOptions(target_bpw=6, texts=[checkpoint[1]], n_ctx=64, test_chunks=3, types=TYPES)
+    lines: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        chain().run()
+        iqforge.auto_model(checkpoint[0], out, options=options)
     assert not (out / "README.md").exists()
     monkeypatch.undo()
-    chain().run()
+    assert repr(iqforge.plan_auto(checkpoint[0], out, options=options)).startswith("<AutoPlan ")
+    result = iqforge.auto_model(checkpoint[0], out, options=options, on_line=lines.append)
+    assert sum("already done" in line for line in lines) == STAGES.index(stage) + 1
+    assert result.model == out / "tiny-6bpw.gguf" and result.card == out / "README.md"
+    assert re.fullmatch(r"<AutoResult .* bits per weight, mean KLD 0\.\d{5}: .*>", repr(result))
+    assert capsys.readouterr() == ("", "")  # nothing is printed from Python
     for name in ("tiny-6bpw.gguf", "tiny.imatrix.gguf", "tiny-6bpw.plan.json"):
         assert sha256(out / name) == sha256(whole / name), name
 
@@ -169,32 +169,88 @@ def test_a_name_on_the_hub_becomes_a_file_with_proof(checkpoint, tmp_path, monke
 
 
 def test_a_file_that_fits_a_gpu(checkpoint, tmp_path):
-    options = AutoOptions((str(checkpoint[1]),))
     gpu = (512 << 20) + (1 << 30)
-    chain, longer = (
-        Auto(
-            api,
-            str(checkpoint[0]),
+
+    def plan(gpu, context):
+        return iqforge.plan_auto(
+            checkpoint[0],
             tmp_path,
-            Target(gpu=gpu, context=context),
-            options,
-            LoadOptions(device="cpu"),
+            fit_gpu=gpu,
+            context=context,
+            texts=[checkpoint[1]],
         )
-        for context in (256, 2048)
-    )
-    assert 0 < longer.aim.n_bytes < chain.aim.n_bytes < 1 << 30
+
+    aim, longer = plan(gpu, 256).aim, plan(gpu, 2048).aim
+    assert 0 < longer.n_bytes < aim.n_bytes < 1 << 30
     with iqforge.load_model(checkpoint[0]) as model:
         [memory] = model.memory(context=2048)
-    assert longer.aim.n_bytes + memory.cache + memory.compute == gpu - (512 << 20)
+    assert longer.n_bytes + memory.cache + memory.compute == gpu - (512 << 20)
     with pytest.raises(UsageError, match="nothing is left for weights"):
-        Auto(
-            api,
-            str(checkpoint[0]),
-            tmp_path,
-            Target(gpu="1M"),
-            options,
-            LoadOptions(device="cpu"),
+        plan("1M", 8192)
+
+
+@pytest.mark.parametrize(
+    "target, words",
+    [
+        ({"target_size": 1000}, "smallest possible result has [0-9]+ bytes"),
+        ({"target_bpw": 4.4999}, r"smallest possible result has 4\.5\d+ bits per weight"),
+        ({"target_bpw": float("nan")}, "smallest possible result"),
+        ({"target_bpw": -3}, "smallest possible result"),
+        ({"target_size": "12X"}, "invalid size"),
+        ({"target_size": 10**6, "target_bpw": 4}, "one target"),
+        ({}, "one target"),
+        ({"target_bpw": 6, "types": ["Q4_9"]}, "Q4_9"),
+        ({"target_bpw": 6, "name": "a/b"}, "cannot be that of a file"),
+        ({"target_bpw": 6, "texts": ["short.txt"]}, "too few lines"),
+        ({"target_bpw": 6, "lora": ["a.gguf"]}, "export-lora"),
+        ({"target_bpw": 6, "target_bwp": 5}, "auto has no option 'target_bwp'.* mean 'target_bpw'"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_before_anything_is(
+    target, words, checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("One line.")
+    with pytest.raises(IqforgeError, match=words):
+        iqforge.plan_auto(
+            checkpoint[0], "out", **{"types": TYPES, "texts": [checkpoint[1]]} | target
         )
+    assert not Path("out").exists()
+
+
+def test_a_target_above_every_type(checkpoint, tmp_path, caplog):
+    plan = iqforge.plan_auto(checkpoint[0], tmp_path, target_size="50T", types=TYPES)
+    assert "the largest possible result has" in caplog.text
+    [size] = [stage.n_bytes for stage in plan.stages if stage.name == "quantize"]
+    assert size < 10**7 and "in all, about" in str(plan)
+
+
+def test_files_of_others_in_work_stay(whole, checkpoint, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / "work" / "notes.txt").write_text("mine")
+    assert main(words(checkpoint, out, "--clean")) == 0
+    assert [path.name for path in (out / "work").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.slow
+def test_the_command_of_a_card_names_all_that_matters(whole, checkpoint, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    assert main(words(checkpoint, out, "--model-name", "other", "--chunks", "4")) == 0
+    lines = (out / "README.md").read_text().splitlines()
+    [command] = [line for line in lines if line.startswith("iqforge auto")]
+    assert command == (
+        "iqforge auto tiny --target-bpw 6 -f text.txt --target-types Q4_0,Q5_0,Q8_0"
+        " --model-name other -c 64 --chunks 4 --test-chunks 3"
+    )
+
+
+def test_a_quantized_file_is_noted(checkpoint, tmp_path, caplog):
+    file = tmp_path / "q8.gguf"
+    iqforge.convert_model(checkpoint[0], file, outtype="q8_0")
+    iqforge.plan_auto(file, tmp_path, target_bpw=6, types=TYPES, texts=[checkpoint[1]])
+    assert "has weights in Q8_0 already" in caplog.text
 
 
 def test_a_dry_run_writes_nothing(checkpoint, tmp_path, capsys):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -213,8 +213,3 @@ def short_labels(names: Sequence[str]) -> list[str]:
         common += 1
     offset = len("-".join(words[0][:common])) + (common > 0)
     return [name[offset:] for name in names]
-
-
-def with_text(figures: ModelFigures, text: TextFigures) -> ModelFigures:
-    """Return the figures with those of one more text."""
-    return replace(figures, texts=(*figures.texts, text))
