@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.rounding.late import LateRounding
+    from ..quantize.rounding.methods import Rounders
     from ..quantize.run.piece import ImportanceLookup
 
 
@@ -150,11 +151,12 @@ class Calibration:
         planned: Sequence[PlannedTensor],
         lookup: ImportanceLookup | None,
         n_finished: int = 0,
+        rounders: Rounders | None = None,
     ) -> dict[str, LateRounding]:
         """Return how the tensors of a plan are rounded, by name of the target. The first
-        `n_finished` are made already.
+        `n_finished` are made already. rounders: where rows are rounded, by default the CPU.
         """
-        from ..quantize.rounding.methods import guides
+        from ..quantize.rounding.methods import ON_CPU, guides
 
         before = self._before(changes, model)
         found = {}
@@ -168,7 +170,9 @@ class Calibration:
             if index < n_finished or not used or plan.symmetric or not guides(plan.target.type):
                 continue
             self._layers.needed[layer] += 1
-            found[plan.target.name] = self._rounding(source, plan, layer, before, lookup)
+            found[plan.target.name] = self._rounding(
+                source, plan, layer, before, lookup, rounders or ON_CPU
+            )
         return found
 
     def _rounding(
@@ -178,6 +182,7 @@ class Calibration:
         layer: int,
         before: dict[str | None, str],
         lookup: ImportanceLookup | None,
+        rounders: Rounders,
     ) -> LateRounding:
         from ..imatrix.moments.lookup import moments_of
         from ..quantize.rounding.late import Late, LateRounding
@@ -198,6 +203,7 @@ class Calibration:
             shrink=self._options.hessian_shrink,
             refine=self._options.refine,
             threads=thread_count(self._options.threads),
+            rounders=rounders,
         )
 
     @staticmethod

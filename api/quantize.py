@@ -19,7 +19,13 @@ from ..version import __version__
 from .calibration import Calibration, check_calibration
 from .devices import note_choice
 from .outputs import open_outputs, plan_outputs
-from .rounding import loaded_moments, moments_imatrix, rounding_plans, rounding_provenance
+from .rounding import (
+    loaded_moments,
+    moments_imatrix,
+    rounders_of,
+    rounding_plans,
+    rounding_provenance,
+)
 from .source import (
     PathLike,
     changed_imatrix,
@@ -169,9 +175,10 @@ def quantize_models(
 
     - imatrix: a file in either layout, or a loaded one.
     - hessian: second moments, as `collect_hessian` returns or writes them. Types that they guide
-      are rounded with them, on the CPU; `progress.rounding_chosen` gets how each role is rounded.
-      Their diagonal is the importance matrix if none is given. hessian_shrink: shrink correlations
-      by this share instead of one chosen on held-out text. refine: also move codes and scales.
+      are rounded with them, on GPUs where they have kernels; `progress.rounding_chosen` gets how
+      each role is rounded. Their diagonal is the importance matrix if none is given.
+      hessian_shrink: shrink correlations by this share instead of one chosen on held-out text.
+      refine: also move codes and scales.
     - calibrate: texts, or "default", from which second moments are collected during the run, layer
       by layer: at most `calibrate_chunks` chunks of `calibrate_ctx` tokens of all texts together.
       Everything else is as with `hessian`, but each tensor is judged alone.
@@ -219,7 +226,8 @@ def quantize_models(
     check_calibration(calibrate, hessian, o)
     moments = loaded_moments(hessian, o, calibrate is not None)
     guided = moments is not None or calibrate is not None
-    devices = find_devices("cpu" if guided else o.device)
+    devices = find_devices(o.device)
+    rounders = rounders_of(devices if guided else ())
     if imatrix is None and moments is not None:
         imatrix = moments_imatrix(moments)
     progress = progress or [RunProgress() for _ in outputs]
@@ -261,7 +269,7 @@ def quantize_models(
         if moments is not None:
             compile_ahead(tasks, progress[0])  # the choice tries the searches
             roundings = rounding_plans(
-                moments, changes, rearranged, source, plans, lookups, o, progress
+                moments, changes, rearranged, source, plans, lookups, o, progress, rounders
             )
         wanted = [
             (out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)
@@ -278,7 +286,7 @@ def quantize_models(
             rounded=_records(moments, roundings, calibration, len(outputs)),
             calibrated="" if calibration is None else calibration.key(),
         )
-        if o.device == "auto" and not guided:
+        if o.device == "auto":
             note_choice(devices, plans)
         if o.dry_run:
             compiling = time.perf_counter()
@@ -312,7 +320,13 @@ def quantize_models(
             if calibration is None:
                 break
             found = calibration.roundings(
-                changes, rearranged, source, sink.planned, lookups[number], len(sink.finished)
+                changes,
+                rearranged,
+                source,
+                sink.planned,
+                lookups[number],
+                len(sink.finished),
+                rounders,
             )
             guides.append(found)
             late.append(list(found.values()))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.rounding.choice import RoundingPlan
+    from ..quantize.rounding.methods import Rounders
     from ..quantize.rounding.moments import MomentsLookup, TensorMoments
     from ..quantize.run.piece import ImportanceLookup
     from ..quantize.run.report import RunProgress
@@ -37,11 +38,6 @@ def loaded_moments(
                 " --calibrate)"
             )
         return None
-    if options.device not in ("auto", "cpu"):
-        raise UsageError(
-            f"rounding with second moments runs on the CPU: --device {options.device} does not go"
-            " with --hessian"
-        )
     if options.dry_run and options.estimate:
         raise UsageError("with --hessian, --dry-run gives no estimate: add --no-estimate")
     return opened_moments(hessian)
@@ -54,6 +50,18 @@ def opened_moments(hessian: PathLike | MomentsFile) -> MomentsFile:
     from ..imatrix.moments.file import load_moments  # imports torch
 
     return load_moments(hessian)
+
+
+def rounders_of(devices: Sequence[int]) -> Rounders:
+    """Return what rounds rows with second moments: these GPUs, or the CPU."""
+    from ..quantize.rounding.methods import ON_CPU
+
+    if not devices:
+        return ON_CPU
+    from ..quantize.rounding.cuda.rounders import DeviceRounders
+    from ..quantize.run.cuda_device import CudaDevice
+
+    return DeviceRounders([CudaDevice(number) for number in devices])
 
 
 def moments_imatrix(moments: MomentsFile) -> Imatrix:
@@ -85,8 +93,11 @@ def rounding_plans(
     lookups: Sequence[ImportanceLookup | None],
     options: QuantizeOptions,
     progress: Sequence[RunProgress],
+    rounders: Rounders,
 ) -> list[RoundingPlan]:
-    """Return how the tensors of each plan are rounded. source: `model` with `changes`."""
+    """Return how the tensors of each plan are rounded. source: `model` with `changes`; rounders:
+    where rows are rounded.
+    """
     from ..quantize.rounding.choice import plan_rounding
     from ..quantize.run.parallel import thread_count
 
@@ -102,6 +113,7 @@ def rounding_plans(
             refine=options.refine,
             threads=thread_count(options.threads),
             progress=shown.choosing,
+            rounders=rounders,
         )
         shown.rounding_chosen(plan.choices)
         made.append(plan)

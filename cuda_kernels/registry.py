@@ -36,6 +36,7 @@ MODULES = (
     "prompt_grouped",
     "prompt_mla",
     "rearrange",
+    "rounding",
     "step_attention",
     "step_between",
     "step_delta",

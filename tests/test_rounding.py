@@ -28,26 +28,13 @@ from iqforge.quantize.run.report import RunProgress
 from iqforge.quantize.search.trellis.tree import CODEBOOKS, LEAF
 
 from .imatrices import N_CTX, tiny_llama_file
+from .second_moments import N, correlated, weights
 from .tiny_checkpoint import PROSE, make_tiny_qwen3moe
-
-N = 512
-
-
-def correlated(n: int = N, seed: int = 0) -> np.ndarray:
-    """Return second moments of vectors with a few strong directions."""
-    generator = np.random.default_rng(seed)
-    x = generator.normal(size=(4 * n, n)) * generator.lognormal(0, 0.5, n)
-    x += generator.normal(size=(4 * n, 8)) @ generator.normal(size=(8, n)) * 2
-    return x.T @ x / len(x)
 
 
 def error(type, x: np.ndarray, made: np.ndarray, h: np.ndarray) -> float:
     rest = x - decode_plain(type, made, x.shape[1]).astype(np.float64)
     return float(((rest @ h) * rest).sum())
-
-
-def weights(rows: int = 24, n: int = N, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0, 0.02, (rows, n)).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", SCALES)
@@ -389,7 +376,6 @@ def test_options_decide(llama, tmp_path):
     for keywords, message in (
         ({"hessian_shrink": 0.3}, "need second moments"),
         ({"hessian_shrink": 1.5, "hessian": made}, "expected 0 to 1"),
-        ({"device": "cuda", "hessian": made}, "runs on the CPU"),
         ({"dry_run": True, "estimate": True, "hessian": made}, "no-estimate"),
     ):
         with pytest.raises(UsageError, match=message):

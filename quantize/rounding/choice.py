@@ -19,7 +19,7 @@ import numpy as np
 from ...formats.source import Source
 from ...formats.tensor_names import TensorName
 from ..plan.plan import PlannedTensor
-from .methods import UNGUIDED, guides
+from .methods import ON_CPU, UNGUIDED, Rounders, guides
 from .moments import MomentsLookup, Rounding, TensorMoments
 from .trials import in_threads, trials
 
@@ -85,11 +85,13 @@ def plan_rounding(
     refine: bool = True,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
+    rounders: Rounders = ON_CPU,
 ) -> RoundingPlan:
     """Return how each tensor of a plan is rounded.
 
     shrink: this instead of a choice; refine: whether codes and scales may be refined. progress:
-    called with (combinations done, all). Reads some rows of the source.
+    called with (combinations done, all). rounders: where rows are rounded. Reads some rows of the
+    source.
     """
     groups: dict[tuple[str, str], list[PlannedTensor]] = defaultdict(list)
     for plan in planned:
@@ -113,12 +115,12 @@ def plan_rounding(
             made.choices.append(RoleChoice(role, type, left, None, why=why))
         if not usable:
             continue
-        choice = choose(role, source, usable, importance, shrink, refine, threads)
+        choice = choose(role, source, usable, importance, shrink, refine, threads, rounders)
         made.choices.append(choice)
         if choice.shrink is not None:
             for plan, m in usable:
                 name = plan.target.name
-                made.roundings[name] = Rounding(name, m, choice.shrink, choice.passes)
+                made.roundings[name] = Rounding(name, m, choice.shrink, choice.passes, rounders)
     if progress is not None:
         progress(len(groups), len(groups))
     return made
@@ -132,12 +134,14 @@ def choose(
     shrink: float | None,
     refine: bool,
     threads: int = 1,
+    rounders: Rounders = ON_CPU,
 ) -> RoleChoice:
     """Return how tensors of a role that become one type are rounded; see `plan_rounding`."""
     type = usable[0][0].target.type.plain
     names = tuple(plan.target.name for plan, _ in usable)
     shrinks = SHRINKS if shrink is None else (shrink,)
-    found = list(trials(source, [(plan.source, m) for plan, m in usable], importance, _MATRICES))
+    tried_of = [(plan.source, m) for plan, m in usable]
+    found = list(trials(source, tried_of, importance, _MATRICES, rounders=rounders))
     few = any(trial.tokens < _TOKENS_PER_COLUMN * trial.x.shape[1] for trial in found)
     passes = PASSES if refine else 0
     work = [partial(trial.errors, type, one, passes) for trial in found for one in shrinks]

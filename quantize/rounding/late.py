@@ -16,9 +16,9 @@ import numpy as np
 from ...formats.source import Source
 from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType
-from ..encode import row_encoder
 from ..plan.plan import PlannedTensor
 from .choice import RoleChoice, choose
+from .methods import ON_CPU, Rounders
 from .moments import Rounding, TensorMoments
 
 Encoder = Callable[[np.ndarray, np.ndarray], None]
@@ -39,7 +39,7 @@ class LateRounding:
     needed any more; both are called by the thread that plans the run.
 
     shrink: instead of a choice on held-out text; refine: whether codes and scales may be refined;
-    threads: that try combinations.
+    threads: that try combinations; rounders: where rows are rounded.
     """
 
     def __init__(
@@ -52,13 +52,18 @@ class LateRounding:
         shrink: float | None = None,
         refine: bool = True,
         threads: int = 1,
+        rounders: Rounders = ON_CPU,
     ):
         self.source, self.plan, self.shrink, self.refine = source, plan, shrink, refine
-        self.threads = threads
+        self.threads, self.rounders = threads, rounders
         self.choice: RoleChoice | None = None  # once a row has been rounded
         self._find, self._done = find, done
         self._found: Late | None = None
         self._lock = threading.Lock()
+
+    @property
+    def large_pieces(self) -> bool:
+        return self.rounders.large_pieces
 
     def encoder(self, type: GGMLType, n_cols: int, index: int) -> Encoder:
         """Return run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for rows of matrix
@@ -91,6 +96,7 @@ class LateRounding:
             self.shrink,
             self.refine,
             self.threads,
+            self.rounders,
         )
 
 
@@ -113,9 +119,11 @@ class _LateRounder:
         found, choice = self._found, self._rounding.chosen(self._found)
         if choice.shrink is None or found.moments is None:
             weights = None if found.importance is None else found.importance[self._index]
-            return row_encoder(self._type, self._n_cols, weights)
+            return self._rounding.rounders.search(self._type, self._n_cols, weights)
         name = self._rounding.plan.target.name
-        rounding = Rounding(name, found.moments, choice.shrink, choice.passes)
+        rounding = Rounding(
+            name, found.moments, choice.shrink, choice.passes, self._rounding.rounders
+        )
         return rounding.encoder(self._type, self._n_cols, self._index)
 
 

@@ -1,15 +1,16 @@
-"""Which rounder a type has, and why some have none."""
+"""Which rounder a type has, and why some have none; where rows are rounded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
 
 from ...errors import UnsupportedTypeError
-from ...formats.types import GGMLType
-from .factor import Factor
+from ...formats.types import GGMLType, ggml_type
+from ..encode import row_encoder
+from .factor import Factor, factored
 from .layout import code_layout
 from .rounder import Rounder
 from .ternary_rounder import TWINS, TernaryRounder
@@ -60,5 +61,48 @@ def rounder_of(type: GGMLType, n_cols: int, factor: Factor, passes: int) -> RowR
     if word_layout(type.name) is not None:
         return WordRounder(type, n_cols, factor, passes)
     if type.name in TWINS:
-        return TernaryRounder(type, n_cols, factor, passes)
+        twin = Rounder(ggml_type(TWINS[type.name]), n_cols, factor, passes)
+        return TernaryRounder(type, n_cols, twin)
     raise UnsupportedTypeError(f"{type.name} cannot be rounded with second moments")
+
+
+class Rounders(Protocol):
+    """Where rows are searched and rounded: the CPU, or GPUs. Threads may share it."""
+
+    @property
+    def large_pieces(self) -> bool:
+        """Return whether many rows together are rounded much faster than a few."""
+        ...
+
+    def rounder(
+        self, type: GGMLType, n_cols: int, h: np.ndarray, shrink: float, passes: int, name: str
+    ) -> RowRounder:
+        """Return what rounds rows to a plain type with second moments float64[n_cols, n_cols],
+        shrunk by `shrink` and refined `passes` times. name: the tensor's, for messages.
+        """
+        ...
+
+    def search(
+        self, type: GGMLType, n_cols: int, importance: np.ndarray | None
+    ) -> Callable[[np.ndarray, np.ndarray], None]:
+        """Return the search of a plain type, run(x, out); see `encode.row_encoder`."""
+        ...
+
+
+class CpuRounders:
+    """`Rounders` of the CPU."""
+
+    large_pieces = False
+
+    def rounder(
+        self, type: GGMLType, n_cols: int, h: np.ndarray, shrink: float, passes: int, name: str
+    ) -> RowRounder:
+        return rounder_of(type, n_cols, factored(h, shrink, name), passes)
+
+    def search(
+        self, type: GGMLType, n_cols: int, importance: np.ndarray | None
+    ) -> Callable[[np.ndarray, np.ndarray], None]:
+        return row_encoder(type, n_cols, importance)
+
+
+ON_CPU = CpuRounders()

@@ -10,8 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ...formats.types import GGMLType
-from .factor import factored
-from .methods import RowRounder, rounder_of
+from .methods import ON_CPU, Rounders, RowRounder
 
 
 class TensorMoments(Protocol):
@@ -39,7 +38,10 @@ MomentsLookup = Callable[[str, tuple[int, ...]], TensorMoments | None]
 
 
 class TensorRounding(Protocol):
-    """How the rows of a tensor are rounded."""
+    """How the rows of a tensor are rounded. large_pieces: see `methods.Rounders`."""
+
+    @property
+    def large_pieces(self) -> bool: ...
 
     def encoder(
         self, type: GGMLType, n_cols: int, index: int
@@ -54,13 +56,18 @@ class TensorRounding(Protocol):
 class Rounding:
     """How a tensor is rounded: with these moments, shrunk by `shrink`, and refined `passes` times.
 
-    name: the tensor's, for messages.
+    name: the tensor's, for messages. rounders: where.
     """
 
     name: str
     moments: TensorMoments
     shrink: float
     passes: int
+    rounders: Rounders = ON_CPU
+
+    @property
+    def large_pieces(self) -> bool:
+        return self.rounders.large_pieces
 
     def encoder(
         self, type: GGMLType, n_cols: int, index: int
@@ -81,6 +88,8 @@ class _LazyRounder:
         with self._lock:
             if self._made is None:
                 r = self._rounding
-                factor = factored(r.moments.fit(self._index), r.shrink, r.name)
-                self._made = rounder_of(self._type, self._n_cols, factor, r.passes)
+                h = r.moments.fit(self._index)
+                self._made = r.rounders.rounder(
+                    self._type, self._n_cols, h, r.shrink, r.passes, r.name
+                )
         self._made(x, out)

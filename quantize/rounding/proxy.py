@@ -20,7 +20,7 @@ from ...formats.source import Source
 from ...formats.tensor_names import TensorName
 from ..plan.type_errors import ErrorSums, TensorStats
 from .choice import DEFAULT_PASSES, DEFAULT_SHRINK
-from .methods import guides
+from .methods import ON_CPU, Rounders, guides
 from .moments import MomentsLookup
 from .trials import in_threads, trials
 
@@ -36,6 +36,7 @@ def rounded_stats(
     shrink: float | None = None,
     refine: bool = True,
     threads: int = 1,
+    rounders: Rounders = ON_CPU,
     begin: Callable[[int], None] = lambda n: None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[TensorStats]:
@@ -53,7 +54,7 @@ def rounded_stats(
     for (_, n_cols), own in by_role.items():
         found = [(one.tensor, moments(one.tensor.name, one.tensor.shape)) for one in own]
         usable = [(tensor, m) for tensor, m in found if m is not None]
-        tried = list(trials(source, usable, importance, _MATRICES, _ROWS))
+        tried = list(trials(source, usable, importance, _MATRICES, _ROWS, rounders))
         if not tried:
             advance(_elements(own))
             continue

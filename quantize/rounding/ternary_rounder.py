@@ -5,32 +5,41 @@ which have the same values, and then the digits are packed. Byte maps: `formats/
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
 from ...formats.types import GGMLType, ggml_type
 from .bits import block_bodies
-from .factor import Factor
 from .layout import CodeLayout, code_layout
-from .rounder import Rounder
 
 TWINS = {"TQ1_0": "TQ2_0", "IQ1_BN": "IQ2_BN"}
 
 
-class TernaryRounder:
-    """Round rows to a type of ternary digits; used as `rounder.Rounder` is."""
+class PlainRounder(Protocol):
+    """What rounds rows to the twin; see `rounder.Rounder`."""
 
-    def __init__(self, type: GGMLType, n_cols: int, factor: Factor, passes: int = 1):
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None: ...
+
+    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]: ...
+
+
+class TernaryRounder:
+    """Round rows to a type of ternary digits; used as `rounder.Rounder` is.
+
+    rounder: of the type with the same values, TWINS.
+    """
+
+    def __init__(self, type: GGMLType, n_cols: int, rounder: PlainRounder):
         twin = ggml_type(TWINS[type.name])
         layout = code_layout(twin.name)
         if layout is None:
             raise RuntimeError(f"{twin.name} has no codes")
         self.type, self.n_cols = type, n_cols
-        self._layout: CodeLayout = layout
-        self._rounder = Rounder(twin, n_cols, factor, passes)
+        self._twin, self._layout, self._rounder = twin, layout, rounder
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        made = np.empty((len(x), self._rounder.type.row_bytes(self.n_cols)), dtype=np.uint8)
+        made = np.empty((len(x), self._twin.row_bytes(self.n_cols)), dtype=np.uint8)
         self._rounder(x, made)
         out[:] = self._packed(made)
 
@@ -40,7 +49,8 @@ class TernaryRounder:
             yield self._packed(made)
 
     def _packed(self, made: np.ndarray) -> np.ndarray:
-        layout, twin = self._layout, self._rounder.type
+        layout: CodeLayout = self._layout
+        twin = self._twin
         codes = layout.codes(made).reshape(len(made), -1, self.type.block_size)
         d = layout.scales[0].read(layout.owners(made)).astype("<f2").view(np.uint8)
         if self.type.name == "IQ1_BN":

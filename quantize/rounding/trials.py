@@ -12,9 +12,7 @@ import numpy as np
 from ...formats.codecs.codec import decode, decode_plain
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType
-from ..encode import row_encoder
-from .factor import factored
-from .methods import rounder_of
+from .methods import ON_CPU, Rounders
 from .moments import TensorMoments
 
 _ROWS = 64  # of a matrix that are tried
@@ -36,7 +34,7 @@ def in_threads(work: Sequence[Callable[[], Result]], threads: int, n_cols: int) 
 
 @dataclass(frozen=True)
 class Trial:
-    """Rows of a matrix, its moments, and its importances."""
+    """Rows of a matrix, its moments, and its importances. rounders: where they are rounded."""
 
     name: str
     x: np.ndarray
@@ -44,12 +42,13 @@ class Trial:
     hold: np.ndarray
     tokens: int
     importance: np.ndarray | None
+    rounders: Rounders = ON_CPU
 
     def searched(self, type: GGMLType) -> np.ndarray:
         """Return the bytes of the search with the importances."""
         n = self.x.shape[1]
         out = np.empty((len(self.x), type.row_bytes(n)), dtype=np.uint8)
-        row_encoder(type, n, self.importance)(self.x, out)
+        self.rounders.search(type, n, self.importance)(self.x, out)
         return out
 
     def errors(self, type: GGMLType, shrink: float, passes: int) -> np.ndarray:
@@ -74,8 +73,8 @@ class Trial:
         return float(np.log(max(self._error(type, made), 1e-30 * base) / base))
 
     def _stages(self, type: GGMLType, shrink: float, passes: int) -> Iterator[np.ndarray]:
-        factor = factored(self.fit, shrink, self.name)
-        return rounder_of(type, self.x.shape[1], factor, passes).stages(self.x)
+        n = self.x.shape[1]
+        return self.rounders.rounder(type, n, self.fit, shrink, passes, self.name).stages(self.x)
 
     def _error(self, type: GGMLType, made: np.ndarray) -> float:
         rest = self.x.astype(np.float64)
@@ -89,6 +88,7 @@ def trials(
     importance: Callable[[str, tuple[int, ...]], np.ndarray | None] | None,
     matrices: int,
     rows: int = _ROWS,
+    rounders: Rounders = ON_CPU,
 ) -> Iterator[Trial]:
     """Yield `rows` rows of at most `matrices` evenly spaced matrices that have held-out moments."""
     all_matrices = [(info, m, index) for info, m in usable for index in range(info.n_matrices)]
@@ -105,9 +105,8 @@ def trials(
         if not np.isfinite(x).all():
             continue  # the run says so, or sets them to 0
         weights = None if importance is None else importance(info.name, info.shape)
-        yield Trial(
-            info.name, x, m.fit(index), hold, tokens, None if weights is None else weights[index]
-        )
+        own = None if weights is None else weights[index]
+        yield Trial(info.name, x, m.fit(index), hold, tokens, own, rounders)
 
 
 def _rows(source: Source, info: TensorInfo, index: int, rows: int) -> np.ndarray:

@@ -16,7 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...cuda_kernels.compile.launch import launch_on, load
 from ...cuda_kernels.compile.numba_cuda import compile_kernel, cuda_module, named_errors, on_device
+from ...cuda_kernels.rounding import From, spec_of
 from ...errors import DeviceError
 from ...formats.codecs.codec import block_decoder
 from ...formats.codecs.scalars import half_to_float
@@ -167,6 +169,24 @@ def _measure_kernel(type: GGMLType, device: int) -> Any:
 
 
 @functools.cache
+def _rounding_kernels(kernel: str, device: int) -> dict[str, object]:
+    """Return the kernels of the spec that holds `kernel`, by name."""
+    spec = spec_of(kernel)
+    return dict(zip(spec.functions, load(spec, device), strict=True))
+
+
+def _argument(value: Any) -> Any:
+    """Return the address of an array or a part of it, null for None, or the number."""
+    if value is None:
+        return np.uintp(0)
+    if isinstance(value, np.generic):
+        return value
+    array, elements = (value.array, value.elements) if isinstance(value, From) else (value, 0)
+    at = array.__cuda_array_interface__["data"][0]
+    return np.uintp(at + elements * array.dtype.itemsize)
+
+
+@functools.cache
 def _join_kernel(device: int) -> Any:
     from numba.core.types import uint8, void
 
@@ -288,3 +308,13 @@ class CudaDevice:
         with self._lock:
             kernel = _join_kernel(self.number)
         kernel[2048, 256, stream](heads, bodies.reshape(len(out), -1), out)
+
+    def launch(
+        self, kernel: str, grid: int, threads: int, stream: Stream, *arguments: DeviceArray
+    ) -> None:
+        """Start a kernel of `cuda_kernels.rounding`. arguments: arrays on the device, `From`,
+        None for a null pointer, or numpy scalars.
+        """
+        with self._lock:
+            found = _rounding_kernels(kernel, self.number)[kernel]
+        launch_on(int(stream) if stream else 0, found, grid, threads, *map(_argument, arguments))

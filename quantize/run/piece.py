@@ -28,6 +28,7 @@ PieceResult = tuple[np.ndarray, np.ndarray | None]
 
 PIECE_ELEMENTS = 1 << 20
 DEVICE_PIECE_ELEMENTS = 1 << 25
+ROUNDED_ELEMENTS = 1 << 26  # that a GPU rounds with second moments at a time
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,14 @@ def cut(
         for group in _passes(wanted.get(info.name, ()), with_devices):
             if all(target.done for target in group):
                 continue
-            if with_devices and runs_on_device(group[0].planned):
+            if with_devices and _searched_on_device(group[0]):
                 yield from _device_pieces(group, numbers)
             else:
                 yield from _cpu_pieces(group, source.path)
+
+
+def _searched_on_device(target: OutputTensor) -> bool:
+    return runs_on_device(target.planned) and target.rounding is None
 
 
 def _passes(targets: Sequence[OutputTensor], with_devices: bool) -> Iterator[list[OutputTensor]]:
@@ -142,7 +147,7 @@ def _passes(targets: Sequence[OutputTensor], with_devices: bool) -> Iterator[lis
     seen: dict[int, int] = {}
     for target in targets:
         turn = seen[target.output] = seen.get(target.output, -1) + 1
-        on_device = with_devices and runs_on_device(target.planned)
+        on_device = with_devices and _searched_on_device(target)
         passes.setdefault((turn, on_device), []).append(target)
     yield from (passes[key] for key in sorted(passes))
 
@@ -157,7 +162,8 @@ def row_group(targets: Sequence[OutputTensor]) -> int:
 
 def _cpu_pieces(targets: list[OutputTensor], file: str) -> Iterator[Piece]:
     info = targets[0].planned.source
-    step = _step(info, row_group(targets), PIECE_ELEMENTS)
+    large = any(target.rounding is not None and target.rounding.large_pieces for target in targets)
+    step = _step(info, row_group(targets), ROUNDED_ELEMENTS if large else PIECE_ELEMENTS)
     open_targets = [target for target in targets if not target.done]
     n_matrices = 1 if all(target.kept for target in targets) else info.n_matrices
     rows = max(1, info.n_rows // n_matrices)

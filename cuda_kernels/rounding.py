@@ -1,0 +1,52 @@
+"""The kernels that round with second moments: codes column by column, and products whose sums have
+the order of the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .compile.spec import KernelSpec
+
+COLUMNS = KernelSpec(
+    "round_columns",
+    ("rounding/columns.cu",),
+    (),
+    (
+        "gather_columns",
+        "read_block",
+        "round_columns",
+        "errors_of_codes",
+        "descend_columns",
+        "units_of_scale",
+        "refit_scale",
+        "follow_scale",
+        "write_rows",
+    ),
+    fma=False,
+)
+PRODUCTS = KernelSpec("round_products", ("rounding/products.cu",), (), ("add_products",), fma=False)
+WARPS = 8  # rows of a CUDA block of the kernels with one row per warp
+TILE = 128  # rows and columns of a CUDA block of `add_products`
+MOST_COLUMNS = 256  # that a kernel works on together
+MOST_CODES = 64
+MOST_LEVELS = 512
+
+
+@dataclass(frozen=True)
+class From:
+    """An array of a device from this element on, as an argument of a kernel."""
+
+    array: Any
+    elements: int
+
+
+def specs() -> list[KernelSpec]:
+    """Return the kernels for rounding."""
+    return [COLUMNS, PRODUCTS]
+
+
+def spec_of(kernel: str) -> KernelSpec:
+    """Return the spec that holds a kernel."""
+    return next(spec for spec in specs() if kernel in spec.functions)

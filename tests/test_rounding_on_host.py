@@ -1,0 +1,136 @@
+"""The kernels that round with second moments, compiled by g++, make the bytes of the CPU."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import unittest.mock
+
+import iqforge
+import numpy as np
+import pytest
+from iqforge.formats.types import ggml_type
+from iqforge.quantize.rounding.cuda.code_rounder import CodeRounder, DeviceFactor, Memory
+from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
+from iqforge.quantize.rounding.factor import factored
+from iqforge.quantize.rounding.layout import SCALES
+from iqforge.quantize.rounding.methods import ON_CPU
+from iqforge.quantize.rounding.rounder import Rounder
+from iqforge.quantize.rounding.vector_rounder import VectorRounder
+
+from .imatrices import N_CTX, tiny_llama_file
+from .rounding_on_host import HostDevice, rounding_library
+from .second_moments import correlated, weights
+from .tiny_checkpoint import PROSE
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return rounding_library(tmp_path_factory.mktemp("rounding"))
+
+
+def both(library, name, x, h, passes=1, shrink=0.25):
+    """Return the bytes of the CPU and of the kernels after every stage."""
+    type, n = ggml_type(name), x.shape[1]
+    factor = factored(h, shrink)
+    expected = list(Rounder(type, n, factor, passes).stages(x))
+    memory = Memory(HostDevice(library))
+    made = CodeRounder(type, n, DeviceFactor.of(factor, memory, None), passes, memory, None)
+    return expected, list(made.stages(x))
+
+
+# The others of a family run the same code with other numbers.
+FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4")
+ALL = [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in SCALES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_bytes_are_those_of_the_cpu(library, name):
+    x = weights(rows=11, n=512)
+    x[3] = 0
+    x[4, 256:] *= 40
+    expected, made = both(library, name, x, correlated(512))
+    assert len(made) == len(expected) == 2
+    for one, other in zip(expected, made, strict=True):
+        np.testing.assert_array_equal(other, one)
+    assert (made[0] != made[1]).any()
+
+
+@pytest.mark.parametrize(
+    "name, n, rows",
+    [
+        pytest.param("Q4_0", 96, 131, marks=pytest.mark.slow),
+        pytest.param("IQ2_K", 256, 9, marks=pytest.mark.slow),
+        pytest.param("IQ4_NL", 32, 3, marks=pytest.mark.full),
+        pytest.param("Q4_1", 544, 131, marks=pytest.mark.full),
+        pytest.param("IQ3_KS", 768, 131, marks=pytest.mark.full),
+    ],
+)
+def test_odd_widths_dead_columns_and_importances_alone(library, name, n, rows):
+    """Widths that no tile divides, more rows than a tile has, columns that are always zero, and
+    moments without correlations.
+    """
+    h = correlated(n)
+    h[5] = h[:, 5] = 0
+    h[n - 1] = h[:, n - 1] = 0
+    for moments, passes in ((h, 2), (np.diag(np.diagonal(h)), 0)):
+        expected, made = both(library, name, weights(rows=rows, n=n), moments, passes)
+        assert len(made) == len(expected) == passes + 1
+        for one, other in zip(expected, made, strict=True):
+            np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TQ1_0", pytest.param("IQ1_BN", marks=pytest.mark.full)])
+def test_ternary_digits(library, name):
+    """They are rounded as the type that has the same values."""
+    type, x, h = ggml_type(name), weights(rows=5, n=256), correlated(256)
+    expected = np.empty((5, type.row_bytes(256)), dtype=np.uint8)
+    made = np.empty_like(expected)
+    ON_CPU.rounder(type, 256, h, 0.3, 1, "x")(x, expected)
+    DeviceRounders([HostDevice(library)]).rounder(type, 256, h, 0.3, 1, "x")(x, made)
+    np.testing.assert_array_equal(made, expected)
+
+
+def test_types_without_kernels_are_rounded_on_the_cpu(caplog):
+    rounders = DeviceRounders([])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = rounders.rounder(ggml_type("IQ2_XS"), 256, correlated(256), 0.3, 1, "x")
+            assert isinstance(found, VectorRounder)
+    assert caplog.text.count("IQ2_XS: no GPU kernel") == 1
+
+
+@pytest.mark.full
+def test_runs_with_several_devices_give_the_file_of_the_cpu(library, tmp_path):
+    path = tiny_llama_file(tmp_path)
+    made = iqforge.collect_hessian(path, PROSE * 20, tmp_path / "h.safetensors", n_ctx=N_CTX)
+
+    def quantize(devices):
+        out = tmp_path / f"{len(devices)}.gguf"
+        with (
+            unittest.mock.patch(
+                "iqforge.quantize.cuda.devices.find_devices", return_value=range(len(devices))
+            ),
+            unittest.mock.patch(
+                "iqforge.quantize.run.cuda_device.CudaDevice", lambda number: devices[number]
+            ),
+        ):
+            iqforge.quantize_model(
+                path,
+                out,
+                "Q4_0",
+                pure=True,
+                device="cuda",
+                hessian=made,
+                hessian_shrink=0.3,
+                refine=False,
+            )
+        return out.read_bytes()
+
+    devices = [HostDevice(library) for _ in range(3)]
+    assert quantize(devices) == quantize([])
+    assert sum(device.launched for device in devices)
