@@ -6,6 +6,8 @@ import pytest
 import torch
 from iqforge.runtime.layers import many_rows
 from iqforge.runtime.layers.attention import attend
+from iqforge.runtime.layers.delta_net import l2_norm
+from iqforge.runtime.layers.delta_rule import by_steps
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
 from torch.nn import functional as F
@@ -68,6 +70,33 @@ def test_attention(heads, kv_heads, d, dv, n, total, window):
         found = attend(q, k, v, d**-0.5, window)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_and_norms_of_a_delta_net():
+    x, weights = torch.randn(2, N + 3, 48), torch.randn(48, 4)
+    expected = sum(x[:, tap : tap + N] * weights[:, tap] for tap in range(4))
+    heads = torch.randn(2, N, 3, 16)
+    with many_rows.compiled_rows():
+        convolved, normed = many_rows.convolve_silu(x, weights), l2_norm(heads)
+    torch.testing.assert_close(convolved, F.silu(expected), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(normed, l2_norm(heads), rtol=1e-5, atol=1e-6)
+
+
+def test_the_delta_rule():
+    shape, heads = (2, 40), 3
+    q, k = (F.normalize(torch.randn(*shape, heads, 12), dim=-1) for _ in range(2))
+    v, decay, beta = (
+        torch.randn(*shape, heads, 32),
+        -torch.rand(*shape, heads),
+        torch.rand(2, 40, 3),
+    )
+    memory = torch.randn(2, heads, 12, 32)
+    before, expected = memory.clone(), by_steps(q, k, v, decay, beta, memory)
+    with many_rows.compiled_rows():
+        found = many_rows.delta_rule(q, k, v, decay, beta, memory)
+    assert torch.equal(memory, before)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_not_a_number_stays_so():

@@ -11,6 +11,7 @@ from ..state.cache import CacheSettings, Storage
 from ..state.recurrent import RecurrentState
 from ..state.table import Table
 from ..weights.linear import Linear
+from . import many_rows
 from .batch import Batch
 from .delta_rule import CHUNK, by_chunks, by_steps
 from .norm import RMSNorm
@@ -101,8 +102,9 @@ class DeltaNet:
             u, b, g = (y[span].unflatten(0, (len(states), -1)) for y in (inputs, beta, decay))
             mixed.append(self._mix(u, b, g, states))
         y = torch.cat([m.flatten(0, 1) for m in mixed])
-        y = self.norm(y) * F.silu(z.view(rows, s.value_heads, s.value_length))
-        return self.output(y.flatten(1))
+        y = self.norm(y).view(rows, s.value_heads * s.value_length)
+        gated = many_rows.gate_silu(z, y)
+        return self.output(y * F.silu(z) if gated is None else gated)
 
     def _together(self, batch: Batch) -> list[tuple[slice, list[RecurrentState | None]]]:
         """Return rows of neighbouring sequences of the same length, and what is kept of each."""
@@ -165,17 +167,24 @@ class DeltaNet:
             if state is not None:
                 before[i], memory[i] = state.inputs, state.memory
         inputs = torch.cat([before, inputs], dim=1)
-        # A sum of products, as cuDNN's convolution would use TF32.
-        convolved = inputs[:, :n] * self.convolution[:, 0]
-        for tap in range(1, s.convolution):
-            convolved += inputs[:, tap : tap + n] * self.convolution[:, tap]
-        q, k, v = self._heads(F.silu(convolved))
+        q, k, v = self._heads(self._convolved(inputs, n))
+        found = many_rows.delta_rule(q, k, v, decay, beta, memory)
         rule = by_steps if n == 1 else by_chunks
-        mixed, memory = rule(q, k, v, decay, beta, memory)
+        mixed, memory = rule(q, k, v, decay, beta, memory) if found is None else found
         for i, state in enumerate(states):
             if state is not None:
                 state.update(n, inputs[i, n:], memory[i])
         return mixed
+
+    def _convolved(self, inputs: torch.Tensor, n: int) -> torch.Tensor:
+        found = many_rows.convolve_silu(inputs, self.convolution)
+        if found is not None:
+            return found
+        # A sum of products, as cuDNN's convolution would use TF32.
+        convolved = inputs[:, :n] * self.convolution[:, 0]
+        for tap in range(1, self.spec.convolution):
+            convolved += inputs[:, tap : tap + n] * self.convolution[:, tap]
+        return F.silu(convolved)
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values of all value heads: [sequences, n, value_heads,
@@ -197,4 +206,7 @@ class DeltaNet:
 
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
     """Return x divided by the root of the sum of its squares over the last dimension."""
+    found = many_rows.l2_norm(x, _L2_EPS)
+    if found is not None:
+        return found
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + _L2_EPS)

@@ -80,6 +80,17 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor 
     return out
 
 
+def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor | None:
+    """Return x float32[sequences, n, heads, d] divided by the root of the sum of its squares over
+    the last dimension and eps.
+    """
+    n = x.shape[-1]
+    if not _usable(x[0], n):
+        return None
+    found = rms_norm(x.flatten(0, 1), torch.full((n,), n**-0.5), eps / n)
+    return None if found is None else found.view(x.shape)
+
+
 def rotate(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, n_rot: int, split_halves: bool
 ) -> torch.Tensor | None:
@@ -103,6 +114,41 @@ def gate_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
     rows, _, _ = _operations()
     _run(rows.gate(), gate.data_ptr(), up.data_ptr(), gate.stride(0), up.stride(0), *gate.shape)
     return gate
+
+
+def convolve_silu(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
+    """Return silu of the causal convolution of each channel, float32[sequences, n, channels], for
+    x float32[sequences, n + taps - 1, channels] and weights float32[channels, taps].
+    """
+    n, channels = x.shape[1] - weights.shape[1] + 1, x.shape[2]
+    if n < LEAST_ROWS or not _usable(x[0], channels):
+        return None
+    x, by_tap, (rows, _, _) = x.contiguous(), weights.t().contiguous(), _operations()
+    out = x.new_empty(len(x), n, channels)
+    for one, to in zip(x, out, strict=True):
+        addresses = (one.data_ptr(), by_tap.data_ptr(), to.data_ptr())
+        _run(rows.convolution(), *addresses, n, weights.shape[1], channels)
+    return out
+
+
+def delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    memory: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return what the functions of `delta_rule` return."""
+    if not _usable(q[0], v.shape[-1]) or q.shape[-1] % 4:
+        return None
+    from ..simd.prompt import delta
+
+    q, k, v, decay, beta = (x.contiguous() for x in (q, k, v, decay, beta))
+    memory, out = memory.clone(memory_format=torch.contiguous_format), torch.empty_like(v)
+    addresses = (x.data_ptr() for x in (q, k, v, decay, beta, memory, out))
+    _run(delta.rule(), *addresses, *q.shape, v.shape[-1])
+    return out, memory
 
 
 def attend(

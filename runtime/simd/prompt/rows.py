@@ -99,6 +99,31 @@ def gate_silu(arguments, thread, threads):
             v.store_floats(a + i, v.mul(_silu(v.load_floats(a + i)), v.load_floats(b + i)))
 
 
+def convolve_silu(arguments, thread, threads):
+    """silu of the causal convolution of each channel. Arguments: address of x
+    float32[rows + taps - 1, channels], weights float32[taps, channels], address of the result
+    float32[rows, channels], rows, taps, channels.
+    """
+    x, weights, out = (
+        v.integer_at(arguments),
+        v.integer_at(arguments + 8),
+        v.integer_at(arguments + 16),
+    )
+    rows, taps, row = (
+        v.integer_at(arguments + 24),
+        v.integer_at(arguments + 32),
+        4 * v.integer_at(arguments + 40),
+    )
+    for r in range(rows * thread // threads, rows * (thread + 1) // threads):
+        for i in range(0, row, 64):
+            at = x + r * row + i
+            total = v.mul(v.load_floats(at), v.load_floats(weights + i))
+            for tap in range(1, taps):
+                value = v.load_floats(at + tap * row)
+                total = v.add(total, v.mul(value, v.load_floats(weights + tap * row + i)))
+            v.store_floats(out + r * row + i, _silu(total))
+
+
 @functools.cache
 def rotation(split_halves: bool) -> int:
     """Return the operation `rotate_rows` for pairs of neighbours, or of halves of a head."""
@@ -109,6 +134,11 @@ def rotation(split_halves: bool) -> int:
 def norm() -> int:
     """Return the operation `rms_norm`."""
     return operation(rms_norm)
+
+
+def convolution() -> int:
+    """Return the operation `convolve_silu`."""
+    return operation(convolve_silu)
 
 
 def gate() -> int:
