@@ -62,13 +62,33 @@ def _compiled(function: Callable, **options: Any) -> Any:
     return _cached(numba.njit(nogil=True, cache=True, error_model="numpy", **options), function)
 
 
-def compiled_callback(function: Callable, signature: Any) -> Any:
+def compiled_callback(
+    function: Callable, signature: Any, on_missing: Callable[[], object] | None = None
+) -> Any:
     """`function` compiled for calls by its `address`, with C's rules. `__qualname__` keys its code
-    in the cache.
+    in the cache. on_missing: is called before code is compiled that is not in the cache.
     """
-    import numba
+    from numba.core import sigutils
+    from numba.core.ccallback import CFunc
 
-    return _cached(numba.cfunc(signature, cache=True, error_model="numpy"), function)
+    class Callback(CFunc):
+        def _compile_uncached(self):
+            if on_missing is not None:
+                on_missing()
+            return super()._compile_uncached()
+
+    def compile_(function: Callable) -> Any:
+        found = Callback(
+            function,
+            sigutils.normalize_signature(signature),
+            locals={},
+            options={"error_model": "numpy"},
+        )
+        found.enable_caching()
+        found.compile()
+        return found
+
+    return _cached(compile_, function)
 
 
 def _cached(compile_: Callable[[Callable], Any], function: Callable) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 
@@ -11,6 +12,7 @@ import torch
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows, supported
+from iqforge.runtime.simd.operations import _announce, _compiled, operation
 from iqforge.runtime.simd.products import Rows, plain_rows, plain_type
 from iqforge.runtime.simd.threads import Program, run
 from iqforge.runtime.simd.units import UNITS
@@ -177,3 +179,22 @@ def test_without_memory_matrices_are_decoded_from_the_file(monkeypatch):
     model = Model(SyntheticSource("llama-tiny:Q4_K"))
     assert model.weights.store.kept(model.source.tensors[0]) is None
     assert torch.allclose(model.forward([1, 2]), expected, atol=1e-4)
+
+
+def test_compiling_is_announced_once(caplog, monkeypatch):
+    """What is cached is not."""
+    _announce.cache_clear()
+
+    def nothing(arguments, thread, threads):
+        return
+
+    name = f"nothing_{os.getpid()}_{threading.get_ident()}_{os.urandom(4).hex()}"
+    with caplog.at_level(logging.INFO):
+        operation(nothing, name)
+        operation(nothing, f"{name}_again")
+    assert [r.message.startswith("compiling") for r in caplog.records] == [True]
+    _announce.cache_clear()
+    _compiled.cache_clear()
+    with caplog.at_level(logging.INFO):
+        operation(nothing, name)
+    assert len(caplog.records) == 1

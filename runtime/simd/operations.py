@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import types as python_types
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ import numpy as np
 from numba import types
 
 from ...formats import kernel
+
+log = logging.getLogger(__name__)
 
 SIGNATURE = types.void(types.int64, types.int64, types.int64)
 
@@ -31,11 +34,20 @@ def _sources_digest() -> str:
 
 
 @functools.cache
+def _announce() -> None:
+    """Say once that something is compiled."""
+    log.info(
+        "compiling what runs on this processor (once; about a second for each type of weights, and"
+        " three for the rest)"
+    )
+
+
+@functools.cache
 def _compiled(template: Callable, name: str, names: tuple[tuple[str, Any], ...]) -> Any:
     code = template.__code__.replace(co_name=name, co_qualname=f"{name}-{_sources_digest()}")
     function = python_types.FunctionType(code, template.__globals__ | dict(names), name)
     function.__module__, function.__qualname__ = template.__module__, code.co_qualname
-    return kernel.compiled_callback(function, SIGNATURE)
+    return kernel.compiled_callback(function, SIGNATURE, _announce)
 
 
 def operation(template: Callable, name: str = "", **names: Any) -> int:

@@ -197,9 +197,8 @@ def iq5_ks(row, block, unit):
 def iq2_kl(row, block, unit):
     d, high = v.half_at(row), v.word_at(block) >> (2 * unit) & 3
     scale = splat(d * np.float32((_split_nibble(block + 2, unit) | high << 4) - 32))
-    codes = shift_right(load_bytes(block + 6 + 16 * (unit >> 1)), 4 * (unit & 1))
-    fifth = bit_and(shift_right(load_bytes(block + 70), unit), 1)
-    codes = bit_or(bit_and(codes, 15), v.shift_left(fifth, 4))
+    codes = v.field(load_bytes(block + 6 + 16 * (unit >> 1)), 4 * (unit & 1), 15)
+    codes = bit_or(codes, v.value_where_set(load_bytes(block + 70), 1 << unit, 16))
     even = v.where_set(v.lookup(codes, _kl_even_1()), v.lookup(codes, _kl_even_0()), codes, 16)
     odd = v.where_set(v.lookup(codes, _kl_odd_1()), v.lookup(codes, _kl_odd_0()), codes, 16)
     return (

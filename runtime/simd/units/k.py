@@ -6,7 +6,7 @@ import numpy as np
 
 from ....formats.kernel import inlined_function
 from .. import vectors as v
-from ..vectors import as_floats, bit_and, bit_or, load_bytes, mul, plus, shift_right, signed, splat
+from ..vectors import as_floats, bit_or, load_bytes, mul, plus, signed, splat
 
 
 @inlined_function
@@ -14,14 +14,17 @@ def pairs(at, unit):
     """Two-bit codes of a unit: byte 32*(u//4) + i, bits 2*(u%4)."""
     at, by = at + 32 * (unit >> 2), 2 * (unit & 3)
     low, high = load_bytes(at), load_bytes(at + 16)
-    return bit_and(shift_right(low, by), 3), bit_and(shift_right(high, by), 3)
+    return v.field(low, by, 3), v.field(high, by, 3)
 
 
 @inlined_function
 def bits_of_bytes(at, unit, place):
     """Bit u of byte i, moved to bit `place`."""
-    low, high = shift_right(load_bytes(at), unit), shift_right(load_bytes(at + 16), unit)
-    return v.shift_left(bit_and(low, 1), place), v.shift_left(bit_and(high, 1), place)
+    bit, value = 1 << unit, 1 << place
+    return (
+        v.value_where_set(load_bytes(at), bit, value),
+        v.value_where_set(load_bytes(at + 16), bit, value),
+    )
 
 
 @inlined_function
@@ -78,7 +81,7 @@ def nibbles(at, unit):
     """Four-bit codes of a unit: byte 32*(u//2) + i, the high ones where u is odd."""
     at, by = at + 32 * (unit >> 1), 4 * (unit & 1)
     low, high = load_bytes(at), load_bytes(at + 16)
-    return bit_and(shift_right(low, by), 15), bit_and(shift_right(high, by), 15)
+    return v.field(low, by, 15), v.field(high, by, 15)
 
 
 def q4_k(row, block, unit):
@@ -102,8 +105,7 @@ def q5_k(row, block, unit):
 def q6_k(row, block, unit):
     d, half, g = v.half_at(block + 208), unit >> 2, unit & 3
     at, by = block + 64 * half + 32 * (g & 1), 4 * (g >> 1)
-    low = bit_and(shift_right(load_bytes(at), by), 15)
-    high = bit_and(shift_right(load_bytes(at + 16), by), 15)
+    low, high = v.field(load_bytes(at), by, 15), v.field(load_bytes(at + 16), by, 15)
     upper_low, upper_high = pairs(block + 128, unit)
     low = plus(bit_or(low, v.shift_left(upper_low, 4)), -32)
     high = plus(bit_or(high, v.shift_left(upper_high, 4)), -32)

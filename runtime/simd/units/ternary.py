@@ -33,8 +33,8 @@ def q2_0(row, block, unit):
 
 def tq2_0(row, block, unit):
     d, at, by = v.half_at(block + 64), block + 32 * (unit >> 2), 2 * (unit & 3)
-    low, high = shift_right(load_bytes(at), by), shift_right(load_bytes(at + 16), by)
-    return _ternary(d, bit_and(low, 3)), _ternary(d, bit_and(high, 3))
+    low, high = v.field(load_bytes(at), by, 3), v.field(load_bytes(at + 16), by, 3)
+    return _ternary(d, low), _ternary(d, high)
 
 
 @inlined_function
@@ -87,8 +87,8 @@ def iq1_bn(row, block, unit):
 
 
 def iq2_bn(row, block, unit):
-    d, codes = v.float_at(row), shift_right(load_bytes(block), 4 * unit)
-    return _ternary(d, bit_and(codes, 3)), _ternary(d, bit_and(shift_right(codes, 2), 3))
+    d, codes = v.float_at(row), load_bytes(block)
+    return _ternary(d, v.field(codes, 4 * unit, 3)), _ternary(d, v.field(codes, 4 * unit + 2, 3))
 
 
 UNITS = {

@@ -53,6 +53,27 @@ def shift_right(builder, vector, by):
     return builder.lshr(vector, splatted(builder, _narrow(builder, by, element), element))
 
 
+@function(U8, U8, types.int64, types.int64)
+def field(builder, vector, by, mask):
+    """The bits of `mask`, at most 255 >> by, of bytes that are shifted right. Words are shifted:
+    processors do not shift single bytes, and the mask removes what comes from the next one.
+    """
+    words = builder.bitcast(vector, vector_of("u16", 8))
+    count = splatted(builder, builder.trunc(by, INT16), "u16")
+    count = shuffled(builder, count, count, [*range(8)])
+    shifted = builder.bitcast(builder.lshr(words, count), vector_of("u8"))
+    return builder.and_(shifted, splatted(builder, builder.trunc(mask, INT8), "u8"))
+
+
+@function(U8, U8, types.int64, types.int64)
+def value_where_set(builder, codes, bit, value):
+    """`value` in the lanes in which `bit` of the code is set, 0 in others."""
+    mask = builder.and_(codes, splatted(builder, builder.trunc(bit, INT8), "u8"))
+    mask = builder.icmp_unsigned("!=", mask, constant_of("u8", 0))
+    chosen = splatted(builder, builder.trunc(value, INT8), "u8")
+    return builder.select(mask, chosen, constant_of("u8", 0))
+
+
 @function(0, None, types.int64)
 def shift_left(builder, vector, by):
     element = builder.elements[0]
