@@ -69,9 +69,11 @@ def compiled_callback(
     in the cache. on_missing: is called before code is compiled that is not in the cache.
     """
     from numba.core import sigutils
-    from numba.core.ccallback import CFunc
+    from numba.core import ccallback
 
-    class Callback(CFunc):
+    base: Any = ccallback.CFunc
+
+    class Callback(base):
         def _compile_uncached(self):
             if on_missing is not None:
                 on_missing()

@@ -12,7 +12,7 @@ import torch
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows, supported
-from iqforge.runtime.simd.operations import _announce, _compiled, operation
+from iqforge.runtime.simd.operations import _announce, operation
 from iqforge.runtime.simd.products import Rows, plain_rows, plain_type
 from iqforge.runtime.simd.threads import Program, run
 from iqforge.runtime.simd.units import UNITS
@@ -181,8 +181,7 @@ def test_without_memory_matrices_are_decoded_from_the_file(monkeypatch):
     assert torch.allclose(model.forward([1, 2]), expected, atol=1e-4)
 
 
-def test_compiling_is_announced_once(caplog, monkeypatch):
-    """What is cached is not."""
+def test_compiling_is_announced_once(caplog):
     _announce.cache_clear()
 
     def nothing(arguments, thread, threads):
@@ -193,8 +192,3 @@ def test_compiling_is_announced_once(caplog, monkeypatch):
         operation(nothing, name)
         operation(nothing, f"{name}_again")
     assert [r.message.startswith("compiling") for r in caplog.records] == [True]
-    _announce.cache_clear()
-    _compiled.cache_clear()
-    with caplog.at_level(logging.INFO):
-        operation(nothing, name)
-    assert len(caplog.records) == 1
