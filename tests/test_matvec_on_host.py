@@ -405,12 +405,12 @@ def test_activations_that_are_tiny_or_huge(build):
     ("name", "cols", "ff", "changes"),
     [
         ("IQ4_K", 512, 768, {}),
-        ("Q6_K", 512, 768, {}),
+        pytest.param("Q6_K", 512, 768, {}, marks=pytest.mark.full),
         ("Q8_0", 544, 96, {}),
         ("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),
         ("IQ2_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),  # row headers in the first stage
-        ("IQ4_KT", 512, 768, {}),
-        ("IQ5_K", 512, 768, {}),
+        pytest.param("IQ4_KT", 512, 768, {}, marks=pytest.mark.full),
+        pytest.param("IQ5_K", 512, 768, {}, marks=pytest.mark.full),
     ],
 )
 def test_experts(build, name, cols, ff, changes):

@@ -26,13 +26,14 @@ from .parallel_program import after_pieces
 from .shared import shared
 
 PROGRAM = Path(__file__).with_name("parallel_program.py")
+FULL = [pytest.mark.slow, pytest.mark.full]
 
 
 def command(*words: object) -> list[str]:
     return [sys.executable, str(PROGRAM), *map(str, words)]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=FULL), 3])
 def test_what_ranks_exchange(size, tmp_path):
     assert run_ranks(command("collectives", tmp_path), size) == 0
     check_exchanged(tmp_path, size)
@@ -51,7 +52,6 @@ def check_exchanged(folder: Path, size: int) -> None:
         assert one["all"] == list(range(size)) and one["agree"] == [True, False]
 
 
-FULL = [pytest.mark.slow, pytest.mark.full]
 QUICK = ("llama", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "gpt_oss_mxfp4")
 
 
@@ -144,6 +144,7 @@ def test_executors_of_ranks(size, specs, tmp_path):
             assert all("grouped product" in line for line in one["slow"])
 
 
+@pytest.mark.full  # so does the next test
 def test_torchrun_starts_ranks(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     torchrun += [
@@ -183,7 +184,9 @@ def test_two_hosts(tmp_path):
     "case, status, said",
     [
         ("killed", 128 + signal.SIGKILL, "rank 1 of 3 was ended by SIGKILL"),
-        ("refused", 1, "rank 1 of 3 has failed:\nthe file of rank 1 is broken"),
+        pytest.param(
+            *("refused", 1, "rank 1 of 3 has failed:\nthe file of rank 1 is broken"), marks=FULL
+        ),
         ("late", 1, "s for results of rank 1, at most 3 s (--timeout)"),
     ],
 )

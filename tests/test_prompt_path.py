@@ -330,8 +330,8 @@ def fast(request, tmp_path):
 
 @pytest.fixture
 def latent(tmp_path):
-    """(f32 file, token ids) of a random DeepSeek V3 with dense layers alone, made before anything is
-    replaced: the rounding of encoded keys would change choices of experts.
+    """(f32 file, token ids) of a random DeepSeek V3 with dense layers, made before anything is
+    replaced. The rounding of encoded keys would change choices of experts.
     """
     case = CASES["deepseek_v3"]
 

@@ -215,7 +215,7 @@ def test_moments_that_cannot_be_factored_are_an_error(caplog):
         "IQ3_S",
         "TQ1_0",
         "IQ1_BN",
-        pytest.param("IQ1_M", marks=pytest.mark.slow),
+        pytest.param("IQ1_M", marks=pytest.mark.full),
         pytest.param("IQ2_KT", marks=pytest.mark.slow),
         *(
             pytest.param(name, marks=pytest.mark.full)
