@@ -76,6 +76,10 @@ def test_products_are_those_of_the_decoded_rows(name):
     weights = decoded(rows).astype(np.float64)
     error = np.abs(multiplied(rows, x) - weights @ x)
     assert (error <= 1e-6 * (np.abs(weights) @ np.abs(x)) + 1e-30).all()
+    for column in (0, 31, 47, 200, 300, COLUMNS - 1):  # a product with one weight is exact
+        one = np.zeros(COLUMNS, dtype=np.float32)
+        one[column] = 1
+        assert np.array_equal(multiplied(rows, one), weights[:, column].astype(np.float32))
     alone = multiplied(rows, x, 1)
     assert np.array_equal(alone, multiplied(rows, x, 3))  # whatever the number of threads
 

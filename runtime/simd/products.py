@@ -15,12 +15,17 @@ from ...formats.types import GGMLType
 from . import vectors as v
 from .operations import operation, packed
 from .units import UNITS
+from .units.prepared import BUFFER, prepared
 
 UNIT = 32  # elements
 
 # What `operation` binds.
 unit: Any = None
+prepare: Any = None  # these two: see `units.prepared`
+unit_with_buffer: Any = None
 N_UNITS, BLOCK_BYTES, HEADER_BYTES, FACTOR = 1, 1, 0, np.float32(1)
+
+_scratch = v.scratch(BUFFER)
 
 
 def decode_rows(arguments, thread, threads):
@@ -67,6 +72,7 @@ def multiply(arguments, thread, threads):
     chosen = v.integer_at(arguments + 72) + thread * v.integer_at(arguments + 80)
     n = v.integer_at(arguments + 88)
     biases, scales = v.integer_at(arguments + 96), v.integer_at(arguments + 104)
+    buffer_1, buffer_2 = _scratch(), _scratch()
     start, stop = n * rows * thread // threads, n * rows * (thread + 1) // threads
     for product in range(n):
         before = product * rows
@@ -87,11 +93,13 @@ def multiply(arguments, thread, threads):
             for i in range(blocks):
                 block_1 = row_1 + HEADER_BYTES + i * BLOCK_BYTES
                 block_2 = row_2 + HEADER_BYTES + i * BLOCK_BYTES
+                prepare(row_1, block_1, buffer_1)
+                prepare(row_2, block_2, buffer_2)
                 for u in range(N_UNITS):
                     x_low, x_high = v.load_floats(at), v.load_floats(at + 64)
-                    low_1, high_1 = unit(row_1, block_1, u)
+                    low_1, high_1 = unit_with_buffer(row_1, block_1, u, buffer_1)
                     a, b = v.fma(low_1, x_low, a), v.fma(high_1, x_high, b)
-                    low_2, high_2 = unit(row_2, block_2, u)
+                    low_2, high_2 = unit_with_buffer(row_2, block_2, u, buffer_2)
                     c, d = v.fma(low_2, x_low, c), v.fma(high_2, x_high, d)
                     at += 128
             y_1, y_2 = v.total(v.add(a, b)) * factor, v.total(v.add(c, d)) * factor
@@ -105,10 +113,14 @@ def multiply(arguments, thread, threads):
 @functools.cache
 def _bound(template: Any, type: GGMLType) -> int:
     n_units = max(1, type.block_size // UNIT)
+    unit = inlined_function(UNITS[type.name])
+    before, with_buffer = prepared(type.name, unit)
     return operation(
         template,
         f"{template.__name__}_{type.name.lower()}",
-        unit=inlined_function(UNITS[type.name]),
+        unit=unit,
+        prepare=before,
+        unit_with_buffer=with_buffer,
         N_UNITS=n_units,
         BLOCK_BYTES=type.block_bytes * max(1, UNIT // type.block_size),  # floats have blocks of 1
         HEADER_BYTES=type.header_bytes,

@@ -49,14 +49,22 @@ def _iq_scale(block, g):
     return np.float32((nibble_at(block + 8, g) | high << 4) - 32)
 
 
+@inlined_function
+def iq2_k_values(row, block, unit):
+    extra = v.word_at(block + 2) >> (2 * unit)
+    low, high = pairs(block + 12, unit)
+    return (
+        as_floats(v.lookup(low, _iq2_table(extra & 1))),
+        as_floats(v.lookup(high, _iq2_table(extra >> 1 & 1))),
+    )
+
+
 def iq2_k(row, block, unit):
-    d, extra, g = v.half_at(block), v.word_at(block + 2) >> (2 * unit), 2 * unit
+    d, g = v.half_at(block), 2 * unit
     first = d * np.float32(nibble_at(block + 4, g) - 8)
     second = d * np.float32(nibble_at(block + 4, g + 1) - 8)
-    low, high = pairs(block + 12, unit)
-    low = v.lookup(low, _iq2_table(extra & 1))
-    high = v.lookup(high, _iq2_table(extra >> 1 & 1))
-    return mul(splat(first), as_floats(low)), mul(splat(second), as_floats(high))
+    low, high = iq2_k_values(row, block, unit)
+    return mul(splat(first), low), mul(splat(second), high)
 
 
 @inlined_function
@@ -65,27 +73,42 @@ def _iq3_scale(block, g):
     return np.float32(-magnitude if v.word_at(block + 4) >> g & 1 else magnitude)
 
 
-def iq3_k(row, block, unit):
-    d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
+@inlined_function
+def iq3_k_values(row, block, unit):
+    extra = v.word_at(block + 2) >> (2 * unit)
     low, high = pairs(block + 14, unit)
     third_low, third_high = bits_of_bytes(block + 78, unit, 2)
     low, high = bit_or(low, third_low), bit_or(high, third_high)
-    low = v.lookup(low, _iq3_table(extra & 1))
-    high = v.lookup(high, _iq3_table(extra >> 1 & 1))
     return (
-        mul(splat(d * _iq3_scale(block, 2 * unit)), as_floats(low)),
-        mul(splat(d * _iq3_scale(block, 2 * unit + 1)), as_floats(high)),
+        as_floats(v.lookup(low, _iq3_table(extra & 1))),
+        as_floats(v.lookup(high, _iq3_table(extra >> 1 & 1))),
+    )
+
+
+def iq3_k(row, block, unit):
+    d = v.half_at(block)
+    low, high = iq3_k_values(row, block, unit)
+    return (
+        mul(splat(d * _iq3_scale(block, 2 * unit)), low),
+        mul(splat(d * _iq3_scale(block, 2 * unit + 1)), high),
+    )
+
+
+@inlined_function
+def iq4_k_values(row, block, unit):
+    extra, codes = v.word_at(block + 2) >> (2 * unit), load_bytes(block + 16 + 16 * unit)
+    return (
+        as_floats(v.lookup(bit_and(codes, 15), _iq4_table(extra & 1))),
+        as_floats(v.lookup(shift_right(codes, 4), _iq4_table(extra >> 1 & 1))),
     )
 
 
 def iq4_k(row, block, unit):
-    d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
-    codes = load_bytes(block + 16 + 16 * unit)
-    low = v.lookup(bit_and(codes, 15), _iq4_table(extra & 1))
-    high = v.lookup(shift_right(codes, 4), _iq4_table(extra >> 1 & 1))
+    d = v.half_at(block)
+    low, high = iq4_k_values(row, block, unit)
     return (
-        mul(splat(d * _iq_scale(block, 2 * unit)), as_floats(low)),
-        mul(splat(d * _iq_scale(block, 2 * unit + 1)), as_floats(high)),
+        mul(splat(d * _iq_scale(block, 2 * unit)), low),
+        mul(splat(d * _iq_scale(block, 2 * unit + 1)), high),
     )
 
 
@@ -96,14 +119,21 @@ def _lookup_32(codes, half):
     return as_floats(v.where_set(upper, lower, codes, 16))
 
 
-def iq5_k(row, block, unit):
-    d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
+@inlined_function
+def iq5_k_values(row, block, unit):
+    extra = v.word_at(block + 2) >> (2 * unit)
     low, high = nibbles(block + 16, unit)
     fifth_low, fifth_high = bits_of_bytes(block + 144, unit, 4)
     low, high = bit_or(low, fifth_low), bit_or(high, fifth_high)
+    return _lookup_32(low, extra & 1), _lookup_32(high, extra >> 1 & 1)
+
+
+def iq5_k(row, block, unit):
+    d = v.half_at(block)
+    low, high = iq5_k_values(row, block, unit)
     return (
-        mul(splat(d * _iq_scale(block, 2 * unit)), _lookup_32(low, extra & 1)),
-        mul(splat(d * _iq_scale(block, 2 * unit + 1)), _lookup_32(high, extra >> 1 & 1)),
+        mul(splat(d * _iq_scale(block, 2 * unit)), low),
+        mul(splat(d * _iq_scale(block, 2 * unit + 1)), high),
     )
 
 
@@ -117,18 +147,22 @@ def _lookup_64(codes, half):
     return v.add(values, splat(np.float32(half)))
 
 
-def iq6_k(row, block, unit):
-    d, extra = v.half_at(block), v.word_at(block + 2) >> (2 * unit)
+@inlined_function
+def iq6_k_values(row, block, unit):
+    extra = v.word_at(block + 2) >> (2 * unit)
     low, high = nibbles(block + 20, unit)
     upper_low, upper_high = pairs(block + 148, unit)
     low = bit_or(low, v.shift_left(upper_low, 4))
     high = bit_or(high, v.shift_left(upper_high, 4))
+    return _lookup_64(low, extra & 1), _lookup_64(high, extra >> 1 & 1)
+
+
+def iq6_k(row, block, unit):
+    d = v.half_at(block)
+    low, high = iq6_k_values(row, block, unit)
     first = d * np.float32(v.signed_byte_at(block + 4 + 2 * unit))
     second = d * np.float32(v.signed_byte_at(block + 5 + 2 * unit))
-    return (
-        mul(splat(first), _lookup_64(low, extra & 1)),
-        mul(splat(second), _lookup_64(high, extra >> 1 & 1)),
-    )
+    return mul(splat(first), low), mul(splat(second), high)
 
 
 @inlined_function
@@ -137,15 +171,18 @@ def _split_nibble(at, unit):
     return v.byte_at(at + (unit & 3)) >> (4 * (unit >> 2)) & 15
 
 
+@inlined_function
+def iq2_ks_values(row, block, unit):
+    table = _iq2_table(v.word_at(block) >> unit & 1)
+    low, high = pairs(block + 6, unit)
+    return as_floats(v.lookup(low, table)), as_floats(v.lookup(high, table))
+
+
 def iq2_ks(row, block, unit):
     d, extra = v.half_at(row), v.word_at(block) >> unit
     scale = splat(d * np.float32((nibble_at(block + 2, unit) | (extra >> 8 & 1) << 4) - 16))
-    table = _iq2_table(extra & 1)
-    low, high = pairs(block + 6, unit)
-    return (
-        mul(scale, as_floats(v.lookup(low, table))),
-        mul(scale, as_floats(v.lookup(high, table))),
-    )
+    low, high = iq2_ks_values(row, block, unit)
+    return mul(scale, low), mul(scale, high)
 
 
 def iq3_ks(row, block, unit):
@@ -160,14 +197,20 @@ def iq3_ks(row, block, unit):
     )
 
 
+@inlined_function
+def iq4_ks_values(row, block, unit):
+    table, codes = _iq4_table(v.byte_at(block + unit) & 1), load_bytes(block + 8 + 16 * unit)
+    return (
+        as_floats(v.lookup(bit_and(codes, 15), table)),
+        as_floats(v.lookup(shift_right(codes, 4), table)),
+    )
+
+
 def iq4_ks(row, block, unit):
     byte = v.byte_at(block + unit)
     scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
-    table, codes = _iq4_table(byte & 1), load_bytes(block + 8 + 16 * unit)
-    return (
-        mul(scale, as_floats(v.lookup(bit_and(codes, 15), table))),
-        mul(scale, as_floats(v.lookup(shift_right(codes, 4), table))),
-    )
+    low, high = iq4_ks_values(row, block, unit)
+    return mul(scale, low), mul(scale, high)
 
 
 def iq4_kss(row, block, unit):
@@ -207,15 +250,21 @@ def iq2_kl(row, block, unit):
     )
 
 
+@inlined_function
+def iq4_xs_values(row, block, unit):
+    codes, table = load_bytes(block + 8 + 16 * unit), iq4nl_table()
+    return (
+        as_floats(v.lookup(bit_and(codes, 15), table)),
+        as_floats(v.lookup(shift_right(codes, 4), table)),
+    )
+
+
 def iq4_xs(row, block, unit):
     high = v.word_at(block + 2) >> (2 * unit) & 3
     scale = np.float32((nibble_at(block + 4, unit) | high << 4) - 32)
     scale = splat(v.half_at(block) * scale)
-    codes, table = load_bytes(block + 8 + 16 * unit), iq4nl_table()
-    return (
-        mul(scale, as_floats(v.lookup(bit_and(codes, 15), table))),
-        mul(scale, as_floats(v.lookup(shift_right(codes, 4), table))),
-    )
+    low, high = iq4_xs_values(row, block, unit)
+    return mul(scale, low), mul(scale, high)
 
 
 UNITS = {

@@ -84,37 +84,52 @@ def nibbles(at, unit):
     return v.field(low, by, 15), v.field(high, by, 15)
 
 
+@inlined_function
+def q4_k_values(row, block, unit):
+    low, high = nibbles(block + 16, unit)
+    return as_floats(low), as_floats(high)
+
+
 def q4_k(row, block, unit):
     six, minimum = _six_bits(block, unit)
     scale = splat(v.half_at(block) * np.float32(six))
     m = splat(v.half_at(block + 2) * np.float32(minimum))
-    low, high = nibbles(block + 16, unit)
-    return v.sub(mul(scale, as_floats(low)), m), v.sub(mul(scale, as_floats(high)), m)
+    low, high = q4_k_values(row, block, unit)
+    return v.sub(mul(scale, low), m), v.sub(mul(scale, high), m)
+
+
+@inlined_function
+def q5_k_values(row, block, unit):
+    low, high = nibbles(block + 48, unit)
+    fifth_low, fifth_high = bits_of_bytes(block + 16, unit, 4)
+    return as_floats(bit_or(low, fifth_low)), as_floats(bit_or(high, fifth_high))
 
 
 def q5_k(row, block, unit):
     six, minimum = _six_bits(block, unit)
     scale = splat(v.half_at(block) * np.float32(six))
     m = splat(v.half_at(block + 2) * np.float32(minimum))
-    low, high = nibbles(block + 48, unit)
-    fifth_low, fifth_high = bits_of_bytes(block + 16, unit, 4)
-    low, high = bit_or(low, fifth_low), bit_or(high, fifth_high)
-    return v.sub(mul(scale, as_floats(low)), m), v.sub(mul(scale, as_floats(high)), m)
+    low, high = q5_k_values(row, block, unit)
+    return v.sub(mul(scale, low), m), v.sub(mul(scale, high), m)
 
 
-def q6_k(row, block, unit):
-    d, half, g = v.half_at(block + 208), unit >> 2, unit & 3
+@inlined_function
+def q6_k_values(row, block, unit):
+    half, g = unit >> 2, unit & 3
     at, by = block + 64 * half + 32 * (g & 1), 4 * (g >> 1)
     low, high = v.field(load_bytes(at), by, 15), v.field(load_bytes(at + 16), by, 15)
     upper_low, upper_high = pairs(block + 128, unit)
     low = plus(bit_or(low, v.shift_left(upper_low, 4)), -32)
     high = plus(bit_or(high, v.shift_left(upper_high, 4)), -32)
+    return as_floats(signed(low)), as_floats(signed(high))
+
+
+def q6_k(row, block, unit):
+    d = v.half_at(block + 208)
+    low, high = q6_k_values(row, block, unit)
     first = np.float32(v.signed_byte_at(block + 192 + 2 * unit))
     second = np.float32(v.signed_byte_at(block + 193 + 2 * unit))
-    return (
-        mul(splat(d * first), as_floats(signed(low))),
-        mul(splat(d * second), as_floats(signed(high))),
-    )
+    return mul(splat(d * first), low), mul(splat(d * second), high)
 
 
 UNITS = {

@@ -122,6 +122,15 @@ def pairs_in_order(builder, bits):
     return builder.trunc(pairs, vector_of("u8"))
 
 
+@function(U8, types.int64)
+def bytes_of(builder, number):
+    """The bytes of a number, the lowest first, twice."""
+    both = ir.Constant(ir.VectorType(INT64, 2), ir.Undefined)
+    for lane in range(2):
+        both = builder.insert_element(both, number, INT32(lane))
+    return builder.bitcast(both, vector_of("u8"))
+
+
 @function(I8, U8)
 def signed(builder, vector):
     """The same bytes as two's complement."""

@@ -214,3 +214,18 @@ def _floats_of_halves(builder: ir.IRBuilder, words: Any) -> Any:
     value = builder.select(is_small, builder.bitcast(small, vector_of("i32")), joined)
     sign = builder.shl(builder.and_(words, constant_of("i32", 0x8000)), constant_of("i32", 16))
     return builder.bitcast(builder.or_(value, sign), vector_of("f32"))
+
+
+def scratch(n: int) -> Any:
+    """Return a function that gives the address of n bytes, aligned to vectors, which belong to the
+    call of the compiled function.
+    """
+
+    @function(types.int64)
+    def memory(builder):
+        with builder.goto_entry_block():
+            found = builder.alloca(ir.ArrayType(INT8, n))
+        found.align = 64
+        return builder.ptrtoint(found, INT64)
+
+    return memory
