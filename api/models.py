@@ -130,7 +130,9 @@ def open_model(
     from ..runtime.arguments import check_options
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
-    from ..runtime.start_ranks import device_here, joined_peers, joined_share
+    from ..runtime.parallel.share import Share
+    from ..runtime.parallel.stages import Stage
+    from ..runtime.start_ranks import device_here, joined_part, joined_peers
 
     own = {name: keywords.pop(name) for name in _MODEL_KEYWORDS if name in keywords}
     load: LoadOptions = from_keywords("a model", keywords, (LoadOptions, options))[0]
@@ -141,9 +143,11 @@ def open_model(
     opened = source or open_source(arguments.path("path", path))
     try:
         opened = _with_adapters(opened, load, device)
-        share = joined_share(load, device, opened, settings["switches"])
+        part = joined_part(load, device, opened, settings["switches"])
         peers = joined_peers(load, device)
-        return Model(opened, device, **settings, share=share, peers=peers)
+        share = part if isinstance(part, Share) else None
+        stage = part if isinstance(part, Stage) else None
+        return Model(opened, device, **settings, share=share, stage=stage, peers=peers)
     except BaseException:
         opened.close()
         raise

@@ -333,8 +333,8 @@ def load_model(
       bits.
     - threads: CPU threads of this process, 0: as they are. cache_size: MiB of decoded weights.
     - gpu_layers, override_tensor, n_cpu_moe, cpu_moe, fit: what is on the GPU.
-    - split_mode="graph", tensor_split, main_gpu, max_gpu, reduce_type, timeout: split the model
-      over the processes that torchrun has started; all of them make the same calls.
+    - split_mode="graph" or "layer", tensor_split, main_gpu, max_gpu, reduce_type, timeout:
+      split the model over the processes that torchrun has started; all of them make the same calls.
     - ubatch: the most tokens that go through the layers at once.
     - cache_type_k, cache_type_v, k_cache_hadamard, v_cache_hadamard, flash_attn,
       attention_max_batch, expert_reduction, merge_gate_up: as the flags of `iqforge generate`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import UsageError, printable
 from ..formats.arguments import callback, instance, whole_number
 from .parallel.share import Share
+from .parallel.stages import Stage
 from .state.cache import CacheSettings
 from .weights.placement import Request
 from .weights.switches import Switches
@@ -27,6 +28,8 @@ def check_options(**options) -> None:
             )
         elif name == "share":
             instance(name, value, (Share, type(None)), "a runtime.parallel.share.Share")
+        elif name == "stage":
+            instance(name, value, (Stage, type(None)), "a runtime.parallel.stages.Stage")
         elif name == "verbose":
             callback(name, value)
         elif name != "precision":

@@ -64,7 +64,7 @@ def estimate(
     for device, n_bytes in weights.bytes_by_device().items():
         entry(device)[0] += n_bytes
     if capacity:
-        for device in {block.device for block in network.blocks}:
+        for device in {network.blocks[layer].device for layer in network.layers}:
             entry(device)[1] += network.state_bytes(capacity, settings, rows, device)
     for device in list(sizes):
         entry(device)[2] = _compute_bytes(
@@ -91,10 +91,12 @@ def _compute_bytes(
     reference path, the most weights that are decoded at a time, and what libraries keep. An upper
     estimate on the reference path; on the fast path what its executors ask for.
     """
-    here = [p for p in weights.parameters if p.device == device]
+    is_here = weights.placement.is_here
+    here = [p for p in weights.parameters if p.device == device and is_here(p.name)]
     if not here:
         return 0
-    blocks = [block for block in network.blocks if block.device == device]
+    own = (network.blocks[layer] for layer in network.layers)
+    blocks = [block for block in own if block.device == device]
     if precision != "f32" and device.type != "cpu":
         slow = [block for block in blocks if not _is_fast(block.branches[0])]
         n_ranks = 1 if weights.share is None else weights.share.plan.n_ranks

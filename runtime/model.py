@@ -22,6 +22,7 @@ from .layers.batch import Batch
 from .network.network import Network
 from .network.sampling import Sampling, sample
 from .parallel.share import Meeting, Peers, Share
+from .parallel.stages import Line, Stage
 from .precision import ON_CPU, PRECISIONS, usable_precision
 from .reference_path import ReferencePath
 from .state.cache import CacheSettings, padded
@@ -89,8 +90,9 @@ class Model:
     and also for calls without a state (`forward`, `hidden`; None: float32). ubatch: the most tokens
     of a sequence that go through the model at a time. context: tokens of a sequence for which
     memory is estimated. verbose: is called with a line about everything that runs on a slower path.
-    share: the rank of a split plan that this model is; None for a whole model. peers: ranks with
-    the whole model, which evaluate other chunks of a text.
+    share: the rank of a split plan that this model is; None for a whole model. stage: the layers
+    that this rank evaluates; None for all. peers: ranks with the whole model, which evaluate other
+    chunks of a text.
 
     Hidden states and logits are on `network.output_device`, at every precision: on the GPU, unless
     `placement` leaves the output on the CPU (`gpu_layers` no more than there are layers).
@@ -110,6 +112,7 @@ class Model:
         context: int = 0,
         verbose: Callable[[str], None] | None = None,
         share: Share | None = None,
+        stage: Stage | None = None,
         peers: Peers | None = None,
     ):
         check_options(
@@ -121,6 +124,7 @@ class Model:
             context=context,
             verbose=verbose,
             share=share,
+            stage=stage,
         )
         self.source, self.device = source, usable_device(device)
         self.precision = usable_precision(precision, self.device)
@@ -131,7 +135,8 @@ class Model:
 
         def build(place: Placement) -> tuple[Weights, Network]:
             weights = Weights(source, place, DecodeCache(cache_bytes), switches, share)
-            return weights, build_network(self.hyperparameters, weights)
+            network = build_network(self.hyperparameters, weights)
+            return weights, network if stage is None else replace(network, stage=stage)
 
         n_layers = self.hyperparameters.integer("block_count", 0)
         if placement.fit_margin is not None and self.device.type != "cpu":
@@ -144,7 +149,8 @@ class Model:
                 [tensor.name for tensor in source.tensors],
             )
         else:
-            place = Placement(self.device, n_layers, placement)
+            here = None if stage is None else stage.layers
+            place = Placement(self.device, n_layers, placement, here)
         self.weights, self.network = build(place)
         self.weights.store.rounds = self.precision == "int8"
         self._reference = ReferencePath(
@@ -241,7 +247,7 @@ class Model:
     @cached_property
     def _steps(self) -> StepPath | None:
         """Programs of steps on the CPU."""
-        if self.device.type != "cpu" or self.weights.share is not None:
+        if self.device.type != "cpu" or self.group is not None:
             return None
         from .cpu.path import StepPath
 
@@ -361,8 +367,13 @@ class Model:
         if len(tokens) == 1 and (found := self._step(int(tokens[0]), state)) is not None:
             return found[None] if all_logits else found
         logits = []
-        for piece in tokens.split(self.ubatch):
-            h = self._reference.hidden(piece, Batch.after([state], [len(piece)], self.device))
+        pieces = tokens.split(self.ubatch)
+        for number, piece in enumerate(pieces, 1):
+            h = self._reference.hidden(
+                piece,
+                Batch.after([state], [len(piece)], self.device),
+                final=all_logits or number == len(pieces),
+            )
             if all_logits:
                 logits.append(self._reference.logits(h))
         return torch.cat(logits) if all_logits else self._reference.logits(h[-1:])[0]
@@ -418,8 +429,8 @@ class Model:
             )
         # A step on a device does not check it.
         self._checked(torch.tensor([[arguments.whole_number("token", token)]]))
-        if self._group is not None:
-            token, sampling = self._group.from_first((token, sampling))
+        if self.group is not None:
+            token, sampling = self.group.from_first((token, sampling))
         if (fast := self._fast) is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
@@ -467,9 +478,9 @@ class Model:
         the callback uses x, so that latent attention is evaluated in the form whose inputs are
         those of its tensors. UsageError for that with a rank of a split model.
         """
-        if reads and self.weights.share is not None:
+        if reads and self.group is not None:
             raise UsageError(
-                "a rank has a part of every matrix: inputs of products are those of a whole model"
+                "a rank has a part of the model: inputs of products are those of a whole one"
             )
         taps = self.weights.taps
         taps.observers.append(callback)
@@ -520,21 +531,25 @@ class Model:
         """Return whether this process writes files: it is alone, or the first rank."""
         if self.peers is not None:
             return self.peers.rank == 0
-        return self.weights.share is None or self.weights.share.rank == 0
+        stage, share = self.network.stage, self.weights.share
+        return (stage is None or stage.line.rank == 0) and (share is None or share.rank == 0)
 
     @property
-    def _group(self) -> Meeting | None:
+    def group(self) -> Meeting | Line | None:
         """The ranks that evaluate this model together; None for a whole model."""
+        if self.network.stage is not None:
+            return self.network.stage.line
         return None if self.weights.share is None else self.weights.share.meeting
 
     def _same(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the tokens of the first rank: all ranks must evaluate the same."""
-        return tokens if self._group is None else self._group.tokens(tokens)
+        return tokens if self.group is None else self.group.tokens(tokens)
 
     def _check_state(self, state: State) -> State:
         arguments.instance("state", state, State)
-        mixers = [block.mixer for block in self.network.blocks]
-        if len(mixers) != len(state.mixers) or mixers[0] is not state.mixers[0]:
+        blocks, own = self.network.blocks, self.network.layers
+        same = len(blocks) == len(state.mixers)
+        if not same or (own and blocks[own[0]].mixer is not state.mixers[own[0]]):
             raise UsageError("the sequence is of another model", file=self.source.path)
         return state
 

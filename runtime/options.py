@@ -109,9 +109,9 @@ class LoadOptions(Options):
         "--split-mode",
         choices=MODES,
         metavar="MODE",
-        help="graph: a part of every layer on each GPU, one process per GPU; data: the whole model"
-        " on each, with other chunks of a text; none: one GPU (default); row, attn and tensor mean"
-        " graph, layer means none",
+        help="graph: a part of every layer on each GPU, one process per GPU; layer: some whole"
+        " layers on each, for slow links; data: the whole model on each, with other chunks of a"
+        " text; none: one GPU (default); row, attn and tensor mean graph",
     )
     tensor_split: str | None = option(
         None,
@@ -119,8 +119,8 @@ class LoadOptions(Options):
         "--tensor-split",
         kind=str,
         metavar="A,B,..",
-        help="shares of the GPUs, such as 3,1 (default: equal); with --device cpu and -sm graph so"
-        " many processes",
+        help="shares of the GPUs, such as 3,1 (default: equal); with --device cpu and -sm graph or"
+        " layer so many processes",
     )
     main_gpu: int | None = option(
         None,

@@ -25,8 +25,8 @@ class PromptCache:
 
     def check(self, model: Model) -> None:
         """UsageError or OutputError if the file cannot be used with this model."""
-        if model.weights.share is not None:
-            raise UsageError("a prompt cache does not go together with -sm graph")
+        if model.group is not None:
+            raise UsageError("a prompt cache does not go together with -sm graph or layer")
         refuse_same_file(self.path, model.source.files)
         if not self.read_only:
             check_output(self.path)

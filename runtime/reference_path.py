@@ -26,10 +26,10 @@ class ReferencePath:
     def __init__(self, network: Network, taps: Taps, file: str | Path, compiled: bool = False):
         self.network, self._taps, self._file, self._compiled = network, taps, file, compiled
 
-    def hidden(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def hidden(self, tokens: torch.Tensor, batch: Batch, *, final: bool = True) -> torch.Tensor:
         """Return what `Network.hidden` returns."""
         with self._watched():
-            return self.network.hidden(tokens, batch)
+            return self.network.hidden(tokens, batch, final=final)
 
     def first_states(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return what `Network.first_states` returns."""

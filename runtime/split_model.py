@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import torch
+
 from ..formats.source import Source
 from .architectures import build_network
+from .layers.attention import Attention
 from .layers.block import Block
 from .layers.gemma import DenseAndExperts, LayerInput
+from .layers.mla import MLA
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
 from .parallel.planner import plan_split
 from .parallel.share import Share
+from .parallel.stages import Line, Stage, layer_ends
 from .parallel.tensor_splits import COLUMN_STEPS
 from .weights.encoded import DecodeCache
 from .weights.hyperparameters import Hyperparameters
-from .weights.placement import CPU, Placement
+from .weights.placement import ALL, CPU, Placement
 from .weights.split_plan import SplitPlan
 from .weights.switches import Switches
 from .weights.weights import Weights
@@ -43,6 +48,47 @@ def make_plan(
         reference=reference,
         column_steps=column_steps,
     )
+
+
+def make_stage(
+    source: Source,
+    shares: Sequence[float],
+    line: Line,
+    device: torch.device,
+    *,
+    gpu_layers: int = ALL,
+    switches: Switches = Switches(),
+) -> Stage:
+    """Return the layers of a rank on `device` where ranks have whole layers: those that are on a
+    GPU by `gpu_layers` are divided by `shares`, and the first rank has the others too.
+    """
+    network = network_of(source, switches)
+    n_layers = len(network.blocks)
+    first = 0 if device.type == "cpu" else max(0, n_layers - gpu_layers)
+    return Stage(layer_ends(n_layers, shares, first, kept_together(network)), line, device)
+
+
+def kept_together(network: Network) -> list[range]:
+    """Return ranges of layers that use what the first of them leaves: keys and values, or the
+    positions that an indexer has chosen.
+    """
+    found: list[range] = []
+    chosen = 0
+    for layer, block in enumerate(network.blocks):
+        mixer = block.mixer
+        if isinstance(mixer, Attention) and mixer.spec.kv_from is not None:
+            found.append(range(mixer.spec.kv_from, layer + 1))
+        elif isinstance(mixer, MLA) and mixer.top_k:
+            if mixer.indexer is not None:
+                chosen = layer
+            else:
+                found.append(range(chosen, layer + 1))
+    joined: list[range] = []
+    for one in sorted(found, key=lambda one: one.start):
+        if joined and one.start < joined[-1].stop:
+            one = range(joined[-1].start, max(one.stop, joined.pop().stop))
+        joined.append(one)
+    return joined
 
 
 def network_of(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .parallel.expert_mode import ExpertChoice
     from .parallel.group import Group
     from .parallel.share import Share
+    from .parallel.stages import Stage
     from .weights.split_plan import SplitPlan
     from .weights.switches import Switches
 
@@ -95,14 +96,14 @@ def _has_gpu() -> bool:
 def _check_size(split: Split, ranks: Ranks) -> None:
     if split.n_ranks != ranks.size:
         raise UsageError(
-            f"-sm graph is over {split.n_ranks} devices (-ts, --max-gpu), but {ranks.size}"
+            f"-sm {split.mode} is over {split.n_ranks} devices (-ts, --max-gpu), but {ranks.size}"
             " processes were started"
         )
 
 
 def joined(options: LoadOptions, device: torch.device) -> Group | None:
     """Return the group of ranks that evaluates the model with this process, whose device is
-    `device`; None without `-sm graph`. UsageError if there are no other processes.
+    `device`; None for a single process. UsageError if there are no other processes.
     """
     split, ranks = options.split(device), Ranks.here()
     if not has_ranks(split.mode):
@@ -124,16 +125,39 @@ def joined(options: LoadOptions, device: torch.device) -> Group | None:
     return _joined[0]
 
 
-def joined_share(
+def joined_part(
     options: LoadOptions, device: torch.device, source: Source, switches: Switches
-) -> Share | None:
-    """Return what this process evaluates of a model together with others; None without `-sm graph`.
+) -> Share | Stage | None:
+    """Return what this process evaluates of a model together with others: a part of every layer
+    with `-sm graph`, some layers with `-sm layer`; None otherwise.
 
-    If there is no split plan for the model, the first rank evaluates all of it, and others end.
+    If there is no split plan for the model, ranks have whole layers, and a line says so.
     """
     group = joined(options, device)
     if group is None or options.split_mode == "data":
         return None
+
+    def stage() -> Stage:
+        from .split_model import make_stage
+        from .weights.placement import ALL
+
+        layers, shares = options.gpu_layers, options.split(device).shares
+        found = make_stage(
+            source,
+            shares,
+            group,
+            device,
+            gpu_layers=ALL if layers is None or layers < 0 else layers,
+            switches=switches,
+        )
+        idle = [str(i) for i in range(group.size) if shares[i] > 0 and not found.layers_of(i)]
+        if idle and group.rank == 0:
+            named = f"rank {' and rank '.join(idle)}"
+            print(f"note: no layers for {named}: the others cannot be divided", file=sys.stderr)
+        return found
+
+    if options.split_mode == "layer":
+        return stage()
     from .parallel.planner import NoPlanError
     from .parallel.share import Share
     from .split_model import make_plan
@@ -142,10 +166,9 @@ def joined_share(
     try:
         plan = make_plan(source, options.split(device).shares, switches, experts=experts)
     except NoPlanError as error:
-        if group.rank:
-            raise SystemExit(0) from None
-        print(f"note: the model is on {device} alone: {error}", file=sys.stderr)
-        return None
+        if group.rank == 0:
+            print(f"note: ranks have whole layers (-sm layer): {error}", file=sys.stderr)
+        return stage()
     if group.rank == 0 and device.type == "cuda":
         _note_speed(source, plan, device, switches)
     return Share(plan, group.rank, group)

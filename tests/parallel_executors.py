@@ -27,7 +27,7 @@ from iqforge.runtime.parallel import group as group_module
 from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.ranks import Ranks
 from iqforge.runtime.parallel.share import Share
-from iqforge.runtime.split_model import make_plan
+from iqforge.runtime.split_model import make_plan, make_stage
 
 from tests import prompt_on_cpu  # pyright: ignore[reportMissingImports]  see above
 from tests.step_on_cpu import CPU, Graph, kernel  # pyright: ignore[reportMissingImports]
@@ -105,6 +105,7 @@ def main() -> None:
     prompt_on_cpu.install(patch)
     patch.setattr(group_module, "FEW_ROWS", 4)
     patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
+    patch.setattr(step_path, "moved", kernel(step_path.moved))
     report = {}
     for spec in specs:
         shares = (1, 1, 2)[-ranks.size :] if ranks.size < 4 else (1,) * ranks.size
@@ -125,7 +126,16 @@ def main() -> None:
             for module in (context_module, prompt_stream):
                 patch.setattr(module, "PIECE_BYTES", 2**23)
             group.reduce_type = "f32"
+        stage = make_stage(SyntheticSource(spec), shares, group, CPU)
+        before = Graph.replays
+        with Model(SyntheticSource(spec), CPU, stage=stage) as model:
+            patch.setattr(step_path, "links_of", lambda network, context: None)
+            by_layers = evaluated(model, Context(CPU, torch.float16, ubatch=9))
+            patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
+        n_layers = len(stage.layers)
+        captured = Graph.replays - before
         report[spec] = {"slow": told, "captured": Graph.replays, "linked": GroupRowLinks.calls}
+        report[spec] |= {"layers": n_layers, "captured by layers": captured}
         if ranks.rank == 0:
             patch.setattr(step_path, "links_of", lambda network, context: None)
             with Model(SyntheticSource(spec), CPU) as model:
@@ -133,6 +143,10 @@ def main() -> None:
             patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
             report[spec]["errors"] = {
                 name: float((found[name] - whole[name]).abs().max() / whole[name].abs().max())
+                for name in whole
+            }
+            report[spec]["errors by layers"] = {
+                name: float((by_layers[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for name in whole
             }
             report[spec]["errors with links"] = [

@@ -1,5 +1,6 @@
-"""A rank with a GPU: `python parallel_on_gpus.py FOLDER SPEC...`. Compares what the ranks give with
-what one GPU gives, on the reference path and on the fast one, and writes FOLDER/<rank>.json.
+"""A rank with a GPU: `python parallel_on_gpus.py [layers] FOLDER SHARES SPEC...`. Compares what the
+ranks give with what one GPU gives, on the reference path and on the fast one, and writes
+FOLDER/<rank>.json.
 """
 
 from __future__ import annotations
@@ -107,6 +108,47 @@ def compared(spec: str, ranks: Ranks, shares: str, precision: str, reduce_type: 
     return found
 
 
+def by_layers(spec: str, ranks: Ranks, shares: str, precision: str) -> dict:
+    """Return what ranks with whole layers give, and how far it is from one GPU. The second time,
+    steps are replayed from graphs.
+    """
+    options = {"device": "cuda", "precision": precision, "ubatch": UBATCH}
+    split = {"split_mode": "layer", "tensor_split": shares}
+    told: list[str] = []
+    with iqforge.random_model(spec, verbose=told.append, **options, **split) as model:
+        model.load()
+        first, second = evaluated(model), evaluated(model)
+        layers = list(model.network.layers)
+    found = {
+        "slow": told,
+        "layers": layers,
+        "twice": all(torch.equal(first[name], second[name]) for name in first),
+        "digits": {n: x.contiguous().view(torch.int32).sum().item() for n, x in first.items()},
+    }
+    if ranks.rank == 0:
+        device = torch.device("cuda", ranks.local_rank)
+        with Model(SyntheticSource(spec), device, precision=precision, ubatch=UBATCH) as whole:
+            wanted = evaluated(whole)
+        for name in ("prompt", "pieces", "steps"):
+            error = (first[name] - wanted[name]).abs().max() / wanted[name].abs().max()
+            found[f"{name} error"] = float(error)
+        for name in ("drawn", "sampled"):
+            found[f"{name} equal"] = int((first[name] == wanted[name]).sum())
+    return found
+
+
+def main_by_layers() -> None:
+    _, folder, shares, *specs = sys.argv[1:]
+    ranks = Ranks.here()
+    assert ranks is not None
+    report = {
+        f"{spec} {precision}": by_layers(spec, ranks, shares, precision)
+        for spec in specs
+        for precision in ("f32", "bf16")
+    }
+    Path(folder, f"{ranks.rank}.json").write_text(json.dumps(report))
+
+
 def main() -> None:
     folder, shares, *specs = sys.argv[1:]
     ranks = Ranks.here()
@@ -123,4 +165,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "layers":
+        main_by_layers()
+    else:
+        main()

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import iqforge
@@ -56,19 +57,19 @@ def models(names: list[str], ranks: Ranks) -> dict:
     of a sequence.
     """
     shares = ("1", "1", "2")[-ranks.size :]
-    options = {"device": "cpu", "split_mode": "graph", "tensor_split": ",".join(shares)}
+    options = {"device": "cpu", "tensor_split": ",".join(shares)}
     found = {}
-    for name in names:
+    for mode, name in product(("graph", "layer"), names):
         path = shared(f"golden/convert/{name}/expected-f32.gguf")
         tokens = np.load(shared(f"golden/convert/{name}/logits.npz"))["input_ids"][:24]
         if ranks.rank:  # the first rank decides
             tokens = np.zeros_like(tokens)
-        with iqforge.load_model(path, **options) as model:
+        with iqforge.load_model(path, split_mode=mode, **options) as model:
             first, second = (model.forward(tokens) for _ in range(2))
             state = model.new_state(64)
             pieces = [model.extend(tokens[i : i + 7], state) for i in range(0, len(tokens), 7)]
             drawn = list(model.follow(5, state, 4, Sampling(seed=ranks.rank)))
-        found[name] = {
+        found[f"{mode} {name}"] = {
             "logits": first.tolist(),
             "twice": torch.equal(first, second),
             "digits": first.view(torch.int32).sum().item(),
@@ -80,12 +81,16 @@ def models(names: list[str], ranks: Ranks) -> dict:
 
 def combinations(options: dict[str, dict], ranks: Ranks) -> dict:
     """Return, for each set of options, logits after pieces of a sequence and after a step."""
-    split = {"device": "cpu", "split_mode": "graph", "tensor_split": "1,2"}
-    return {key: after_pieces(one | split) for key, one in options.items()}
+    split = {"device": "cpu", "tensor_split": "1,2"}
+    return {
+        f"{mode} {key}": after_pieces(one | split | {"split_mode": mode})
+        for mode in ("graph", "layer")
+        for key, one in options.items()
+    }
 
 
 def after_pieces(options: dict) -> list:
-    name, *_ = options.pop("names")
+    [name] = options.pop("names")
     tokens = np.load(shared(f"golden/convert/{name}/logits.npz"))["input_ids"][:24]
     path = shared(f"golden/convert/{name}/expected-f32.gguf")
     with iqforge.load_model(path, **options) as model:

@@ -79,12 +79,13 @@ def check_logits(tmp_path: Path, size: int, names: Sequence[str]) -> None:
             state = model.new_state(64)
             last = model.extend(tokens, state)
             drawn = list(model.follow(5, state, 4, Sampling(seed=0)))
-        first = found[0][name]
-        for one in (rank[name] for rank in found):
-            assert one["twice"] and one["digits"] == first["digits"], name
-            torch.testing.assert_close(torch.tensor(one["logits"]), wanted, rtol=0, atol=1e-3)
-            torch.testing.assert_close(torch.tensor(one["last"]), last, rtol=0, atol=1e-2)
-            assert one["drawn"] == drawn, "the sampler of the first rank decides"
+        for mode in ("graph", "layer"):
+            key = f"{mode} {name}"
+            for one in (rank[key] for rank in found):
+                assert one["twice"] and one["digits"] == found[0][key]["digits"], key
+                torch.testing.assert_close(torch.tensor(one["logits"]), wanted, rtol=0, atol=1e-3)
+                torch.testing.assert_close(torch.tensor(one["last"]), last, rtol=0, atol=1e-2)
+                assert one["drawn"] == drawn, "the sampler of the first rank decides"
 
 
 TOGETHER = {
@@ -112,7 +113,9 @@ def test_other_options_on_ranks(tmp_path):
     assert found[0] == found[1]
     for key, options in TOGETHER.items():
         wanted = torch.tensor(after_pieces({"device": "cpu"} | options))
-        torch.testing.assert_close(torch.tensor(found[0][key]), wanted, rtol=0, atol=2e-3)
+        for mode in ("graph", "layer"):
+            one = torch.tensor(found[0][f"{mode} {key}"])
+            torch.testing.assert_close(one, wanted, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +141,9 @@ def test_executors_of_ranks(size, specs, tmp_path):
         assert max(errors.values()) < 0.01, "prompts are in float16"
         assert 0 < max(first["errors in halves"]) < 0.015
         assert max(first["errors with links"]) < 0.01
+        by_layers = first["errors by layers"]
+        assert by_layers.pop("steps") < 1e-4 and max(by_layers.values()) < 1e-3
+        assert all(rank[spec]["layers"] and rank[spec]["captured by layers"] for rank in found)
         for one in (rank[spec] for rank in found):
             assert one["digits"] == first["digits"]
             assert one["captured"] > 5 and one["linked"] > 5
@@ -193,7 +199,7 @@ def test_two_hosts(tmp_path):
 def test_a_rank_that_fails_ends_all(case, status, said, capfd):
     begun = time.monotonic()
     assert run_ranks(command(case), 3) == status
-    assert time.monotonic() - begun < 20  # most of it to start
+    assert time.monotonic() - begun < 40  # most of it to start
     assert said in capfd.readouterr().err
     assert not running("parallel_program.py")
 

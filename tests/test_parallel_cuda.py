@@ -55,3 +55,22 @@ def test_ranks_give_what_one_gpu_gives(shares, tmp_path):
             assert first["its error"] < most or first["worst row"] in flipped, case
         assert first["shared memory"] == (" bf16 " in case)
         assert all(rank[case]["digits"] == first["digits"] for rank in found), case
+
+
+@pytest.mark.parametrize("shares", ["1,1", "1,3", "1,1,1,1"])
+def test_ranks_with_layers_give_what_one_gpu_gives(shares, tmp_path):
+    """The same kernels run in the same order, so the results are nearly the same bits."""
+    size = shares.count(",") + 1
+    needs(size)
+    command = [sys.executable, str(FOLDER / "parallel_on_gpus.py"), "layers"]
+    assert run_ranks([*command, str(tmp_path), shares, *SPECS], size) == 0
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+    for case, first in found[0].items():
+        assert [i for rank in found for i in rank[case]["layers"]] == list(
+            range(sum(len(rank[case]["layers"]) for rank in found))
+        )
+        assert first["twice"], case
+        for name in ("prompt", "pieces", "steps"):
+            assert first[f"{name} error"] < 1e-3, (case, name)
+        assert all(rank[case]["digits"] == first["digits"] for rank in found), case
+        assert not any(rank[case]["slow"] for rank in found if " bf16" in case), case

@@ -21,6 +21,7 @@ from .shared import shared
 
 MODEL = "golden/convert/llama/expected-f32.gguf"
 GPU, CPU = True, False
+WHOLE = "one device has the whole model (-sm graph and -sm layer split it)"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,13 @@ def test_wrong_shares(text):
             2,
             Split("graph", (1, 0), (0.25, 0.75)),
         ),
+        ({"split_mode": "layer"}, GPU, 2, Split("layer", (0, 1), (0.5, 0.5))),
+        (
+            {"split_mode": "layer", "tensor_split": "3,1"},
+            CPU,
+            0,
+            Split("layer", (0, 1), (0.75, 0.25)),
+        ),
         ({"split_mode": "graph", "max_gpu": 2}, GPU, 4, Split("graph", (0, 1), (0.5, 0.5))),
         (
             {"split_mode": "graph", "tensor_split": "1,1,2"},
@@ -74,15 +82,11 @@ def test_devices_and_shares(options, on_gpu, n_gpus, split):
         ({"split_mode": "graph"}, GPU, 1, "there is one GPU to use"),
         ({"split_mode": "graph", "max_gpu": 1}, GPU, 4, "there is one GPU to use"),
         ({"split_mode": "graph"}, CPU, 0, "everything is on the CPU, and -ts names no shares"),
-        ({"split_mode": "layer", "tensor_split": "1,1"}, CPU, 0, "everything is on the CPU"),
-        (
-            {"split_mode": "layer"},
-            GPU,
-            2,
-            "every architecture can be split by -sm graph, and layers are on one GPU otherwise",
-        ),
-        ({"tensor_split": "1,1"}, GPU, 2, "one device has the whole model (-sm graph splits it)"),
-        ({"reduce_type": "f32"}, GPU, 2, "one device has the whole model (-sm graph splits it)"),
+        ({"split_mode": "layer"}, GPU, 1, "there is one GPU to use"),
+        ({"split_mode": "layer"}, CPU, 0, "everything is on the CPU, and -ts names no shares"),
+        ({"tensor_split": "1,1"}, CPU, 0, "everything is on the CPU"),
+        ({"tensor_split": "1,1"}, GPU, 2, WHOLE),
+        ({"reduce_type": "f32"}, GPU, 2, WHOLE),
     ],
 )
 def test_what_changes_nothing_is_said(options, on_gpu, n_gpus, why):
@@ -90,6 +94,14 @@ def test_what_changes_nothing_is_said(options, on_gpu, n_gpus, why):
     split = planned_split(given, on_gpu, n_gpus)
     [(_, said)] = notes(given, split)
     assert split.n_ranks == 1 and said == why
+
+
+def test_ranks_with_layers_add_nothing_up():
+    given = LoadOptions(split_mode="layer", reduce_type="f32", split_experts="whole")
+    flags = "-grt, --split-experts"
+    assert notes(given, planned_split(given, GPU, 2)) == [
+        (flags, "ranks with whole layers add nothing up")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -126,17 +138,19 @@ GIVEN = {
 }
 
 
-def test_every_combination_does_what_the_table_says():
+@pytest.mark.parametrize("mode", ["graph", "layer", "data"])
+def test_every_combination_does_what_the_table_says(mode):
     assert GIVEN.keys() == {one.flag for one in COMBINATIONS}
     for one in COMBINATIONS:
-        options = LoadOptions(split_mode="graph", **GIVEN[one.flag])
-        assert one.given(options) and not one.given(LoadOptions(split_mode="graph"))
+        options = LoadOptions(split_mode=mode, **GIVEN[one.flag])
+        assert one.given(options) and not one.given(LoadOptions(split_mode=mode))
         if one.effect == "refused":
-            with pytest.raises(UsageError, match=re.escape(one.flag)):
+            refused = f"{one.flag} does not go together with -sm {mode}: "
+            with pytest.raises(UsageError, match=re.escape(refused)):
                 planned_split(options, GPU, 2)
         else:
-            assert one.effect == "works"
-            assert planned_split(options, GPU, 2).mode == "graph"
+            assert one.effect == "works" and one.layer
+            assert planned_split(options, GPU, 2).mode == mode
 
 
 def test_the_interface_needs_processes():

@@ -221,7 +221,7 @@ def test_too_little_memory_has_numbers():
 
 
 def test_memory_that_runs_out_has_a_name(moe, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise torch.cuda.OutOfMemoryError("a page of numbers")
 
     with load_model(moe) as model:

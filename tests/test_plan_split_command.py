@@ -153,7 +153,7 @@ def test_ranks_split_experts_as_they_are_told(monkeypatch, how):
     monkeypatch.setattr(start_ranks, "joined", lambda options, device: group)
     options = LoadOptions(split_mode="graph", tensor_split="1,1", split_experts=how, device="cpu")
     source = SyntheticSource("qwen3-30b-a3b:IQ4_K")
-    share = start_ranks.joined_share(options, torch.device("cpu"), source, Switches())
+    share = start_ranks.joined_part(options, torch.device("cpu"), source, Switches())
     assert share.rank == 1 and share.layer(0).expert_mode == how
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +18,34 @@ Result = TypeVar("Result")
 
 
 class ThreadMeeting:
-    """The meeting of rank `rank`; `parts` and `barrier` belong to all ranks."""
+    """The meeting of rank `rank`; `parts`, `barrier` and `boxes` belong to all ranks."""
 
-    def __init__(self, rank: int, parts: list[Any], barrier: threading.Barrier):
-        self.rank, self.parts, self.barrier = rank, parts, barrier
+    def __init__(
+        self,
+        rank: int,
+        parts: list[Any],
+        barrier: threading.Barrier,
+        boxes: dict[tuple[int, int], queue.Queue],
+    ):
+        self.rank, self.parts, self.barrier, self.boxes = rank, parts, barrier, boxes
         self.calls = 0
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        assert x.is_contiguous()
+        self.boxes[self.rank, to].put(x.clone())
+
+    def receive(self, x: torch.Tensor, sender: int) -> None:
+        assert x.is_contiguous()
+        sent = self.boxes[sender, self.rank].get(timeout=60)
+        assert sent.shape == x.shape
+        x.copy_(sent)
+
+    def spread(self, x: torch.Tensor, owner: int) -> None:
+        sent = self._all(x)[owner]
+        assert sent.shape == x.shape
+        if self.rank != owner:
+            x.copy_(sent)
+        self.barrier.wait(timeout=60)
 
     def _all(self, x: Any) -> list[Any]:
         self.calls += 1
@@ -61,10 +85,12 @@ class ThreadMeeting:
 def on_ranks(n_ranks: int, work: Callable[[int, ThreadMeeting], Result]) -> list[Result]:
     """Return what `work(rank, meeting)` returns on each rank. If one fails, all end."""
     parts, barrier = [torch.empty(0)] * n_ranks, threading.Barrier(n_ranks)
+    ranks = range(n_ranks)
+    boxes = {(a, b): queue.Queue() for a in ranks for b in ranks}
 
     def run(rank: int) -> Result:
         try:
-            return work(rank, ThreadMeeting(rank, parts, barrier))
+            return work(rank, ThreadMeeting(rank, parts, barrier, boxes))
         except BaseException:
             barrier.abort()
             raise

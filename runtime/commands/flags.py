@@ -207,12 +207,12 @@ def load_on_gpu(model: Model, rows: int = 0, chunk: int = 0) -> None:
         " GiB/s",
         file=sys.stderr,
     )
-    if model.weights.share is not None:
+    if model.group is not None:
         after = free_bytes(model.device)
         taken = 0 if before is None or after is None else before - after
         planned = sum(m.weights for m in memories if m.device == model.device)
         found = (str(model.device), planned, taken, seconds)
-        for rank, one in enumerate(model.weights.share.meeting.exchange(found)):
+        for rank, one in enumerate(model.group.exchange(found)):
             device, planned, taken, seconds = one
             print(
                 f"rank {rank} on {device}: weights of {planned / 2**20:.0f} MiB planned,"

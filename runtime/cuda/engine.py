@@ -56,9 +56,16 @@ class Engine:
             return self.steps.extend(tokens, state, all_logits)
         tokens = tokens.to(self.context.device)
         rows = []
-        for piece in tokens.split(self.context.ubatch):
+        pieces = tokens.split(self.context.ubatch)
+        for number, piece in enumerate(pieces, 1):
             state.reserve(len(piece))
-            h = self.prompt.run(piece[None], state.n_past, state, last=not all_logits)
+            h = self.prompt.run(
+                piece[None],
+                state.n_past,
+                state,
+                last=not all_logits,
+                final=all_logits or number == len(pieces),
+            )
             state.advance(len(piece))
             if all_logits:
                 rows.append(self.prompt.logits(self._normed(h)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
+from ..layers.absent import AbsentMixer
 from ..layers.batch import Batch
 from ..layers.block import Block
 from ..layers.norm import Norm
@@ -14,6 +16,9 @@ from ..state.cache import CacheSettings
 from ..state.pool import Pool, rows_of, window_of
 from ..state.sequence import State, reserve
 from ..weights.linear import Embedding, Linear
+
+if TYPE_CHECKING:
+    from ..parallel.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,8 @@ class Network:
     Blocks can be of different kinds. embedding_scale: embeddings are multiplied by it. softcap:
     logits become softcap * tanh(logits / softcap); 0 for none. inputs: computes `Batch.inputs` from
     token ids int64[rows] and their embeddings. join: joins the logits of all tensor-parallel ranks,
-    each of which has some rows of `output`; None if `output` is whole.
+    each of which has some rows of `output`; None if `output` is whole. stage: which blocks this
+    process evaluates; None for all.
     """
 
     embedding: Embedding
@@ -35,6 +41,12 @@ class Network:
     softcap: float = 0.0
     inputs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     join: Callable[[torch.Tensor], torch.Tensor] | None = None
+    stage: Stage | None = None
+
+    @property
+    def layers(self) -> range:
+        """The numbers of the blocks that this process evaluates."""
+        return range(len(self.blocks)) if self.stage is None else self.stage.layers
 
     @property
     def width(self) -> int:
@@ -51,7 +63,10 @@ class Network:
         self, n_tokens: int, settings: CacheSettings, n_sequences: int = 1, ubatch: int = 512
     ) -> Pool:
         """Memory for `n_sequences` of `n_tokens` tokens together."""
-        mixers = [(block.mixer, block.device) for block in self.blocks]
+        mixers = [
+            (block.mixer if layer in self.layers else AbsentMixer(), block.device)
+            for layer, block in enumerate(self.blocks)
+        ]
         return Pool(mixers, settings, n_tokens, n_sequences, ubatch)
 
     def new_state(self, capacity: int, settings: CacheSettings, ubatch: int = 512) -> State:
@@ -72,7 +87,8 @@ class Network:
         windows and recurrent states belong to each sequence, others are shared.
         """
         total = 0
-        for block in self.blocks:
+        for layer in self.layers:
+            block = self.blocks[layer]
             if device is not None and block.device != device:
                 continue
             window = window_of(block.mixer, settings, capacity, ubatch)
@@ -90,17 +106,24 @@ class Network:
         """Return the batch with what blocks need of the tokens themselves."""
         return batch if self.inputs is None else replace(batch, inputs=self.inputs(tokens, h))
 
-    def hidden(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def hidden(self, tokens: torch.Tensor, batch: Batch, *, final: bool = True) -> torch.Tensor:
         """Return final hidden states float32[rows, width], normed, for tokens int64[rows] as
         `batch` says, and append them to the sequences of its states. If there is no memory for one
         of them, all stay as they are.
+
+        final: whether the result is used. If it is not, a stage does not wait for it.
         """
         states = batch.states or ()
         reserve(states, batch.lengths)
         h = self.embed(tokens)
         batch = self.prepared(tokens, h, batch)
-        for layer, block in enumerate(self.blocks):
+        if self.stage is not None:
+            h = self.stage.take(h)
+        for layer in self.layers:
+            block = self.blocks[layer]
             h = block(h.to(block.device), batch.at(layer, block.device))
+        if self.stage is not None:
+            h = self.stage.hand_on(h, len(h), final=final)
         for state, n in zip(states, batch.lengths, strict=False):
             state.advance(n)
         return self.output_norm(h.to(self.output_device))

@@ -109,6 +109,18 @@ class Group:
         self._named("a decision", lambda: dist.broadcast_object_list(held, 0, device=_CPU))
         return held[0]
 
+    def send(self, x: torch.Tensor, to: int) -> None:
+        """Send a contiguous tensor to another rank, which calls `receive`."""
+        self._named("a receiver", lambda: dist.send(x, to))
+
+    def receive(self, x: torch.Tensor, sender: int) -> None:
+        """Overwrite x, a contiguous tensor, with what `sender` sends."""
+        self._named("activations", lambda: dist.recv(x, sender))
+
+    def spread(self, x: torch.Tensor, owner: int) -> None:
+        """Overwrite x, a contiguous tensor, on all ranks with that of `owner`."""
+        self._named("results", lambda: dist.broadcast(x, owner))
+
     def exchange(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in their order."""
         found: list[Any] = [None] * self.size

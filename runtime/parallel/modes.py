@@ -20,7 +20,6 @@ _GRAPH = ("graph", "row", "attn", "tensor")
 _NUMBER = r"(\d+(\.\d*)?|\.\d+)"
 _SHARES = re.compile(rf"(?=.*[1-9]){_NUMBER}([,/;]{_NUMBER})*")
 MOST_RANKS = 8
-_NO_LAYERS = "every architecture can be split by -sm graph, and layers are on one GPU otherwise"
 REDUCE_TYPES = ("f32", "bf16", "f16", "q8_0")
 EXPERT_CHOICES = ("auto", "columns", "whole")
 DEFAULT_TIMEOUT = 600.0  # seconds
@@ -28,8 +27,8 @@ DEFAULT_TIMEOUT = 600.0  # seconds
 
 @dataclass(frozen=True)
 class Split:
-    """mode: `none`: one device; `graph`: a part of every layer on each, one process per device;
-    `data`: one process per device as well, each with the whole model and other chunks of a text.
+    """mode: `none`: one device; others have one process per device. `graph`: each has a part of
+    every layer; `layer`: some whole layers; `data`: the whole model, for other chunks of a text.
     devices: numbers of the GPUs of this host in the order of its ranks; on the CPU just 0, 1, ...
     shares: the part of the work of each device, of all hosts. why: what the user should know of it,
     or "".
@@ -53,7 +52,7 @@ def is_graph(mode: str | None) -> bool:
 
 def has_ranks(mode: str | None) -> bool:
     """Return whether a value of `-sm` asks for one process per device."""
-    return is_graph(mode) or mode == "data"
+    return is_graph(mode) or mode in ("layer", "data")
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
@@ -80,8 +79,6 @@ def planned_split(
         return _of_processes(mode, options, on_gpu, n_gpus, ranks)
     if not on_gpu and not has_ranks(mode):
         return Split("none", why="everything is on the CPU")
-    if mode == "layer":
-        return Split("none", (options.main_gpu or 0,), why=_NO_LAYERS)
     if mode == "none":
         return Split("none", (options.main_gpu or 0,))
     given = parse_shares(options.tensor_split) if options.tensor_split else None
@@ -131,14 +128,15 @@ def _of_processes(
 
 @dataclass(frozen=True)
 class Combination:
-    """What another option does together with `-sm graph`. effect: `works`, `noted` (it changes
-    nothing, and a line says why) or `refused`. why: the reason, or how it works.
+    """What another option does together with `-sm graph` and `-sm layer`. effect: `works` or
+    `refused`. why: the reason, or how it works with `graph`; layer: with `layer`.
     """
 
     flag: str
     given: Callable[[LoadOptions], bool]
     effect: str
     why: str
+    layer: str = "as on one device"
 
 
 COMBINATIONS = (
@@ -148,30 +146,35 @@ COMBINATIONS = (
         "refused",
         "it chooses by the memory of one GPU, and all ranks need the same placement: give -ngl,"
         " --n-cpu-moe or -ot",
+        layer="as with graph",
     ),
     Combination(
         "-cmoe",
         lambda o: o.cpu_moe,
         "works",
         "each rank computes its part of the experts on the CPU",
+        layer="each rank computes the experts of its layers on the CPU",
     ),
     Combination(
         "--n-cpu-moe",
         lambda o: o.n_cpu_moe is not None,
         "works",
         "each rank computes its part of these experts on the CPU",
+        layer="each rank computes those of its layers on the CPU",
     ),
     Combination(
         "-ot",
         lambda o: bool(o.override_tensor),
         "works",
         "a pattern holds for every rank; CUDAn must be the device of the rank, so name CPU",
+        layer="a pattern holds for the rank of the layer; CUDAn must be its device, so name CPU",
     ),
     Combination(
         "-ngl",
         lambda o: o.gpu_layers is not None,
         "works",
         "layers on the CPU are split as well, and summed there",
+        layer="the layers that are on GPUs are divided; the first rank has the others too",
     ),
     Combination(
         "-muge", lambda o: o.merge_gate_up, "works", "each rank merges its rows of gate and up"
@@ -181,6 +184,7 @@ COMBINATIONS = (
         lambda o: o.cache_type_k is not None,
         "works",
         "each rank has the cache of its heads",
+        layer="each rank has the cache of its layers",
     ),
     Combination("-ctv", lambda o: o.cache_type_v is not None, "works", "as -ctk"),
     Combination("-khad", lambda o: o.k_cache_hadamard, "works", "it acts on each head"),
@@ -194,10 +198,12 @@ COMBINATIONS = (
 
 
 def check_combinations(options: LoadOptions) -> None:
-    """UsageError for what cannot be combined with `-sm graph`."""
+    """UsageError for what cannot be combined with several ranks."""
     for one in COMBINATIONS:
         if one.effect == "refused" and one.given(options):
-            raise UsageError(f"{one.flag} does not go together with -sm graph: {one.why}")
+            raise UsageError(
+                f"{one.flag} does not go together with -sm {options.split_mode}: {one.why}"
+            )
 
 
 def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
@@ -215,7 +221,18 @@ def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
     ]
     if options.main_gpu and split.devices[0] != options.main_gpu:
         given.append("-mg")
+    if split.mode == "layer":
+        unused = [
+            flag
+            for flag, value in (
+                ("-grt", options.reduce_type),
+                ("--split-experts", options.split_experts),
+            )
+            if value is not None
+        ]
+        why = "ranks with whole layers add nothing up"
+        return [(", ".join(unused), why)] if unused else []
     if has_ranks(split.mode):
         return []
-    why = split.why or "one device has the whole model (-sm graph splits it)"
+    why = split.why or "one device has the whole model (-sm graph and -sm layer split it)"
     return [(", ".join(given), why)] if given else []

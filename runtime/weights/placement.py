@@ -60,10 +60,19 @@ class Request:
 class Placement:
     """The device of every tensor of a model with `n_layers`, whose GPU is `device` (everything is
     on the CPU if that is the CPU).
+
+    here: the layers that this process evaluates (None: all). Others have their vectors on the CPU,
+    and their matrices stay in the file.
     """
 
-    def __init__(self, device: torch.device, n_layers: int, request: Request = Request()):
-        self.device, self.n_layers, self.request = device, n_layers, request
+    def __init__(
+        self,
+        device: torch.device,
+        n_layers: int,
+        request: Request = Request(),
+        here: range | None = None,
+    ):
+        self.device, self.n_layers, self.request, self.here = device, n_layers, request, here
         self._patterns = [(re.compile(pattern), target) for pattern, target in request.overrides]
         self.first_gpu_layer = (
             max(0, n_layers - request.gpu_layers) if device.type != "cpu" else n_layers
@@ -76,8 +85,15 @@ class Placement:
             pattern.pattern for pattern, _ in self._patterns if not any(map(pattern.search, names))
         ]
 
+    def is_here(self, name: str) -> bool:
+        """Return whether this process uses tensor `name`."""
+        layer = TensorName.parse(name).layer
+        return self.here is None or layer is None or layer in self.here
+
     def layer(self, index: int) -> torch.device:
         """The device of layer `index`."""
+        if self.here is not None and index not in self.here:
+            return CPU
         return self.device if index >= self.first_gpu_layer else CPU
 
     def home(self, name: str) -> torch.device:
@@ -90,6 +106,8 @@ class Placement:
 
     def of(self, name: str) -> torch.device:
         """The device of the matrix `name`."""
+        if not self.is_here(name):
+            return CPU
         for pattern, target in self._patterns:
             if pattern.search(name):
                 return target

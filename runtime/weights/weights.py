@@ -251,7 +251,8 @@ class Weights:
         for resident in self.store.resident:
             found[resident.device] = found.get(resident.device, 0) + resident.nbytes
         for tensor in self._tensors.values():
-            if self.placement.of(tensor.name).type == "cpu" and tensor.name in self._asked:
+            on_cpu = self.placement.of(tensor.name).type == "cpu"
+            if on_cpu and tensor.name in self._asked and self.placement.is_here(tensor.name):
                 found[CPU] = found.get(CPU, 0) + tensor.n_bytes
         return found
 

@@ -7,7 +7,7 @@ with the reason, and the module runs on the reference path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -83,10 +83,11 @@ def executor(table: dict[type, Callable], module: type) -> Callable[[_Factory], 
     return declare
 
 
-def placed(blocks: Sequence[Block]) -> list[PlacedBranch]:
-    """Return the branches of all blocks in order."""
+def placed(blocks: Sequence[Block], layers: Iterable[int] | None = None) -> list[PlacedBranch]:
+    """Return the branches of these layers in order (None: of all)."""
     found = []
-    for layer, block in enumerate(blocks):
+    for layer in range(len(blocks)) if layers is None else layers:
+        block = blocks[layer]
         last = len(block.branches) - 1
         found += [
             PlacedBranch(layer, branch, block.device, block.output_scale if i == last else None)

@@ -41,7 +41,7 @@ class PromptPath:
         self._observed: list[tuple[int, Stage]] = []  # while inputs are shown
         self._narrows = 0  # the last step that needs all rows
         context.row_links = row_links_of(network, context)
-        branches = placed(network.blocks)
+        branches = placed(network.blocks, network.layers)
         executors = context.same_choices(choose_all(PROMPT, branches, context))
         for number, branch in enumerate(branches):
             if branch.branch.takes_batch:
@@ -75,16 +75,27 @@ class PromptPath:
             return None
 
     def run(
-        self, tokens: torch.Tensor, start: int, state: State | None = None, *, last: bool = False
+        self,
+        tokens: torch.Tensor,
+        start: int,
+        state: State | None = None,
+        *,
+        last: bool = False,
+        final: bool = True,
     ) -> torch.Tensor:
         """The residual stream float32[S * n, width] after all blocks, of tokens int64[S, n] at
         positions start.. ; with a `state` (then S = 1) they see what is in it, and their keys and
         values are written into it (`n_past` is the caller's to move). `last`: float32[S, width],
-        the last row of each sequence; others are computed as far as these need them. Valid until
-        the next pass.
+        the last row of each sequence; others are computed as far as these need them. final: whether
+        the result is used, see `Network.hidden`. Valid until the next pass.
         """
         with torch.cuda.device(self.context.device):  # kernels are launched on the current device
-            return self._run(tokens, start, state, last)
+            stage = self.network.stage
+            if stage is None:
+                return self._run(tokens, start, state, last)
+            # The next rank needs all rows.
+            h = self._run(tokens, start, state, last and stage.is_last)
+            return stage.hand_on(h, len(tokens) if last else tokens.numel(), final=final)
 
     def _run(
         self, tokens: torch.Tensor, start: int, state: State | None, last: bool
@@ -101,6 +112,8 @@ class PromptPath:
         with opened("token_embd", "token_embd"):
             self._embedded(tokens.reshape(-1), h)
         batch = self.network.prepared(tokens.reshape(-1), h, batch)
+        if self.network.stage is not None:
+            h = self.network.stage.take(h)
         stream = Stream(h, self.context)
         if self.context.taps.fast:
             for layer, step in self._observed:

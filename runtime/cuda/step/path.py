@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -74,7 +75,7 @@ class StepPath:
                 context, "LayerInputs", DeviceLayerInputs, SlowLayerInputs, network.inputs
             )
         self._branches: list[StepExecutor] = []
-        branches = placed(network.blocks)
+        branches = placed(network.blocks, network.layers)
         chosen = context.same_choices(choose_all(STEP, branches, context))
         for branch, found in zip(branches, chosen, strict=True):
             self._branches.append(found or SlowBranch(branch))
@@ -94,6 +95,8 @@ class StepPath:
             if part is not None
         )
         self._dropped = 0  # graphs
+        # What comes from and goes to other ranks that have other layers.
+        self._between = torch.empty(STEP_ROWS, network.width, device=context.device)
         self._stream = torch.cuda.Stream(context.device)
 
     @torch.no_grad()
@@ -135,6 +138,9 @@ class StepPath:
         self._check_recurrent(state)
         sequence.begin([token], state.n_past, sampling.seed)
         ahead = self._ahead(sequence)
+        if self.network.stage is not None:
+            # A caller that stops leaves steps that all ranks have begun.
+            ahead = min(self.network.stage.line.exchange(ahead))
         under_way, started, position = deque(), 0, state.n_past
         try:
             while started < n or under_way:
@@ -237,16 +243,33 @@ class StepPath:
         for layer in self._recurrent:
             layer.state(state).n_seen += n
         key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
-        graph = sequence.graphs.get(key)
+        stage = self.network.stage
         with torch.cuda.device(self.context.device):
-            if graph is None and sequence.captures and key in sequence.seen:
-                self._free_before_capture(sequence)
-                graph = sequence.graphs[key] = self._capture(sequence, state, n, wanted)
-            if graph is not None:
-                graph.replay()
-            else:
-                self._launch(sequence, state, n, wanted)
-                sequence.seen.add(key)
+            if stage is None:
+                launch = partial(self._launch, sequence, state, n, wanted)
+                self._replayed(sequence, key, launch)
+                return
+            # What moves between ranks is in no graph.
+            passage = stage.take(self._between[:n])
+            layers = partial(self._launch_layers, sequence, state, n, wanted)
+            self._replayed(sequence, (*key, "layers"), layers)
+            passage.copy_(stage.hand_on(passage, n))
+            output = partial(self._launch_output, sequence, n, wanted)
+            self._replayed(sequence, (*key, "output"), output)
+
+    def _replayed(self, sequence: StepSequence, key: tuple, launch: Callable[[], None]) -> None:
+        """Launch what `key` names for the first time, capture it the second time, and replay it
+        then.
+        """
+        graph = sequence.graphs.get(key)
+        if graph is None and sequence.captures and key in sequence.seen:
+            self._free_before_capture(sequence)
+            graph = sequence.graphs[key] = self._capture(launch)
+        if graph is not None:
+            graph.replay()
+        else:
+            launch()
+            sequence.seen.add(key)
 
     def _free_before_capture(self, sequence: StepSequence) -> None:
         """Free memory before a capture. What a captured launch allocates is in the private memory
@@ -261,19 +284,42 @@ class StepPath:
             self._dropped = 0
             torch.cuda.empty_cache()
 
-    def _capture(
-        self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling
-    ) -> torch.cuda.CUDAGraph:
+    def _capture(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self.context.device)
         self._stream.wait_stream(here)
         # thread_local: other threads may continue on their own streams
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._launch(sequence, state, n, wanted)
+            launch()
         here.wait_stream(self._stream)
         return graph
 
     def _launch(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
+        self._begin(sequence, state, n, wanted)
+        self._run_branches(sequence, state)
+        self._finish(sequence, n, wanted)
+        self.frame.end()
+
+    def _launch_layers(
+        self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling
+    ) -> None:
+        """Launch the layers of this rank, between what comes in and what goes out."""
+        self._begin(sequence, state, n, wanted)
+        if self.network.layers.start:
+            operation(moved, self._between[:n], self.frame.h)
+        self._run_branches(sequence, state)
+        operation(moved, self.frame.settled(), self._between[:n])
+        self.frame.end()
+
+    def _launch_output(self, sequence: StepSequence, n: int, wanted: str | Sampling) -> None:
+        """Launch what follows the last layer of the model."""
+        self.frame.begin(sequence, n, None)
+        operation(moved, self._between[:n], self.frame.h)
+        self._finish(sequence, n, wanted)
+        self.frame.end()
+
+    def _begin(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
+        """Launch the embedding of the tokens."""
         frame = self.frame
         batch = None if sequence.captures else Batch.after([state], [n], self.context.device)
         frame.begin(sequence, n, batch, sequence.alternates and not isinstance(wanted, str))
@@ -284,6 +330,9 @@ class StepPath:
                 self._inputs(frame, h)
         if batch is not None:
             frame.batch = self.network.prepared(sequence.tokens[:n].long(), h, batch)
+
+    def _run_branches(self, sequence: StepSequence, state: State) -> None:
+        frame = self.frame
         for number, branch in enumerate(self._branches):
             executor = sequence.instead.get(number, branch)
             h = self.frame.h if executor.joins else self.frame.settled()
@@ -292,11 +341,14 @@ class StepPath:
                 executor(frame, h, state)
             else:
                 self._summed(executor, h, state)
+
+    def _finish(self, sequence: StepSequence, n: int, wanted: str | Sampling) -> None:
+        """Launch the output, and the sampler of a drawn token."""
+        frame = self.frame
         with opened("output", "output"):
             self._output(frame, slice(0, n) if wanted == "all" else slice(n - 1, n))
         if not isinstance(wanted, str):
             sampler(frame, wanted)(frame.logits[0], sequence)
-        frame.end()
 
     def _summed(self, executor: StepExecutor, h: torch.Tensor, state: State) -> None:
         """Run an executor whose result is a part of a sum over ranks, and add the sum."""
@@ -316,6 +368,11 @@ class StepPath:
         delta = frame.buffer("delta", h.shape[1])
         operation(links.assign, part, delta)
         frame.pending = PendingBranch(delta, norm.weight, norm.eps)
+
+
+def moved(source: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy the residual stream."""
+    out.copy_(source)
 
 
 def _without_seed(sampling: Sampling) -> tuple:
