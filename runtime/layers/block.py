@@ -11,6 +11,7 @@ import torch
 from ..state.cache import CacheSettings, LayerState, Storage
 from ..state.table import Table
 from ..weights.ranges import opened
+from . import many_rows
 from .batch import Batch
 from .norm import Norm
 
@@ -156,5 +157,6 @@ class Block:
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
         for branch in self.branches:
-            h = h + branch(h, batch)
+            y = branch(h, batch)
+            h = many_rows.total(h, y) if branch.sum is None else h + y  # ranks may keep their sum
         return h if self.output_scale is None else h * self.output_scale

@@ -60,6 +60,11 @@ def _run(operation: int, *arguments: int) -> None:
     threads.run(program, torch.get_num_threads())
 
 
+def total(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return h + y, in the memory of y where compiled code is used."""
+    return y.add_(h) if _usable(h) else h + y
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
     """Return the RMS norm of x float32[..., n]."""
     n = x.shape[-1]
