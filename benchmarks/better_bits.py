@@ -2,22 +2,27 @@
 
     python benchmarks/better_bits.py --write-texts DIR
     python benchmarks/better_bits.py MODEL.gguf --work DIR --text TEXT [--text TEXT ...]
-        [--calibrate default] [--type T ...] [--chunks 60] [--jobs 4] [--device cuda]
+        [--calibrate default] [--type T ...] [--chunks 60] [--jobs 4] [--device cuda:0,cuda:1]
     python benchmarks/better_bits.py --table DIR [DIR ...]
 
 The first command writes texts that the default calibration lacks: Python's help topics, those whose
 name has a CRC-32 divisible by 5 (`topics-test.txt`) apart from the others (`topics.txt`), source of
 its standard library (`source.txt`), and numpy's docstrings (`numpy.txt`). The second one collects
-second moments from the calibration texts, writes every type (or preset, or `bpw:3.5` for
---target-bpw) with the importance matrix of the same texts (their diagonal) and with the second
-moments, with --pure for types, token embeddings and output at Q8_0, and compares both with MODEL on
-each text. Every figure is appended to DIR/results.jsonl; a run that is started again measures what
-is missing. The third one prints tables of one or several such folders: ratios below 1 are gains.
+second moments from the calibration texts, writes every type (with --pure; or `mix:IQ3_K` for the
+mix of that name, or `bpw:3.5` for --target-bpw) with the importance matrix of the same texts (their
+diagonal) and with the second moments, token embeddings and output at Q8_0, and compares both with
+MODEL on each text. Every figure is appended to DIR/results.jsonl; a run that is started again
+measures what is missing. Without --type one type of every family comes first. The third one prints
+tables of one or several such folders, by type and by family: ratios below 1 are gains.
+
+Types are tried and judged on the devices in turn, `--jobs` at a time. `--round-on` says where they
+are rounded: the bytes are those of the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -32,16 +37,43 @@ import iqforge
 from iqforge.formats.types import TYPES
 from iqforge.quantize.rounding.methods import UNGUIDED
 
-PRESETS = ["Q4_K_M", "Q3_K_M", "bpw:2.5", "bpw:3", "bpw:3.5", "bpw:4"]
+MIXES = [
+    "mix:IQ4_K",
+    "bpw:3",
+    "mix:Q4_K_M",
+    "mix:IQ2_K",
+    "mix:IQ3_K",
+    "bpw:2.5",
+    "bpw:3.5",
+    "bpw:4",
+]
+# Types whose gains are given as one figure. All others form the last family.
+FAMILIES = {
+    "2 and 3 bits": ["IQ3_K", "Q2_K", "IQ2_KS", "IQ2_K", "IQ2_KL", "IQ3_KS", "Q3_K"],
+    "4 and 5 bits": ["IQ4_K", "Q4_K", "IQ4_KS", "IQ4_XS", "IQ4_NL", "IQ5_K", "IQ5_KS", "Q5_K"]
+    + ["IQ4_KSS"],
+    "trellis": ["IQ2_KT", "IQ4_KT", "IQ3_KT", "IQ1_KT"],
+    "grids": ["IQ2_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_S", "IQ1_S", "IQ1_M"],
+    "mixes and targets": MIXES,
+}
+OTHERS = "others"
 SOURCES = ("argparse", "asyncio.base_events", "dataclasses", "decimal", "difflib", "inspect")
 SOURCES += ("pathlib", "subprocess", "tarfile", "typing", "unittest.mock", "zipfile")
 
 
-def all_types() -> list[str]:
-    """Return the plain types that second moments guide, those of the most bits first."""
+def families() -> dict[str, list[str]]:
+    """Return the plain types that second moments guide, and mixes, by family."""
     types = [t for t in TYPES.values() if t.is_quantized and t.base is None]
     types.sort(key=lambda t: -t.bits_per_weight)
-    return [t.name for t in types if t.name not in UNGUIDED]
+    known = {name for names in FAMILIES.values() for name in names}
+    rest = [t.name for t in types if t.name not in UNGUIDED and t.name not in known]
+    return FAMILIES | {OTHERS: rest}
+
+
+def in_turns() -> list[str]:
+    """Return all types and mixes: the first of every family, then the second of each, and so on."""
+    by_turn = itertools.zip_longest(*families().values())
+    return [name for turn in by_turn for name in turn if name is not None]
 
 
 def main() -> None:
@@ -61,7 +93,10 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1, help="types at a time")
     parser.add_argument("--threads", type=int, default=0, help="of each (default: cores by jobs)")
-    parser.add_argument("--device", default="cpu", help="that evaluates the models")
+    parser.add_argument("--device", default="cpu", help="that evaluates the models, or several")
+    parser.add_argument(
+        "--round-on", default="cpu", metavar="DEVICE", help="auto: that of --device"
+    )
     args = parser.parse_args()
     if args.write_texts:
         write_texts(Path(args.write_texts))
@@ -97,13 +132,14 @@ def measure(args: argparse.Namespace) -> None:
     work.mkdir(parents=True, exist_ok=True)
     hessian = work / "hessian.safetensors"
     started = time.monotonic()
+    devices = args.device.split(",")
     if not hessian.exists():
         iqforge.collect_hessian(
             args.model,
             args.calibrate or ["default"],
             hessian,
             chunks=args.calibration_chunks,
-            device=args.device,
+            device=devices[0],
             precision="f32",
         )
     for text in args.text:
@@ -114,21 +150,30 @@ def measure(args: argparse.Namespace) -> None:
                 text,
                 chunks=args.chunks,
                 kl_divergence_base=base,
-                device=args.device,
+                device=devices[0],
                 precision="f32",
             )
     print(f"collected and evaluated in {time.monotonic() - started:.1f} s", flush=True)
     done = {(one["type"], one["guide"]) for one in read_results(work)}
     wanted = [
-        (name, guide) for name in args.types or all_types() for guide in ("imatrix", "hessian")
+        (name, guide) for name in args.types or in_turns() for guide in ("imatrix", "hessian")
     ]
     wanted = [one for one in wanted if one not in done]
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.jobs)
-    keywords = {"shrink": args.shrink, "device": args.device, "threads": threads}
+    keywords = [
+        {
+            "shrink": args.shrink,
+            "device": device,
+            "round_on": device if args.round_on == "auto" else args.round_on,
+            "threads": threads,
+        }
+        for device in devices
+    ]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.jobs, mp_context=spawn) as pool:
         given = [
-            (args.model, str(work), args.text, name, guide, keywords) for name, guide in wanted
+            (args.model, str(work), args.text, name, guide, keywords[i % len(devices)])
+            for i, (name, guide) in enumerate(wanted)
         ]
         for future in as_completed([pool.submit(one_result, *one) for one in given]):
             result = future.result()
@@ -160,12 +205,13 @@ def one_result(
         recipe = iqforge.recipe_for_target(
             model, bpw=bpw, threads=how["threads"], **fixed, **of_target
         ).recipe
-    elif name in PRESETS:
+    elif name.startswith("mix:"):
+        recipe = name.removeprefix("mix:")
         keywords |= fixed
     else:
         keywords |= fixed | {"pure": True}
     iqforge.quantize_model(
-        model, out, recipe, device="cpu", threads=how["threads"], restart=True, **keywords
+        model, out, recipe, device=how["round_on"], threads=how["threads"], restart=True, **keywords
     )
     result: dict[str, Any] = {
         "type": name,
@@ -220,10 +266,26 @@ def print_tables(folders: list[Path]) -> None:
             cells += [f"{mean(ratios):.3f}", f"{max(ratios):.3f}", f"{100 * top:+.2f} %"]
             print(f"| {name} | " + " | ".join(cells) + f" | {after['seconds']} |")
             by_type.setdefault(name, []).extend(ratios)
-    print("\n| type | figures | geometric mean | worst |\n|---|---|---|---|")
-    for name, ratios in by_type.items():
+    print_means("type", by_type)
+    print_means("family", by_family(by_type))
+
+
+def by_family(by_type: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Return the ratios of each family that has any."""
+    found: dict[str, list[float]] = {}
+    for family, names in families().items():
+        for name in names:
+            if name in by_type:
+                found.setdefault(family, []).extend(by_type[name])
+    return found
+
+
+def print_means(what: str, by_name: dict[str, list[float]]) -> None:
+    """Print a line for each name, and one for all."""
+    print(f"\n| {what} | figures | geometric mean | worst |\n|---|---|---|---|")
+    for name, ratios in by_name.items():
         print(f"| {name} | {len(ratios)} | x {mean(ratios):.3f} | x {max(ratios):.3f} |")
-    if everything := [r for ratios in by_type.values() for r in ratios]:
+    if everything := [r for ratios in by_name.values() for r in ratios]:
         print(f"| all | {len(everything)} | x {mean(everything):.3f} | x {max(everything):.3f} |")
 
 

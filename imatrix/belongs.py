@@ -51,7 +51,7 @@ def check_belongs(
     ]
     if not problems:
         return imatrix
-    message = f"the importance matrix seems to belong to another model: {'; '.join(problems)}"
+    message = f"{imatrix.kind} seems to belong to another model: {'; '.join(problems)}"
     if not force:
         raise ImatrixError(f"{message} (--force uses the entries that fit)", file=imatrix.path)
     log.warning("%s; the entries that fit are used anyway", message)

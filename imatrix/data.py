@@ -85,7 +85,7 @@ class Imatrix:
 
     Counts are rows (tokens) if the file has them. The legacy layout only has evaluation calls: then
     `chunk_size` is 1, counts are calls, and the entry of a tensor of experts is one matrix (see
-    `experts.with_experts`).
+    `experts.with_experts`). kind: what the entries were read from, for messages.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -93,6 +93,7 @@ class Imatrix:
     chunk_size: int = 1
     datasets: tuple[str, ...] = ()
     path: str | None = None
+    kind: str = "the importance matrix"
 
     def __repr__(self) -> str:
         """Say the number of entries, what they were collected from, and the path, in a line."""
@@ -145,7 +146,7 @@ class Imatrix:
             return _of_heads(entry.matrices(entry.size // n_cols), n_matrices)
         if not fits or len(entry.counts) not in (1, n_matrices):
             message = (
-                f"the importance matrix has {entry.size} values in {len(entry.counts)} matrices,"
+                f"{self.kind} has {entry.size} values in {len(entry.counts)} matrices,"
                 f" shape {list(shape)} needs {n_cols} in each of {n_matrices}"
             )
             if name == TOKEN_EMBEDDING:

@@ -188,6 +188,26 @@ def test_another_file_is_refused(llama, tmp_path):
         iqforge.load_hessian(tmp_path / "nan.safetensors").matrix(owner, "fit", 0)
 
 
+@pytest.mark.parametrize(
+    ("data", "kind"), [(b"GGUF\x03\x00\x00\x00more", "a GGUF file"), (b"text\n", "no safetensors")]
+)
+def test_a_file_of_another_kind_is_named(data, kind, tmp_path, capsys):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
+    assert main(["hessian", "--show", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert kind in said and "not second moments as `iqforge hessian` writes them" in said
+
+
+def test_moments_of_another_model_are_named(llama, moe, tmp_path, capsys):
+    iqforge.collect_hessian(moe, PROSE * 20, tmp_path / "h.safetensors", **SETTINGS)
+    words = ["--hessian", str(tmp_path / "h.safetensors"), str(llama), str(tmp_path / "o.gguf")]
+    assert main(["quantize", *words, "Q4_0"]) == 1
+    said = capsys.readouterr().err
+    assert "the file of second moments seems to belong to another model" in said
+    assert "importance matrix" not in said
+
+
 def test_command_says_sizes_and_shows_figures(llama, tmp_path, capsys):
     text, out = tmp_path / "t.txt", tmp_path / "h.safetensors"
     text.write_text(PROSE * 20)

@@ -81,9 +81,15 @@ def read_arrays(file: OpenFile) -> tuple[dict[str, StoredArray], dict[str, str]]
     """Return the arrays and the metadata of a file. Raise MalformedFileError for a header that is
     not valid, TruncatedFileError for one, or for data, that the file does not have.
     """
-    length = int.from_bytes(file.read(0, 8, "the header"), "little")
-    if not 2 <= length <= _MAX_HEADER:
-        raise MalformedFileError(f"the header has {length} bytes", file=file.path, offset=0)
+    first = file.read(0, min(8, file.size), "the header")
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or not 2 <= length <= _MAX_HEADER:
+        kind = "a GGUF file" if first[:4] == b"GGUF" else "no safetensors file"
+        raise MalformedFileError(
+            f"this is {kind}, not second moments as `iqforge hessian` writes them",
+            file=file.path,
+            offset=0,
+        )
     try:
         header = json.loads(file.read(8, length, "the header"))
         metadata = header.pop("__metadata__", {})

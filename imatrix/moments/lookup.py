@@ -16,6 +16,7 @@ from .file import MomentsFile
 from .store import MomentStore
 
 _SHARES = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps")  # experts that see the same vectors
+_KIND = "the file of second moments"
 
 
 class StoredMoments:
@@ -108,7 +109,7 @@ def imatrix_of(file: MomentsFile) -> Imatrix:
     chunks = sum(int(text.get("tokens", 0)) for text in file.texts) // max(n_ctx, 1)
     names = tuple(str(text["name"]) for text in file.texts if text.get("name"))
     entries = ComputedEntries(sorted(file.owners), functools.partial(entry_of, file))
-    return Imatrix(entries, chunks, n_ctx, names, file.path)
+    return Imatrix(entries, chunks, n_ctx, names, file.path, _KIND)
 
 
 def entry_of(file: MomentStore, name: str) -> Entry:
