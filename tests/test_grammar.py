@@ -128,6 +128,10 @@ CASES = {
     r"root ::= [\]^\-a\[] [^^-]": (["]a", "^b", "-c", "[]"], ["b]", "a-", "a^"]),
     'root ::= "x"{3}"y"{2,}"z"{0,1}': (["xxxyy", "xxxyyyz"], ["xxyy", "xxxy", "xxxyyzz"]),
     'root ::= a-b_1\na-b_1 ::= [+*/] "" [^\\n]': (["+a", "/*"], ["+\n", "a"]),
+    "root ::= " + "(" * 90 + "w" + ' | "b" w)' * 90 + ' "c"\nw ::= "w"': (
+        ["wc", "bwc"],
+        ["w", "bc"],
+    ),
     'root ::= "\\U0001F642\\x41\\t"': (["🙂A\t"], ["🙂A"]),
 }
 
@@ -187,6 +191,8 @@ def test_a_mask_is_every_token_that_is_allowed(tokenizer, end):
         ("root ::= <think>", "tokens in grammars"),
         ("*", "expected the name of a rule"),
         ("", "no rule 'root'"),
+        ('root ::= ("a"{1000} | "b"){1000}', "more than 100,000 copies"),
+        ("root ::= " + "(" * 3000, "nested too deeply"),
     ],
 )
 def test_malformed_grammars(text, problem):
@@ -202,6 +208,7 @@ def test_malformed_grammars(text, problem):
         ('{"type": "nothing"}', "not supported"),
         ('{"type": "string", "pattern": "("}', "not supported"),
         ('{"$ref": "http://example.org/x"}', "not supported"),
+        ('{"items":' * 3000 + "{}" + "}" * 3000, "nested too deeply"),
     ],
 )
 def test_malformed_schemas(tokenizer, end, text, problem):

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " kept apart to judge the rounding by. Use several kinds of text."
     )
     add_model_flag(parser, required=False)
-    add_chunk_flags(parser, several_texts=True, batch_tokens=None)
+    add_chunk_flags(parser, several_texts=True, default_text=True, batch_tokens=None)
     parser.add_argument(
         "-o",
         "--output",

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " column. With --in-file and no text, only add up files."
     )
     add_model_flag(parser, required=False)
-    add_chunk_flags(parser, several_texts=True, n_ctx=None, batch_tokens=None)
+    add_chunk_flags(parser, several_texts=True, default_text=True, n_ctx=None, batch_tokens=None)
     parser.add_argument(
         "--text-weight",
         type=float,

@@ -270,6 +270,8 @@ def read_json(path: str) -> Any:
         return json.loads(_text_of(path))
     except json.JSONDecodeError as error:
         raise EvaluationError(f"is not JSON: line {error.lineno}: {error.msg}", file=path) from None
+    except RecursionError:
+        raise EvaluationError("is nested too deeply", file=path) from None
 
 
 def _text_of(path: str) -> str:

@@ -56,13 +56,15 @@ class ChatOptions(TextOptions):
     )
 
     def variables(self) -> dict[str, Any]:
-        """Return the variables of `chat_template_kwargs`. UsageError if they are no JSON object."""
+        """Return the variables of `chat_template_kwargs`. UsageError if they are not a JSON object."""
         if self.chat_template_kwargs is None:
             return {}
         try:
             found = json.loads(self.chat_template_kwargs)
         except json.JSONDecodeError as error:
             raise UsageError(f"--chat-template-kwargs is not JSON: {error.msg}") from None
+        except RecursionError:
+            raise UsageError("--chat-template-kwargs is nested too deeply") from None
         if not isinstance(found, dict):
             raise UsageError("--chat-template-kwargs: expected a JSON object")
         return found

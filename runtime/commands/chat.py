@@ -41,10 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_chat_flags(parser: argparse._ActionsContainer) -> None:
     """Add the flags that only conversations have."""
-    ChatOptions.add_flags(parser, only=("system", "chat_template", "chat_template_kwargs"))
+    ChatOptions.add_flags(parser, only=("system",))
     parser.add_argument(
         "-sysf", "--system-prompt-file", metavar="FILE", help="a UTF-8 file with the system message"
     )
+    ChatOptions.add_flags(parser, only=("chat_template", "chat_template_kwargs"))
     parser.add_argument("--jinja", action="store_true", help=argparse.SUPPRESS)  # always so
     parser.add_argument(  # nothing is warmed up
         "--no-warmup", "--warmup", action="store_true", help=argparse.SUPPRESS

@@ -31,11 +31,16 @@ def add_model_flag(parser: argparse.ArgumentParser, *, required: bool = True) ->
 
 
 def add_chunk_flags(
-    parser: argparse.ArgumentParser, *, several_texts: bool = False, **defaults: Any
+    parser: argparse.ArgumentParser,
+    *,
+    several_texts: bool = False,
+    default_text: bool = False,
+    **defaults: Any,
 ) -> None:
     """-f, -c, -b and --chunks of commands that evaluate chunks of a text.
 
-    several_texts: -f may be repeated, and `file` is a list (or None).
+    several_texts: -f may be repeated, and `file` is a list (or None). default_text: the command
+    takes `default` for the calibration text of the package.
     """
     parser.add_argument(
         "-f",
@@ -43,7 +48,8 @@ def add_chunk_flags(
         metavar="TEXT",
         action="append" if several_texts else "store",
         help="UTF-8 text to evaluate"
-        + (" (repeatable), or 'default', which comes with iqforge" if several_texts else ""),
+        + (" (repeatable)" if several_texts else "")
+        + (", or 'default', which comes with iqforge" if default_text else ""),
     )
     ChunkOptions.add_flags(parser, only=("n_ctx", "chunks", "batch_tokens"), **defaults)
     parser.add_argument("-s", "--seed", help=argparse.SUPPRESS)  # nothing here is random

@@ -89,7 +89,10 @@ class GrammarConstraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise EvaluationError(f"the grammar failed: {_first_line(self._matcher.get_error())}")
+            problem = _first_line(self._matcher.get_error())
+            if problem.startswith("NoExtension"):
+                problem = "no token can continue the text"
+            raise EvaluationError(f"the grammar failed: {problem}")
 
 
 def grammar_maker(
@@ -124,6 +127,8 @@ def _schema(text: str) -> str:
         schema = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"the JSON schema is not JSON: line {error.lineno}: {error.msg}") from None
+    except RecursionError:
+        raise UsageError("the JSON schema is nested too deeply") from None
     if not isinstance(schema, (dict, bool)):
         raise UsageError("the JSON schema is not an object")
     schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}

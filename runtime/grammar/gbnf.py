@@ -19,6 +19,9 @@ _REPEATED = re.compile(r"\{\s*(\d+)\s*(,?)\s*(\d*)\s*\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _MOST_REPEATED = 10000
+_MOST_COPIES = 100_000  # of an item, by repetitions of repetitions: a mask takes time for each
+_DEEPEST = 100  # groups within groups
+_WRITTEN = 8  # of these as groups; llguidance reads few, so that inner ones become rules
 
 
 def gbnf_to_lark(text: str) -> str:
@@ -35,6 +38,9 @@ class _Parser:
     rules: dict[str, str] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)  # rule to where it is used first
     terminals: dict[str, str] = field(default_factory=dict)  # regex to name
+    groups: list[str] = field(default_factory=list)  # that are rules
+    depth: int = 0
+    copies: int = 1  # the most of an item of the group that was read last
 
     def translated(self) -> str:
         self._space(True)
@@ -48,9 +54,11 @@ class _Parser:
             raise UsageError("the grammar has no rule 'root'")
         numbers = {name: f"r{i}" for i, name in enumerate(self.rules)}
         lines = [f"start: {numbers['root']}"]
-        for name, body in self.rules.items():
+        bodies = [(numbers[name], body) for name, body in self.rules.items()]
+        bodies += [(f"g{i}", body) for i, body in enumerate(self.groups)]
+        for name, body in bodies:
             body = re.sub("<([^>]*)>", lambda found: numbers[found[1]], body)
-            lines.append(f"{numbers[name]}: {body}")
+            lines.append(f"{name}: {body}")
         lines += [f"{name}: /{regex}/" for regex, name in self.terminals.items()]
         return "\n".join(lines) + "\n"
 
@@ -68,17 +76,38 @@ class _Parser:
             raise self._error(f"unexpected '{printable(self.text[self.at])}'")
 
     def _alternatives(self, nested: bool) -> str:
-        found = [self._sequence(nested)]
+        found, copies = [self._sequence(nested)], self.copies
         while self._peek() == "|":
             self.at += 1
             self._space(True)
             found.append(self._sequence(nested))
+            copies = max(copies, self.copies)
+        self.copies = copies
         return " | ".join(found)
+
+    def _group(self) -> str:
+        start = self.at
+        self.at += 1
+        self._space(True)
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise self._error("groups are nested too deeply", start)
+        body = self._alternatives(nested=True)
+        self.depth -= 1
+        if self._peek() != ")":
+            raise self._error("this ( has no )", start)
+        self.at += 1
+        if self.depth < _WRITTEN:
+            return f"({body})"
+        self.groups.append(body)
+        return f"g{len(self.groups) - 1}"
 
     def _sequence(self, nested: bool) -> str:
         items: list[str] = []
+        copies = 1
         while self.at < len(self.text):
             c = self._peek()
+            self.copies = 1
             if c == '"':
                 item = self._literal()
             elif c == "[":
@@ -87,13 +116,7 @@ class _Parser:
                 self.at += 1
                 item = self._terminal(r"(?s:.)")
             elif c == "(":
-                start = self.at
-                self.at += 1
-                self._space(True)
-                item = f"({self._alternatives(nested=True)})"
-                if self._peek() != ")":
-                    raise self._error("this ( has no )", start)
-                self.at += 1
+                item = self._group()
             elif c == "<" or c == "!":
                 raise self._error("tokens in grammars are not supported")
             elif c and _NAME.match(c):
@@ -106,6 +129,8 @@ class _Parser:
             repetition = self._repetition()
             self._space(nested)
             items.append(item + repetition)
+            copies = max(copies, self.copies)
+        self.copies = copies
         return " ".join(item for item in items if item) or '""'
 
     def _repetition(self) -> str:
@@ -122,6 +147,9 @@ class _Parser:
         most = int(found[3]) if found[3] else None if found[2] else least
         if max(least, most or 0) > _MOST_REPEATED or (most is not None and most < least):
             raise self._error(f"cannot repeat {found[0]}")
+        self.copies *= max(least, most or 0, 1)
+        if self.copies > _MOST_COPIES:
+            raise self._error(f"repetitions of repetitions make more than {_MOST_COPIES:,} copies")
         self.at = found.end()
         return f"{{{least},{'' if most is None else most}}}"
 
