@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.rounding.choice import RoundingPlan
     from ..quantize.rounding.methods import Rounders
-    from ..quantize.rounding.moments import MomentsLookup, TensorMoments
+    from ..quantize.rounding.moments import MomentsLookup
+    from ..quantize.rounding.tensor_moments import TensorMoments
     from ..quantize.run.piece import ImportanceLookup
     from ..quantize.run.report import RunProgress
 

@@ -27,10 +27,26 @@ COLUMNS = KernelSpec(
     fma=False,
 )
 PRODUCTS = KernelSpec("round_products", ("rounding/products.cu",), (), ("add_products",), fma=False)
+FACTOR = KernelSpec(
+    "round_factor",
+    ("rounding/factor.cu",),
+    (),
+    (
+        "shrink_moments",
+        "factor_block",
+        "factor_rows",
+        "subtract_products",
+        "feedback_of_factor",
+        "held_out_products",
+    ),
+    fma=False,
+)
 WARPS = 8  # rows of a CUDA block of the kernels with one row per warp
 TILE = 128  # rows and columns of a CUDA block of `add_products`
 MOST_COLUMNS = 256  # that a kernel works on together
 MOST_CODES = 64
+FACTORED = 32  # columns that are factored together
+SQUARE = 64  # rows and columns of a CUDA block of `subtract_products`
 MOST_LEVELS = 512
 
 
@@ -44,7 +60,7 @@ class From:
 
 def specs() -> list[KernelSpec]:
     """Return the kernels for rounding."""
-    return [COLUMNS, PRODUCTS]
+    return [COLUMNS, PRODUCTS, FACTOR]
 
 
 def spec_of(kernel: str) -> KernelSpec:

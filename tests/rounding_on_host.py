@@ -39,7 +39,7 @@ class HostDevice(FakeDevice):
 
     def __init__(self, library: ctypes.CDLL):
         super().__init__()
-        self.library, self.launched = library, 0
+        self.library, self.launched, self.number = library, 0, 0
 
     def wait(self, stream):
         pass

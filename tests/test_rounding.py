@@ -423,7 +423,7 @@ def test_more_shrinking_wins_where_errors_are_close(monkeypatch):
         source = type("Source", (), {"n_cols": 256})
 
     def chosen(*errors):
-        monkeypatch.setattr(choice, "trials", lambda *_: [Trial(one) for one in errors])
+        monkeypatch.setattr(choice, "trials", lambda *_, **__: [Trial(one) for one in errors])
         found = choice.choose("x", None, [(Plan, None)], None, None, True, 2)
         return found.shrink, found.passes
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import shutil
 import unittest.mock
+from dataclasses import dataclass
 
 import iqforge
 import numpy as np
 import pytest
+from iqforge.errors import ImatrixError
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.rounding.cuda.code_rounder import CodeRounder, DeviceFactor, Memory
+from iqforge.quantize.rounding.cuda.code_rounder import CodeRounder
+from iqforge.quantize.rounding.cuda.factor import factored_there, held_out_error_there
+from iqforge.quantize.rounding.cuda.memory import Memory
 from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
 from iqforge.quantize.rounding.factor import factored
 from iqforge.quantize.rounding.layout import SCALES
@@ -20,7 +24,7 @@ from iqforge.quantize.rounding.vector_rounder import VectorRounder
 
 from .imatrices import N_CTX, tiny_llama_file
 from .rounding_on_host import HostDevice, rounding_library
-from .second_moments import correlated, weights
+from .second_moments import correlated, moments_of, weights
 from .tiny_checkpoint import PROSE
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -37,7 +41,11 @@ def both(library, name, x, h, passes=1, shrink=0.25):
     factor = factored(h, shrink)
     expected = list(Rounder(type, n, factor, passes).stages(x))
     memory = Memory(HostDevice(library))
-    made = CodeRounder(type, n, DeviceFactor.of(factor, memory, None), passes, memory, None)
+    there = factored_there(moments_of(h), shrink, "x", 0, memory, None)
+    np.testing.assert_array_equal(there.feedback, factor.feedback)
+    np.testing.assert_array_equal(there.moments, factor.moments)
+    np.testing.assert_array_equal(there.weights, factor.weights)
+    made = CodeRounder(type, n, there, passes, memory, None)
     return expected, list(made.stages(x))
 
 
@@ -90,8 +98,9 @@ def test_ternary_digits(library, name):
     type, x, h = ggml_type(name), weights(rows=5, n=256), correlated(256)
     expected = np.empty((5, type.row_bytes(256)), dtype=np.uint8)
     made = np.empty_like(expected)
-    ON_CPU.rounder(type, 256, h, 0.3, 1, "x")(x, expected)
-    DeviceRounders([HostDevice(library)]).rounder(type, 256, h, 0.3, 1, "x")(x, made)
+    given = moments_of(h)
+    ON_CPU.rounder(type, 256, given, 0.3, 1, "x")(x, expected)
+    DeviceRounders([HostDevice(library)]).rounder(type, 256, given, 0.3, 1, "x")(x, made)
     np.testing.assert_array_equal(made, expected)
 
 
@@ -99,9 +108,44 @@ def test_types_without_kernels_are_rounded_on_the_cpu(caplog):
     rounders = DeviceRounders([])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            found = rounders.rounder(ggml_type("IQ2_XS"), 256, correlated(256), 0.3, 1, "x")
+            found = rounders.rounder(
+                ggml_type("IQ2_XS"), 256, moments_of(correlated(256)), 0.3, 1, "x"
+            )
             assert isinstance(found, VectorRounder)
     assert caplog.text.count("IQ2_XS: no GPU kernel") == 1
+
+
+@dataclass(frozen=True)
+class Sums:
+    """`SumsOnDevice` in numpy."""
+
+    sums: np.ndarray
+    count: int
+    diagonal: np.ndarray
+    device: int = 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [96, pytest.param(320, marks=pytest.mark.full)])
+def test_sums_on_a_device_are_factored_as_on_the_cpu(library, n, caplog):
+    sums = (correlated(n) * 777).astype(np.float32)
+    h = sums.astype(np.float64) / 777
+    memory = Memory(HostDevice(library))
+    given = moments_of(h, hold=h, there=Sums(sums, 777, np.diagonal(h).copy()))
+    made, expected = factored_there(given, 0.1, "x", 0, memory, None), factored(h, 0.1)
+    np.testing.assert_array_equal(made.feedback, expected.feedback)
+    np.testing.assert_array_equal(made.moments, expected.moments)
+    rest = weights(rows=11, n=n).astype(np.float64)
+    error = held_out_error_there(given, rest, 0, memory, None)
+    assert error == pytest.approx(ON_CPU.held_out_error(given, rest), rel=1e-12)
+    # Not definite at first, and never.
+    close = np.kron(np.eye(n // 2), np.array([[1.0, 1.05], [1.05, 1]]))
+    made, expected = factored_there(moments_of(close), 0, "x", 0, memory, None), factored(close, 0)
+    np.testing.assert_array_equal(made.feedback, expected.feedback)
+    assert caplog.text.count("damping is now 0.1") == 2
+    far = np.kron(np.eye(n // 2), np.array([[1.0, 50], [50, 1]]))
+    with pytest.raises(ImatrixError, match="cannot be factored"):
+        factored_there(moments_of(far), 0, "x", 0, memory, None)
 
 
 @pytest.mark.full

@@ -195,6 +195,9 @@ class MomentsFile(_MomentsFile):
             )
         return values.reshape(one.n_matrices, one.n_cols)
 
+    def on_device(self, name: str, fold: str, index: int) -> None:
+        """A file is not in the memory of a GPU."""
+
     def matrix(self, name: str, fold: str, index: int) -> np.ndarray:
         """Return float64[n, n], the second moments of matrix `index` of an input: E[x x^T]."""
         one = self.inputs[name]

@@ -13,7 +13,7 @@ from ..data import Entry, Imatrix, alternatives, sees_latent_vectors
 from ..stored import ComputedEntries
 from .data import FOLDS, MomentInput
 from .file import MomentsFile
-from .store import MomentStore
+from .store import DeviceSums, MomentStore
 
 _SHARES = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps")  # experts that see the same vectors
 _KIND = "the file of second moments"
@@ -49,6 +49,15 @@ class StoredMoments:
         if not self._file.counts(self._one.name, FOLDS[1])[index]:
             return None
         return self._file.matrix(self._one.name, FOLDS[1], index)
+
+    def on_device(self, index: int, hold: bool) -> DeviceSums | None:
+        """Return what `fit` (or `hold`) of a matrix is made of, if it is on a GPU and only has to
+        be divided.
+        """
+        fold = FOLDS[1] if hold else FOLDS[0]
+        if self._one.n_matrices > 1 or not self._file.counts(self._one.name, fold)[0]:
+            return None
+        return self._file.on_device(self._one.name, fold, 0)
 
     def tokens(self, index: int) -> int:
         """Return how many vectors of matrix `index` were added up."""

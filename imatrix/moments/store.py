@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +11,22 @@ import torch
 
 from .collector import MomentSums
 from .data import MomentInput
+
+
+@dataclass(frozen=True)
+class DeviceSums:
+    """Sums float32[n, n] on a GPU, which are second moments when they are divided by `count`;
+    `diagonal` float64[n] of the moments is on the host.
+    """
+
+    sums: torch.Tensor
+    count: int
+    diagonal: np.ndarray
+
+    @property
+    def device(self) -> int:
+        """Return the number of the GPU."""
+        return self.sums.device.index or 0
 
 
 class MomentStore(Protocol):
@@ -36,6 +53,10 @@ class MomentStore(Protocol):
         """Return float64[n, n], the second moments of matrix `index` of an input: E[x x^T]."""
         ...
 
+    def on_device(self, name: str, fold: str, index: int) -> DeviceSums | None:
+        """Return what `matrix` divides, if it is in the memory of a GPU."""
+        ...
+
 
 class SumsInMemory:
     """A `MomentStore` of finished sums. path: of the model, for messages."""
@@ -60,3 +81,10 @@ class SumsInMemory:
     def matrix(self, name: str, fold: str, index: int) -> np.ndarray:
         found = self._total.sums[name, fold][index].numpy(force=True).astype(np.float64)
         return found / max(int(self.counts(name, fold)[index]), 1)
+
+    def on_device(self, name: str, fold: str, index: int) -> DeviceSums | None:
+        sums = self._total.sums.get((name, fold))
+        if sums is None or sums.device.type != "cuda":
+            return None
+        count = max(int(self.counts(name, fold)[index]), 1)
+        return DeviceSums(sums[index], count, self.diagonal(name, fold)[index])

@@ -20,7 +20,8 @@ from ...formats.source import Source
 from ...formats.tensor_names import TensorName
 from ..plan.plan import PlannedTensor
 from .methods import ON_CPU, UNGUIDED, Rounders, guides
-from .moments import MomentsLookup, Rounding, TensorMoments
+from .moments import MomentsLookup, Rounding
+from .tensor_moments import TensorMoments
 from .trials import in_threads, trials
 
 SHRINKS = (0.1, 0.25, 0.5, 0.75)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import ImatrixError
+from .cholesky import lower_factor
 
 log = logging.getLogger(__name__)
 
 DAMPING = 0.01  # of the mean of the diagonal
-_TRIES = 4
+TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,12 @@ class Factor:
 def _of(made: np.ndarray) -> Factor:
     """Return the factor of definite moments float64[n, n]; raise LinAlgError for others."""
     # The upper factor of H is the lower factor of H with both axes reversed.
-    r = np.linalg.cholesky(made[::-1, ::-1])[::-1, ::-1]
+    lower = np.ascontiguousarray(made[::-1, ::-1])
+    if not lower_factor(lower):
+        raise np.linalg.LinAlgError("not definite")
+    r = lower[::-1, ::-1]
     pivots = np.diagonal(r)
-    feedback = np.triu(r / pivots[None, :], 1)
+    feedback = np.triu(r, 1) / pivots[None, :]
     return Factor(
         np.ascontiguousarray(made, dtype=np.float32),
         np.ascontiguousarray(feedback, dtype=np.float32),
@@ -65,7 +69,7 @@ def shrunk(h: np.ndarray, shrink: float, damping: float = DAMPING) -> np.ndarray
 
 
 def factored(h: np.ndarray, shrink: float, name: str = "") -> Factor:
-    """Return the factor of second moments float64[n, n], by LAPACK in float64.
+    """Return the factor of second moments float64[n, n], in float64; see `cholesky`.
 
     Where that fails the damping grows tenfold, which is said. Raise ImatrixError naming the tensor
     if the moments are not finite or nothing helps.
@@ -73,7 +77,7 @@ def factored(h: np.ndarray, shrink: float, name: str = "") -> Factor:
     if not np.isfinite(h).all():
         raise ImatrixError("its second moments are not finite", tensor=name)
     damping = DAMPING
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         made = shrunk(h, shrink, damping)
         try:
             return _of(made)

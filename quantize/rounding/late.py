@@ -19,7 +19,8 @@ from ...formats.types import GGMLType
 from ..plan.plan import PlannedTensor
 from .choice import RoleChoice, choose
 from .methods import ON_CPU, Rounders
-from .moments import Rounding, TensorMoments
+from .moments import Rounding
+from .tensor_moments import TensorMoments
 
 Encoder = Callable[[np.ndarray, np.ndarray], None]
 

@@ -13,6 +13,7 @@ from ..encode import row_encoder
 from .factor import Factor, factored
 from .layout import code_layout
 from .rounder import Rounder
+from .tensor_moments import MatrixMoments
 from .ternary_rounder import TWINS, TernaryRounder
 from .vector_layout import vector_layout
 from .vector_rounder import VectorRounder
@@ -75,11 +76,21 @@ class Rounders(Protocol):
         ...
 
     def rounder(
-        self, type: GGMLType, n_cols: int, h: np.ndarray, shrink: float, passes: int, name: str
+        self,
+        type: GGMLType,
+        n_cols: int,
+        moments: MatrixMoments,
+        shrink: float,
+        passes: int,
+        name: str,
     ) -> RowRounder:
-        """Return what rounds rows to a plain type with second moments float64[n_cols, n_cols],
-        shrunk by `shrink` and refined `passes` times. name: the tensor's, for messages.
+        """Return what rounds rows to a plain type with second moments that are shrunk by `shrink`,
+        and refines them `passes` times. name: the tensor's, for messages.
         """
+        ...
+
+    def held_out_error(self, moments: MatrixMoments, rest: np.ndarray) -> float:
+        """Return tr(E H E^T) of errors E, float64[rows, n_cols], with the held-out moments H."""
         ...
 
     def search(
@@ -95,9 +106,21 @@ class CpuRounders:
     large_pieces = False
 
     def rounder(
-        self, type: GGMLType, n_cols: int, h: np.ndarray, shrink: float, passes: int, name: str
+        self,
+        type: GGMLType,
+        n_cols: int,
+        moments: MatrixMoments,
+        shrink: float,
+        passes: int,
+        name: str,
     ) -> RowRounder:
-        return rounder_of(type, n_cols, factored(h, shrink, name), passes)
+        return rounder_of(type, n_cols, factored(moments.fit, shrink, name), passes)
+
+    def held_out_error(self, moments: MatrixMoments, rest: np.ndarray) -> float:
+        hold = moments.hold
+        if hold is None:
+            raise ValueError("there is no held-out text")
+        return float(((rest @ hold) * rest).sum())
 
     def search(
         self, type: GGMLType, n_cols: int, importance: np.ndarray | None

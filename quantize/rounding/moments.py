@@ -11,27 +11,7 @@ import numpy as np
 
 from ...formats.types import GGMLType
 from .methods import ON_CPU, Rounders, RowRounder
-
-
-class TensorMoments(Protocol):
-    """Second moments of the inputs of a tensor, for each of its matrices."""
-
-    def fit(self, index: int) -> np.ndarray:
-        """Return float64[n_cols, n_cols], what matrix `index` is rounded with."""
-        ...
-
-    def hold(self, index: int) -> np.ndarray | None:
-        """Return float64[n_cols, n_cols] of held-out text, or None if there is none."""
-        ...
-
-    def tokens(self, index: int) -> int:
-        """Return how many vectors `fit` is the mean of."""
-        ...
-
-    def origin(self, index: int) -> str:
-        """Return whose vectors `fit` is of, in words: "its own" or those of other matrices."""
-        ...
-
+from .tensor_moments import MatrixMoments, TensorMoments
 
 # moments(name, shape) -> moments of a tensor, or None for a tensor that has none
 MomentsLookup = Callable[[str, tuple[int, ...]], TensorMoments | None]
@@ -88,8 +68,12 @@ class _LazyRounder:
         with self._lock:
             if self._made is None:
                 r = self._rounding
-                h = r.moments.fit(self._index)
                 self._made = r.rounders.rounder(
-                    self._type, self._n_cols, h, r.shrink, r.passes, r.name
+                    self._type,
+                    self._n_cols,
+                    MatrixMoments(r.moments, self._index),
+                    r.shrink,
+                    r.passes,
+                    r.name,
                 )
         self._made(x, out)

@@ -13,7 +13,7 @@ from ...formats.codecs.codec import decode, decode_plain
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType
 from .methods import ON_CPU, Rounders
-from .moments import TensorMoments
+from .tensor_moments import MatrixMoments, TensorMoments
 
 _ROWS = 64  # of a matrix that are tried
 _FACTOR_BYTES = 1 << 33  # of the factors that threads may hold together
@@ -38,8 +38,7 @@ class Trial:
 
     name: str
     x: np.ndarray
-    fit: np.ndarray
-    hold: np.ndarray
+    moments: MatrixMoments
     tokens: int
     importance: np.ndarray | None
     rounders: Rounders = ON_CPU
@@ -66,7 +65,10 @@ class Trial:
         diagonal of H says of the search, which is how errors are estimated without moments.
         """
         rest = self.x - decode_plain(type, self.searched(type), self.x.shape[1])
-        base = float((rest.astype(np.float64) ** 2 @ np.diagonal(self.hold)).sum())
+        hold = self.moments.hold
+        if hold is None:
+            return 0.0
+        base = float((rest.astype(np.float64) ** 2 @ np.diagonal(hold)).sum())
         if base <= 0:
             return 0.0
         *_, made = self._stages(type, shrink, passes)
@@ -74,12 +76,14 @@ class Trial:
 
     def _stages(self, type: GGMLType, shrink: float, passes: int) -> Iterator[np.ndarray]:
         n = self.x.shape[1]
-        return self.rounders.rounder(type, n, self.fit, shrink, passes, self.name).stages(self.x)
+        return self.rounders.rounder(type, n, self.moments, shrink, passes, self.name).stages(
+            self.x
+        )
 
     def _error(self, type: GGMLType, made: np.ndarray) -> float:
         rest = self.x.astype(np.float64)
         rest -= decode_plain(type, made, self.x.shape[1])
-        return float(((rest @ self.hold) * rest).sum())
+        return self.rounders.held_out_error(self.moments, rest)
 
 
 def trials(
@@ -97,8 +101,9 @@ def trials(
         return
     picked = sorted({(2 * i + 1) * n // (2 * matrices) for i in range(matrices)})
     for info, m, index in (all_matrices[at] for at in picked):
-        hold = m.hold(index)
-        tokens = m.tokens(index)
+        matrix, tokens = MatrixMoments(m, index), m.tokens(index)
+        held = matrix.on_device(hold=True)
+        hold = matrix.hold if held is None else held.diagonal
         if hold is None or not hold.any() or not tokens:
             continue
         x = _rows(source, info, index, rows)
@@ -106,7 +111,7 @@ def trials(
             continue  # the run says so, or sets them to 0
         weights = None if importance is None else importance(info.name, info.shape)
         own = None if weights is None else weights[index]
-        yield Trial(info.name, x, m.fit(index), hold, tokens, own, rounders)
+        yield Trial(info.name, x, matrix, tokens, own, rounders)
 
 
 def _rows(source: Source, info: TensorInfo, index: int, rows: int) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...cuda_kernels.compile.launch import launch_on, load
 from ...cuda_kernels.compile.numba_cuda import compile_kernel, cuda_module, named_errors, on_device
+from ...cuda_kernels.compile.spec import KernelSpec
 from ...cuda_kernels.rounding import From, spec_of
 from ...errors import DeviceError
 from ...formats.codecs.codec import block_decoder
@@ -169,9 +170,8 @@ def _measure_kernel(type: GGMLType, device: int) -> Any:
 
 
 @functools.cache
-def _rounding_kernels(kernel: str, device: int) -> dict[str, object]:
-    """Return the kernels of the spec that holds `kernel`, by name."""
-    spec = spec_of(kernel)
+def _rounding_kernels(spec: KernelSpec, device: int) -> dict[str, object]:
+    """Return the kernels of a spec by name."""
     return dict(zip(spec.functions, load(spec, device), strict=True))
 
 
@@ -316,5 +316,5 @@ class CudaDevice:
         None for a null pointer, or numpy scalars.
         """
         with self._lock:
-            found = _rounding_kernels(kernel, self.number)[kernel]
+            found = _rounding_kernels(spec_of(kernel), self.number)[kernel]
         launch_on(int(stream) if stream else 0, found, grid, threads, *map(_argument, arguments))

@@ -15,11 +15,13 @@ import numpy as np
 
 from ....formats.types import GGMLType, ggml_type
 from ...encode import prepare_weights
-from ..factor import Factor, factored
 from ..methods import ON_CPU, RowRounder
+from ..tensor_moments import MatrixMoments
 from ..ternary_rounder import TWINS, TernaryRounder
-from .code_rounder import CodeRounder, DeviceFactor, Memory
+from .code_rounder import CodeRounder
 from .code_tables import code_tables
+from .factor import DeviceFactor, factored_there, held_out_error_there
+from .memory import Memory
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class _Place:
     """Memory for one tensor at a time on a GPU, and the rounder that was last made in it."""
 
     def __init__(self, device: Any):
-        self.device = device
+        self.device, self.number = device, device.number
         self._memory: Memory | None = None
         self._stream: Any = None
         self._key: object = None
@@ -39,14 +41,17 @@ class _Place:
 
     def rounder(self, wanted: DeviceRounder) -> CodeRounder:
         if self._key is not wanted or self._rounder is None:
-            memory, stream = self._ready()
-            self._rounder = None  # its arrays are overwritten
-            factor = DeviceFactor.of(wanted.factor, memory, stream)
+            factor = self.factored(wanted.moments, wanted.shrink, wanted.name)
             self._rounder = CodeRounder(
-                wanted.type, wanted.n_cols, factor, wanted.passes, memory, stream
+                wanted.type, wanted.n_cols, factor, wanted.passes, *self._ready()
             )
             self._key = wanted
         return self._rounder
+
+    def factored(self, moments: MatrixMoments, shrink: float, name: str) -> DeviceFactor:
+        """Return the factor of moments, in memory that the next one overwrites."""
+        self._rounder = None
+        return factored_there(moments, shrink, name, self.number, *self._ready())
 
     def search(self, type: GGMLType, x: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
         """Write the bytes of the search for x float32[rows, n_cols]."""
@@ -68,6 +73,9 @@ class _Place:
         if head:
             out[:, :head] = parts[0]
 
+    def held_out_error(self, moments: MatrixMoments, rest: np.ndarray) -> float:
+        return held_out_error_there(moments, rest, self.number, *self._ready())
+
     def _ready(self) -> tuple[Memory, Any]:
         if self._memory is None:
             self._memory, self._stream = Memory(self.device), self.device.stream()
@@ -78,10 +86,17 @@ class DeviceRounder:
     """Round rows of a matrix on the GPUs of `rounders`; see `rounding.methods.RowRounder`."""
 
     def __init__(
-        self, rounders: DeviceRounders, type: GGMLType, n_cols: int, factor: Factor, passes: int
+        self,
+        rounders: DeviceRounders,
+        type: GGMLType,
+        n_cols: int,
+        moments: MatrixMoments,
+        shrink: float,
+        passes: int,
+        name: str,
     ):
-        self.type, self.n_cols, self.factor, self.passes = type, n_cols, factor, passes
-        self._rounders = rounders
+        self.type, self.n_cols, self.moments, self.shrink = type, n_cols, moments, shrink
+        self.passes, self.name, self._rounders = passes, name, rounders
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         with self._rounders.place() as place:
@@ -118,16 +133,32 @@ class DeviceRounders:
             self._free.put(place)
 
     def rounder(
-        self, type: GGMLType, n_cols: int, h: np.ndarray, shrink: float, passes: int, name: str
+        self,
+        type: GGMLType,
+        n_cols: int,
+        moments: MatrixMoments,
+        shrink: float,
+        passes: int,
+        name: str,
     ) -> RowRounder:
         """Return what rounds rows; see `rounding.methods.Rounders`."""
         if type.name in TWINS:
             twin = ggml_type(TWINS[type.name])
-            return TernaryRounder(type, n_cols, self.rounder(twin, n_cols, h, shrink, passes, name))
+            return TernaryRounder(
+                type, n_cols, self.rounder(twin, n_cols, moments, shrink, passes, name)
+            )
         if code_tables(type.name) is None:
             self._warn(type)
-            return ON_CPU.rounder(type, n_cols, h, shrink, passes, name)
-        return DeviceRounder(self, type, n_cols, factored(h, shrink, name), passes)
+            return ON_CPU.rounder(type, n_cols, moments, shrink, passes, name)
+        return DeviceRounder(self, type, n_cols, moments, shrink, passes, name)
+
+    def held_out_error(self, moments: MatrixMoments, rest: np.ndarray) -> float:
+        """Return the error: on the GPU that has the moments, else on the CPU."""
+        sums = moments.on_device(hold=True)
+        if sums is None:
+            return ON_CPU.held_out_error(moments, rest)
+        with self.place() as place:
+            return place.held_out_error(moments, rest)
 
     def search(
         self, type: GGMLType, n_cols: int, importance: np.ndarray | None
