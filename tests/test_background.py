@@ -42,7 +42,9 @@ def test_workers_continue_while_the_disk_pauses():
     class Pausing:
         def write(self, tensor, data):
             if not written:
-                assert model.enough.wait(20), "no more was read while the first write took its time"
+                assert model.enough.wait(120), (
+                    "no more was read while the first write took its time"
+                )
             written.append(tensor.name)
 
     stream(model, [RunOutput(plan_uniform(model.tensors, ggml_type("Q4_0")), Pausing())], threads=1)
@@ -78,7 +80,7 @@ def test_no_more_waits_than_may():
     open_gate, taken = threading.Event(), []
 
     def take(number):
-        open_gate.wait(20)
+        open_gate.wait(120)
         taken.append(number)
 
     with BackgroundWriter(100) as writer:

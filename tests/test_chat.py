@@ -355,11 +355,13 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def until(self, pattern: str, seconds: float = 60) -> str:
+    def until(self, pattern: str, seconds: float = 240) -> str:
         """Read until the pattern, and return what came."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.seen, re.DOTALL)):
-            ready, _, _ = select.select([self.master], [], [], deadline - time.monotonic())
+            ready, _, _ = select.select(
+                [self.master], [], [], max(0.0, deadline - time.monotonic())
+            )
             try:
                 data = os.read(self.master, 4096) if ready else b""
             except OSError:
@@ -371,6 +373,18 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
+
+    def wait_until_it_reads(self) -> None:
+        """Wait until all threads have slept for half a second without any work in between."""
+        limit, quiet, before = time.monotonic() + 240, 0, ""
+        while quiet < 10:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+            folders = Path(f"/proc/{self.process.pid}/task").iterdir()
+            stats = [(folder / "stat").read_text().rpartition(")")[2].split() for folder in folders]
+            now = str([one[11:13] for one in stats])  # user and system time
+            quiet = quiet + 1 if now == before and {one[0] for one in stats} == {"S"} else 0
+            before = now
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -404,7 +418,7 @@ def test_a_dialogue_on_a_terminal(demo, model):
         one.until(r"\\\s+\. ")
         one.type("b\n")
         one.until(READY)
-        time.sleep(0.5)  # Python may not see Ctrl-C between its prompt and its first read
+        one.wait_until_it_reads()  # Python may not see Ctrl-C between its prompt and its first read
         one.type("half a line\x03")
         one.until("Ctrl-C again[^>]*> ")
         one.type("/clear\n")
@@ -412,7 +426,7 @@ def test_a_dialogue_on_a_terminal(demo, model):
         one.type("Hello\n")
         assert text.replace("\n", "\r\n") in one.until(READY)
         one.type("\x04")
-        assert one.process.wait(30) == 0
+        assert one.process.wait(240) == 0
     finally:
         one.close()
 
@@ -433,6 +447,6 @@ def test_ctrl_c_stops_the_answer_only(demo):
         one.type("\x03")
         one.until(r"\[interrupted\]\s+> ")
         one.type("/exit\n")
-        assert one.process.wait(30) == 0
+        assert one.process.wait(240) == 0
     finally:
         one.close()

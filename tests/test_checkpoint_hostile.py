@@ -182,10 +182,10 @@ def test_hostile_header(tmp_path: Path, case: str):
     content, kind, words = HOSTILE[case]
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    started = time.perf_counter()
+    started = time.thread_time()  # other processes do not count
     with pytest.raises(kind) as raised:
         read_header(path)
-    seconds = time.perf_counter() - started
+    seconds = time.thread_time() - started
     assert words in str(raised.value) and str(path) in str(raised.value)
     assert seconds < (0.1 if len(content) < 100_000 else 1)  # the larger ones depend on the machine
     tracemalloc.start()

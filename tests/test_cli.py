@@ -197,7 +197,13 @@ def test_completion(capsys, tmp_path):
 )
 @pytest.mark.parametrize(
     "command",
-    ["iqforge --version", "iqforge types", "iqforge quantize --pure --dry-run {model} x.gguf Q8_0"],
+    [
+        "iqforge --version",
+        "iqforge types",
+        pytest.param(
+            "iqforge quantize --pure --dry-run {model} x.gguf Q8_0", marks=pytest.mark.full
+        ),
+    ],
 )
 def test_streams_that_are_closed_or_full(shards, redirect, status, command):
     done = shell(f"{command.format(model=shards[0])} {redirect}")

@@ -52,7 +52,7 @@ print(json.dumps([before, len(done), said, len(compilation.missing_tasks(tasks))
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_missing_code_is_compiled_once(tmp_path, processes):
     code = AHEAD.replace("JOBS", str(processes))
     before, done, said, after, here = run_in_new_cache(code, tmp_path)

@@ -76,7 +76,9 @@ def test_files_are_the_reference_s_plans(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rules", ["ik", "mainline"])
+@pytest.mark.parametrize(  # the test above makes all files of "ik"
+    "rules", [pytest.param("ik", marks=pytest.mark.full), "mainline"]
+)
 def test_files_of_every_preset_hold_numbers(tmp_path, rules):
     tensors, metadata = model(1, kv_heads=2)
     imatrix = written(tmp_path / "m.gguf", tensors, metadata)

@@ -40,7 +40,12 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+# Others of the same architecture have the same layers.
+LARGER = {"llama-70b", "qwen3-235b-a22b", "gpt-oss-120b"}
+EACH = [pytest.param(name, marks=pytest.mark.full) if name in LARGER else name for name in SHAPES]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_no_layer_is_slow(name):
     slow = set()
     with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
@@ -101,7 +106,7 @@ def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
     assert off.square().mean().sqrt() < 0.03 and (off < 0.06).double().mean() > 0.98, off
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", EACH)
 def test_memory_is_known_before_anything_is_loaded(name):
     """More tokens at a time, and more positions, take more; kept copies count once per layer."""
     device, settings = torch.device("meta"), CacheSettings()

@@ -540,7 +540,7 @@ def test_random_damage(tmp_path):
             else:
                 content[at:at] = rng.randbytes(rng.randrange(1, 9))
         path.write_bytes(content)
-        start = time.perf_counter()
+        start = time.thread_time()  # other processes do not count
         try:
             with open_gguf(path) as file:
                 for tensor in file.tensors:
@@ -548,5 +548,5 @@ def test_random_damage(tmp_path):
                     file.read_bytes(tensor, 0, tensor.n_bytes)
         except IqforgeError as error:
             assert str(path) in str(error) and "\n" not in str(error)
-        slowest = max(slowest, time.perf_counter() - start)
+        slowest = max(slowest, time.thread_time() - start)
     assert slowest < 1

@@ -268,9 +268,9 @@ def test_large_vocabulary_is_quick(opened, tmp_path):
             array_pair("tokenizer.ggml.token_type", I32, [1] * 150_000),
         ]
     )
-    start = time.perf_counter()
+    start = time.thread_time()  # other processes do not count
     file = opened(content)
-    assert time.perf_counter() - start < 2  # 0.05 s on an idle core
+    assert time.thread_time() - start < 2  # 0.05 s on an idle core
     assert file.metadata["tokenizer.ggml.tokens"].data == tokens
 
 

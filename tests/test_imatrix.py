@@ -184,7 +184,7 @@ def test_a_run_resumes_from_a_snapshot(moe):
         collect(model, PROSE, n_ctx=N_CTX, from_chunk=100)
 
 
-@pytest.mark.slow
+@pytest.mark.full  # test_imatrix_collect.py compares with a smaller file of the reference
 def test_the_file_of_the_reference(tmp_path):
     """The file is of mini-llama over 100 chunks of 512 tokens of the validation text."""
     theirs = load_imatrix(shared("golden/tools/imatrix/mini-llama-wiki.valid-100x512.dat"))

@@ -342,7 +342,9 @@ def test_gate_up(build, merged):
 JOINED = f"{DENSE}, const float* delta, const float* post, float post_eps, float scale, float* to"
 
 
-@pytest.mark.parametrize(("n", "cols"), [(1, 768), (1, 1280), (3, 1280)])
+@pytest.mark.parametrize(
+    ("n", "cols"), [(1, 768), pytest.param(1, 1280, marks=pytest.mark.full), (3, 1280)]
+)
 def test_gelu_of_a_joined_stream(build, n, cols):
     """The stream is what the branch before and its norm make of it, whether a thread keeps its
     elements in registers or not, and is written once by all blocks together.
@@ -407,7 +409,7 @@ def test_activations_that_are_tiny_or_huge(build):
         ("IQ4_K", 512, 768, {}),
         pytest.param("Q6_K", 512, 768, {}, marks=pytest.mark.full),
         ("Q8_0", 544, 96, {}),
-        ("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),
+        pytest.param("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2}, marks=pytest.mark.full),
         ("IQ2_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),  # row headers in the first stage
         pytest.param("IQ4_KT", 512, 768, {}, marks=pytest.mark.full),
         pytest.param("IQ5_K", 512, 768, {}, marks=pytest.mark.full),

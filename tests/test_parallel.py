@@ -58,8 +58,8 @@ QUICK = ("llama", "qwen3_moe", "qwen3_5_moe", "deepseek_v2", "gpt_oss_mxfp4")
 @pytest.mark.parametrize(
     "size, names",
     [
-        (2, QUICK),
-        pytest.param(3, QUICK, marks=pytest.mark.slow),
+        pytest.param(2, QUICK, marks=FULL),
+        (3, QUICK),
         pytest.param(2, GOLDEN, marks=FULL),
         pytest.param(3, GOLDEN, marks=FULL),
     ],
@@ -199,7 +199,7 @@ def test_two_hosts(tmp_path):
 def test_a_rank_that_fails_ends_all(case, status, said, capfd):
     begun = time.monotonic()
     assert run_ranks(command(case), 3) == status
-    assert time.monotonic() - begun < 40  # most of it to start
+    assert time.monotonic() - begun < 200  # most of it to start; ranks wait for 600 s by themselves
     assert said in capfd.readouterr().err
     assert not running("parallel_program.py")
 
@@ -208,7 +208,7 @@ def test_ranks_end_with_who_started_them():
     """Also if that is killed, and cannot end them."""
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
     starter = "from iqforge.runtime.parallel.launch import run_ranks; import sys;"
-    sleep = f"run_ranks([sys.executable, '-c', 'import time; time.sleep(99) # {mark}'], 2)"
+    sleep = f"run_ranks([sys.executable, '-c', 'import time; time.sleep(999) # {mark}'], 2)"
     process = subprocess.Popen([sys.executable, "-c", starter + sleep])
     try:
         wait_until(lambda: len(running(mark)) == 3)
@@ -232,7 +232,7 @@ def running(text: str) -> list[int]:
     return found
 
 
-def wait_until(true, seconds: float = 10) -> None:
+def wait_until(true, seconds: float = 60) -> None:
     limit = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < limit

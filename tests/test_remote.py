@@ -240,7 +240,7 @@ def test_without_a_network_it_says_so_within_ten_seconds(monkeypatch, kind):
     why = "Connection refused" if kind == "closed" else "the server does not answer"
     for words in ("org/model@main", address, why, "check the network"):
         assert words in str(raised.value)
-    assert seconds < 5
+    assert seconds < 10
 
 
 def test_without_a_network_the_command_is_one_line_of_error(monkeypatch, tmp_path: Path):

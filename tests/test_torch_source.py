@@ -317,11 +317,11 @@ def test_a_zip_archive_of_a_newer_format_is_named(tmp_path: Path):
 def test_hostile_pickle(tmp_path: Path, case: str):
     text, words = PICKLES[case]
     with_pickle(tmp_path / "x.bin", text)
-    started = time.perf_counter()
+    started = time.thread_time()  # other processes do not count
     with pytest.raises(MalformedFileError) as raised:
         read_torch_header(tmp_path / "x.bin")
     assert words in str(raised.value) and "x.bin" in str(raised.value)
-    assert time.perf_counter() - started < (0.2 if len(text) < 10_000 else 30)
+    assert time.thread_time() - started < (0.2 if len(text) < 10_000 else 30)
     assert WITNESS not in os.environ
 
 
