@@ -25,7 +25,9 @@ from .memory import Memory
 
 log = logging.getLogger(__name__)
 
-PLACES = 2  # tensors at a time on each GPU: one is copied while another is rounded
+# Tensors at a time on each GPU: one is copied while another is rounded, and trials of few rows leave
+# most of a GPU free.
+PLACES = 4
 
 
 class _Place:
