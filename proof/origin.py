@@ -22,7 +22,7 @@ from .card import LICENSE_KEYS
 @dataclass(frozen=True)
 class Origin:
     """A source. address: what opens it, pinned to a commit if it is remote. provenance: its name,
-    and what tells it from others. active: weights that a token is multiplied with. choose_share:
+    and what distinguishes it. active: weights that a token is multiplied with. choose_share:
     how long errors of types take, compared with quantizing everything once. sizes: what results
     can have. quantized: types of a GGUF file that are not floats.
     """

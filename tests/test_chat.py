@@ -319,6 +319,7 @@ def test_single_turns(demo, capsys, monkeypatch, tmp_path):
         (["chat", "-sm", "graph"], "does not go together with a conversation"),
         (["generate", "-p", "a", "-st"], "-st is for conversations"),
         (["generate", "-p", "a", "-sysf", "b"], "-sysf is for conversations"),
+        (["generate", "-cnv", "--prompt-cache-all"], "--prompt-cache-all does not go together"),
     ],
 )
 def test_command_refuses(demo, capsys, monkeypatch, words, message):

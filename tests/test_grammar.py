@@ -187,7 +187,7 @@ def test_a_mask_is_every_token_that_is_allowed(tokenizer, end):
         ('root ::= "\\q"', "not an escape"),
         ('root ::= "\\ud800"', "not a character"),
         ('root = "a"', "expected ::="),
-        ('root ::= "a"\nroot ::= "b"', "line 2: the rule 'root' is there twice"),
+        ('root ::= "a"\nroot ::= "b"', "line 2: the rule 'root' is defined twice"),
         ("root ::= <think>", "tokens in grammars"),
         ("*", "expected the name of a rule"),
         ("", "no rule 'root'"),

@@ -59,7 +59,7 @@ class AnswerStream:
         return rest
 
     def end(self) -> str:
-        """Return what is left of a character that never became whole."""
+        """Return what is left of an incomplete character."""
         return self._stream.end()
 
     def message(self, text: str) -> Message:

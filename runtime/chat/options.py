@@ -56,7 +56,7 @@ class ChatOptions(TextOptions):
     )
 
     def variables(self) -> dict[str, Any]:
-        """Return the variables of `chat_template_kwargs`. UsageError if they are not a JSON object."""
+        """Return the variables of `chat_template_kwargs`. UsageError for no JSON object."""
         if self.chat_template_kwargs is None:
             return {}
         try:

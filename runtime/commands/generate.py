@@ -59,8 +59,10 @@ def run(args: argparse.Namespace, api) -> int:
     if not has_ranks(args.split_mode):
         start_driver(args.device)  # before torch is imported
     if args.conversation:
-        if args.prompt_cache is not None:
-            raise UsageError("--prompt-cache does not go together with a conversation")
+        for name in CACHE_FIELDS:
+            if getattr(args, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} does not go together with a conversation")
         return chat.run(args, api)
     from ..generate import Generation
 

@@ -68,7 +68,7 @@ class _Parser:
         if not self.text.startswith("::=", self.at):
             raise self._error("expected ::=")
         if name in self.rules:
-            raise self._error(f"the rule '{printable(name, 60)}' is there twice", start)
+            raise self._error(f"the rule '{printable(name, 60)}' is defined twice", start)
         self.at += 3
         self._space(True)
         self.rules[name] = self._alternatives(nested=False)

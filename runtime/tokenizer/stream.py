@@ -33,7 +33,7 @@ class TextStream:
         return self._decoder.decode(piece)
 
     def end(self) -> str:
-        """Return what is left of a character that never became whole."""
+        """Return what is left of an incomplete character."""
         return self._decoder.decode(b"", final=True)
 
 
