@@ -87,6 +87,7 @@ def _gpt_oss(name: str, n_layers: int, n_experts: int) -> Shape:
 SHAPES: dict[str, Shape] = {
     "llama-8b": _llama("8B", (32, 4096, 32, 8, 128, 14336, 128256)),
     "llama-70b": _llama("70B", (80, 8192, 64, 8, 128, 28672, 128256)),
+    "llama-1b": _llama("1B", (16, 2048, 32, 8, 64, 8192, 128256)),
     "llama-tiny": _llama("tiny", (2, 256, 4, 2, 64, 512, 512), 8192, 10000.0),
     "qwen3-30b-a3b": _qwen3moe("30B.A3B", (48, 2048, 32, 4, 128, 768, 151936)),
     "qwen3-235b-a22b": _qwen3moe("235B.A22B", (94, 4096, 64, 4, 128, 1536, 151936)),
