@@ -25,8 +25,8 @@ from .memory import Memory
 
 log = logging.getLogger(__name__)
 
-# Tensors at a time on each GPU: one is copied while another is rounded, and trials of few rows leave
-# most of a GPU free.
+# Tensors at a time on each GPU: one is copied while another is rounded, and trials of few rows
+# leave most of a GPU free.
 PLACES = 4
 
 
