@@ -68,8 +68,7 @@ def compiled_callback(
     """`function` compiled for calls by its `address`, with C's rules. `__qualname__` keys its code
     in the cache. on_missing: is called before code is compiled that is not in the cache.
     """
-    from numba.core import sigutils
-    from numba.core import ccallback
+    from numba.core import ccallback, sigutils
 
     base: Any = ccallback.CFunc
 

@@ -118,4 +118,6 @@ def _plan(n_prompt: int, n_gen: int, n_depth: int, ubatch: int) -> Runs:
 
 def _how(label: str, precision: str) -> str:
     """Return how recording changes passes of this kind, for the heading of a table."""
-    return " without graphs" if label != "tg" and precision != "f32" else ""
+    from ..precision import ON_CPU
+
+    return " without graphs" if label != "tg" and precision not in ON_CPU else ""

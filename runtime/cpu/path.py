@@ -16,17 +16,19 @@ from ..layers.delta_net import DeltaNet
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.mla import MLA
 from ..layers.moe import MoE
+from ..layers.norm import Norm
 from ..layers.rope import Rope
 from ..network.network import Network
 from ..simd.operations import operation
 from ..simd.step import norms
-from ..simd.threads import run
+from ..simd.threads import Program, run
 from ..state.cache import CacheSettings, KVCache
 from ..state.latent import LatentCache
 from ..state.recurrent import RecurrentState
 from ..state.sequence import State
 from ..state.table import BLOCK_TOKENS, Table
 from ..weights.encoded import Matrix
+from ..weights.ranges import RangeName, opened, recording
 from ..weights.store import TensorStore
 from .attention import plan_attention
 from .delta import plan_delta_net
@@ -107,23 +109,29 @@ class StepProgram:
         table = network.embedding.matrix
         if not isinstance(table, Matrix) or (rows := table.kept()) is None:
             raise NotPlanned("the embedding is not kept in memory")
-        self._embedding, self._rows = plan.decoding(rows, embedded), rows
+        with plan.within(network.embedding.range):
+            self._embedding, self._rows = plan.decoding(rows, embedded), rows
         plan.meet()
         delta, first, post = embedded, float(network.embedding_scale), None
         for layer, block in enumerate(network.blocks):
             plan.layer = layer
             _check(block)
             for branch in block.branches:
-                plan.add_and_norm(h, delta, width, branch.norm, x, first=first, post=post)
+                kind = RangeName(f"blk.{layer}", type(branch.module).__name__)
+                with plan.within(_range_of(branch.norm, kind)):
+                    plan.add_and_norm(h, delta, width, branch.norm, x, first=first, post=post)
                 first, post = 0.0, branch.post_norm
-                delta = _planned(plan, branch.module, x if branch.norm is not None else h)
-        plan.add_and_norm(h, delta, width, network.output_norm, x, first=first, post=post)
+                with plan.within(kind):
+                    delta = _planned(plan, branch.module, x if branch.norm is not None else h)
+        with plan.within(_range_of(network.output_norm, RangeName("output", "output_norm"))):
+            plan.add_and_norm(h, delta, width, network.output_norm, x, first=first, post=post)
         found = memory.floats("logits", -(-network.output.rows // LANES) * LANES)
         plan.product(network.output, x, found)
         plan.meet()
         if network.softcap:
             plan.add(operation(norms.cap), found.address, network.n_vocab, float(network.softcap))
         self._program, self.watched = plan.program(), (plan.names[0], plan.names[-1])
+        self._ranges: list[tuple[RangeName, Program]] = []
         self._logits = memory.view(found, network.n_vocab)
 
     def step(self, token: int, state: State) -> torch.Tensor | None:
@@ -135,13 +143,23 @@ class StepProgram:
         for layer, kept in sequence.recurrent:
             kept.check(state.n_past, layer)
         self._embedding[0] = self._rows.data.ctypes.data + token * self._rows.data.strides[0]
-        run(self._program, torch.get_num_threads())
+        self._run(torch.get_num_threads())
         if not np.isfinite(self._logits.sum()):
             return None
         for _, kept in sequence.recurrent:
             kept.n_seen += 1
         state.advance(1)
         return torch.from_numpy(self._logits.copy())
+
+    def _run(self, n_threads: int) -> None:
+        """Run the program; while a model is profiled, range by range."""
+        if not recording:
+            run(self._program, n_threads)
+            return
+        self._ranges = self._ranges or self._plan.ranges()
+        for name, program in self._ranges:
+            with opened(*name):
+                run(program, n_threads)
 
 
 class Sequence:
@@ -201,6 +219,10 @@ def _check(block: Block) -> None:
     for branch in block.branches:
         if branch.sum is not None:
             raise NotPlanned("layers of several ranks")
+
+
+def _range_of(norm: Norm | None, other: RangeName) -> RangeName:
+    return other if norm is None else norm.range
 
 
 def _planned(plan: Plan, module: Any, x: Buffer) -> Buffer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from ..simd.threads import Program
 from ..state.cache import CacheSettings
 from ..weights.encoded import Matrix, Stacked
 from ..weights.linear import Linear
+from ..weights.ranges import RangeName
 from ..weights.stacked_linear import ExpertLinear, HeadLinear
 from .memory import Buffer, Memory
 
@@ -41,6 +44,8 @@ class Plan:
         self.names: list[str] = []  # of matrices, in order
         self._operations: list[tuple[int, np.ndarray]] = []
         self._meets: list[bool] = []
+        self._ranges: list[RangeName] = []
+        self._range = RangeName("", "step")
         self._first = self.memory.array(np.zeros(1, dtype=np.int64))  # the number of one matrix
         self._angles: dict[int, tuple[Buffer, Any, np.ndarray]] = {}
 
@@ -56,13 +61,32 @@ class Plan:
     def program(self) -> Program:
         return Program(self._operations, self._meets)
 
+    def ranges(self) -> list[tuple[RangeName, Program]]:
+        """Return the program in pieces, each with the range that it belongs to."""
+        operations = iter(self._operations)
+        return [
+            (name, Program([next(operations) for _ in same]))
+            for name, same in groupby(self._ranges)
+        ]
+
+    @contextmanager
+    def within(self, name: RangeName) -> Iterator[None]:
+        """Let operations that are added belong to this range."""
+        before, self._range = self._range, name
+        yield
+        self._range = before
+
+    def _append(self, code: int, arguments: np.ndarray, meet: bool) -> None:
+        self._operations.append((code, arguments))
+        self._meets.append(meet)
+        self._ranges.append(self._range)
+
     def add(self, code: int, *arguments: int | float, meet: bool = True) -> np.ndarray:
         """Add an operation, and return its arguments. meet: whether later ones need what other
         threads wrote in this one, or in one before.
         """
         found = packed(*arguments)
-        self._operations.append((code, found))
-        self._meets.append(meet)
+        self._append(code, found, meet)
         return found
 
     def meet(self) -> None:
@@ -72,8 +96,7 @@ class Plan:
     def decoding(self, rows: Rows, out: Buffer) -> np.ndarray:
         """Add the decoding of one row; return the arguments, of which the first is its address."""
         code, arguments = rows.part(0, 1).decoding(out.address)
-        self._operations.append((code, arguments))
-        self._meets.append(False)
+        self._append(code, arguments, False)
         return arguments
 
     # Products. Threads do not meet after them: `meet` once all that are independent are added.
@@ -93,16 +116,17 @@ class Plan:
             if bias is not None:
                 bias = bias[first : first + matrix.rows]
             rows = _kept(matrix, linear.name)
-            self._multiply(
-                rows,
-                matrix.rows,
-                Vectors(x.address, 0, x.thread_step),
-                Vectors(y.at(first).address),
-                Vectors(self._first),
-                1,
-                self.memory.vector(bias),
-                scales,
-            )
+            with self.within(linear.range):
+                self._multiply(
+                    rows,
+                    matrix.rows,
+                    Vectors(x.address, 0, x.thread_step),
+                    Vectors(y.at(first).address),
+                    Vectors(self._first),
+                    1,
+                    self.memory.vector(bias),
+                    scales,
+                )
             first += matrix.rows
         return y
 
@@ -127,9 +151,10 @@ class Plan:
         scales = self.memory.vector(linear.scale)
         for column in zip(*stacks, strict=True):
             rows, n_rows = _one_tensor(column, linear.name), column[0].rows
-            self.multiply_each(
-                rows, n_rows, x, x_step, y.at(first), y_step, chosen, n, biases, scales
-            )
+            with self.within(linear.range):
+                self.multiply_each(
+                    rows, n_rows, x, x_step, y.at(first), y_step, chosen, n, biases, scales
+                )
             first += n_rows
 
     def multiply_each(
@@ -158,8 +183,7 @@ class Plan:
     def _multiply(self, rows: Rows, *arguments: Any) -> None:
         if rows.n_cols % UNIT:
             raise NotPlanned(f"rows of {rows.n_cols} elements are no multiple of {UNIT}")
-        self._operations.append(rows.multiplications(*arguments))
-        self._meets.append(False)
+        self._append(*rows.multiplications(*arguments), False)
 
     def norm_of(self, norm: Norm, x: Buffer, n: int, name: str) -> Buffer:
         """Add the RMS norm of a vector that all threads share, for every thread."""
@@ -222,6 +246,7 @@ class Plan:
             )
             self._operations.insert(0, (operation(heads.angles), arguments))
             self._meets.insert(0, False)
+            self._ranges.insert(0, RangeName("", "rope"))
             self._angles[id(rope)] = out, rope, rates
         return self._angles[id(rope)][0]
 
