@@ -10,7 +10,8 @@ type in the place of its matrices, token embedding and output in Q8_0; BF16 is t
 Both programs then read the same file with the same number of threads, one after the other, in
 --rounds turns; the figures are those of the fastest repetition, as other programs disturb both.
 --json appends every figure to a file as soon as it is measured and does not measure it again;
---table prints the figures of that file and measures nothing. Without --type, all types that have random rows are measured. Prints Markdown.
+--table prints the figures of that file and measures nothing. Without --type, all types that have
+random rows are measured. Prints Markdown.
 """
 
 from __future__ import annotations
