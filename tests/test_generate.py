@@ -359,14 +359,12 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
         "2",
         "--device",
         "auto",
-        "-sm",
-        "layer",
         "-ts",
         "3,1",
         "--mlock",
     )[2]
     assert "device: cpu (there is no GPU)" in err
-    assert "note: -sm, -ts change nothing here: everything is on the CPU" in err
+    assert "note: -ts changes nothing here: everything is on the CPU" in err
     assert "note: --mlock changes nothing here: " in err
     err = run(
         demo, capsys, "-p", "The function", "-n", "2", "-ot", "x=CPU", "-ser", "1,0.5", "-muge"

@@ -22,6 +22,7 @@ import torch
 
 from ...errors import DeviceError
 from .nvrtc import compile_spec, cuda_core, cuda_error
+from .plain_launch import launch_config, stream_of
 from .spec import KernelSpec
 
 _SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use without an attribute
@@ -68,27 +69,6 @@ def _function(spec: KernelSpec, name: str, device: int) -> object:
         return kernel
 
 
-def load(spec: KernelSpec, device: int) -> list[object]:
-    """Return the kernels of `spec` in order of `spec.functions`, loaded into the primary context of
-    a device, which becomes current.
-
-    This is for libraries other than torch. It uses neither torch nor its streams, and the kernels
-    keep the driver's division of L1 cache and shared memory.
-    """
-    here = cuda_core().Device(device)
-    here.set_current()
-    code = compile_spec(spec, f"sm_{here.arch}")
-    return [code.get_kernel(name) for name in spec.functions]
-
-
-def launch_on(stream: int, kernel: object, grid: int, block: int, *args: object) -> None:
-    """Launch on the stream with this handle; 0 is the default stream. args: numpy scalars, pointers
-    as numpy.uintp.
-    """
-    config = _config((grid,), (block,), 0, False, None, False)
-    cuda_core().launch(_stream(stream), config, kernel, *args)
-
-
 def launch(
     kernel: object,
     grid: int | tuple[int, ...],
@@ -111,7 +91,7 @@ def launch(
     if shared > _SHARED_BY_DEFAULT:
         _allow_shared(kernel, shared)
     overlapping = pdl and _overlaps(stream.device_index)
-    config = _config(
+    config = launch_config(
         _triple(grid),
         _triple(block),
         shared,
@@ -120,7 +100,7 @@ def launch(
         cooperative,
     )
     try:
-        core.launch(_stream(stream.cuda_stream), config, kernel, *map(_argument, args))
+        core.launch(stream_of(stream.cuda_stream), config, kernel, *map(_argument, args))
     except cuda_error() as error:
         raise DeviceError(
             f"cuda:{stream.device_index}: a kernel could not be launched: {error}"
@@ -144,37 +124,11 @@ def _triple(size: int | tuple[int, ...]) -> tuple[int, ...]:
     return (size,) if isinstance(size, int) else tuple(size)
 
 
-@functools.lru_cache(maxsize=1024)
-def _config(
-    grid: tuple, block: tuple, shared: int, pdl: bool, cluster: tuple | None, cooperative: bool
-) -> object:
-    options = {}
-    if cluster:
-        cluster = cluster + (1,) * (len(grid) - len(cluster))
-        # cuda.core counts clusters.
-        grid = tuple(n // c for n, c in zip(grid, cluster, strict=True))
-        options["cluster"] = cluster
-    return cuda_core().LaunchConfig(
-        grid=grid,
-        block=block,
-        shmem_size=shared,
-        is_cooperative=cooperative,
-        programmatic_stream_serialization=pdl,
-        **options,
-    )
-
-
 @functools.cache
 def _overlaps(device: int) -> bool:
     return (
         torch.cuda.get_device_capability(device) >= (9, 0) and os.environ.get("IQFORGE_PDL") != "0"
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _stream(handle: int) -> object:
-    core = cuda_core()
-    return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
 
 
 _shared_allowed: dict[tuple[int, int], int] = {}

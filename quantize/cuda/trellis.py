@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ...cuda_kernels.compile.launch import launch_on, load
 from ...cuda_kernels.compile.numba_cuda import cuda_module, device_number
+from ...cuda_kernels.compile.plain_launch import launch_on, load
 from ...cuda_kernels.compile.spec import KernelSpec
 from ...formats.types import GGMLType, ggml_type
 from ..search.trellis import SETTINGS

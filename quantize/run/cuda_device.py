@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...cuda_kernels.compile.launch import launch_on, load
 from ...cuda_kernels.compile.numba_cuda import compile_kernel, cuda_module, named_errors, on_device
+from ...cuda_kernels.compile.plain_launch import launch_on, load
 from ...cuda_kernels.compile.spec import KernelSpec
 from ...cuda_kernels.rounding import From, spec_of
 from ...errors import DeviceError

@@ -6,6 +6,7 @@ Rank 0 has the terminal; what the others print is shown if they fail. Imports no
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -105,7 +106,7 @@ def _start(
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=errors,
         pass_fds=kept,
-        preexec_fn=_die_with_parent,
+        preexec_fn=functools.partial(_die_with_parent, os.getpid()),
     )
     return _Started(rank, process, errors)
 
@@ -114,9 +115,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _die_with_parent() -> None:
-    """Run in a new process: Linux ends it when the process that started it ends."""
+def _die_with_parent(parent: int) -> None:
+    """Run in a new process: Linux ends it when the process that started it, `parent`, ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(1)
 
 
 def _watch(started: Sequence[_Started]) -> int:
