@@ -34,7 +34,7 @@ def run(script, monkeypatch, *words: str) -> int:
     return script.main()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_resumes_where_one_was_cut_off(script, monkeypatch, tmp_path, capsys):
     path, measured, run_test = tmp_path / "cuda.jsonl", [], bench.run_test
 

@@ -26,7 +26,7 @@ MODELS = (
     "gpt_oss_bf16",
     "phi3",
     "qwen2",
-    "qwen3_next",
+    pytest.param("qwen3_next", marks=pytest.mark.full),  # 9 s
 )
 
 

@@ -193,7 +193,7 @@ def test_two_hosts(tmp_path):
         pytest.param(
             *("refused", 1, "rank 1 of 3 has failed:\nthe file of rank 1 is broken"), marks=FULL
         ),
-        ("late", 1, "s for results of rank 1, at most 3 s (--timeout)"),
+        pytest.param("late", 1, "s for results of rank 1, at most 3 s (--timeout)", marks=FULL),
     ],
 )
 def test_a_rank_that_fails_ends_all(case, status, said, capfd):

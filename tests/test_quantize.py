@@ -498,7 +498,9 @@ def test_interrupted_run_leaves_no_finished_file(tmp_path, number):
 
 
 def test_memory_stays_far_below_the_tensor(tmp_path):
-    """A 400 MB tensor (800 MB as float32) is quantized in less than 400 MB."""
+    """A 400 MB tensor (800 MB as float32) is quantized in less than 300 MB, so
+    without torch too.
+    """
     script = Path(__file__).parents[1] / "benchmarks/memory.py"
     done = subprocess.run(
         [
@@ -518,4 +520,4 @@ def test_memory_stays_far_below_the_tensor(tmp_path):
         env=os.environ | {"PYTHONPATH": ""},
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split("peak resident ")[1].split(" MB")[0]) < 400
+    assert int(done.stdout.split("peak resident ")[1].split(" MB")[0]) < 300
