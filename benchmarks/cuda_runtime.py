@@ -43,14 +43,15 @@ DEEP = 32768  # tokens before those of the test "deep"
 class Row:
     """pp2048 / tg128 in tokens/s. `reference`: ik_llama.cpp of August 2026 and llama.cpp of October
     2026 on one H200, flash attention on. `limit`: generation at 4.3 TB/s, what a large copy reaches
-    there.
+    there. `layers`: of a shape that is larger than the device, only so many first layers.
     """
 
     shape: str
     type: str
-    reference: tuple[str, str]
+    reference: tuple[str, str] = ("-", "-")
     limit: int = 0
     deep: bool = False  # measured after `DEEP` tokens, too
+    layers: int = 0
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -59,7 +60,13 @@ class Row:
     @property
     def name(self) -> str:
         """Return the shape and type as `iqforge bench --synthetic` takes them."""
-        return f"{self.shape}:{self.type}"
+        return f"{self.shape}:{self.type}" + f",layers={self.layers}" * bool(self.layers)
+
+    @property
+    def label(self) -> str:
+        """Return what the table says."""
+        first = f" (first {self.layers} layers)" if self.layers else ""
+        return f"{self.shape}{first} {self.type}"
 
 
 ROWS = [
@@ -79,13 +86,21 @@ ARCHITECTURES = [
     Row("gemma3-27b", "IQ4_K", ("2,499 / 59.9", "3,129 / 86.5"), deep=True),
     Row("gpt-oss-20b", "MXFP4", ("9,292 / 331", "11,574 / 304")),
     Row("glm-4.5-air", "IQ4_K", ("2,348 / 102", "4,525 / 147")),
-    Row("qwen3-next-80b-a3b", "IQ4_K", ("-", "-")),
-    Row("mistral-small-4", "IQ4_K", ("-", "-")),
-    Row("phi4", "IQ4_K", ("-", "-")),
-    Row("starcoder2-15b", "IQ4_K", ("-", "-")),
-    Row("gemma2-9b", "IQ4_K", ("-", "-")),
-    Row("gemma4", "IQ4_K", ("-", "-")),
-    Row("gemma4-31b", "IQ4_K", ("-", "-")),
+    Row("qwen3-next-80b-a3b", "IQ4_K"),
+    Row("qwen3-235b-a22b", "IQ4_K"),
+    Row("deepseek-v3", "IQ4_K", layers=20),
+    Row("glm-5", "IQ4_K", layers=22),
+    Row("mistral-small-4", "IQ4_K"),
+    Row("gpt-oss-120b", "MXFP4"),
+    Row("gemma2-9b", "IQ4_K"),
+    Row("gemma4", "IQ4_K"),
+    Row("gemma4-31b", "IQ4_K"),
+    Row("gemma4-e4b", "IQ4_K"),
+    Row("phi3-mini", "IQ4_K"),
+    Row("phi4", "IQ4_K"),
+    Row("phi4-mini", "IQ4_K"),
+    Row("starcoder2-15b", "IQ4_K"),
+    Row("llama-1b", "IQ4_K"),
 ]
 DEEP_HEADER = (
     "| shape, type | ik_llama.cpp | llama.cpp (Q4_K) | ours | share of FLOP rate / bandwidth |"
@@ -216,11 +231,11 @@ def table_line(row: Row, figures: Figures) -> str:
     pair = " / ".join
     if not row.limit:
         return (
-            f"| {row.shape} {row.type} | {row.reference[0]} | {row.reference[1]} | {pair(ours)} |"
+            f"| {row.label} | {row.reference[0]} | {row.reference[1]} | {pair(ours)} |"
             f" {pair(shares)} | {_deep(row, figures)} |"
         )
     return (
-        f"| {row.shape} {row.type} | {row.reference[0]} | {row.reference[1]} | {row.limit:,} |"
+        f"| {row.label} | {row.reference[0]} | {row.reference[1]} | {row.limit:,} |"
         f" {pair(ours)} | {pair(shares)} |"
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from iqforge.runtime.bench import bench
 from iqforge.runtime.bench.shapes import SHAPES
+from iqforge.runtime.bench.synthetic import SyntheticSource
 
 TYPES = ("Q8_0", "Q4_0")
 
@@ -24,6 +25,7 @@ def script(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "measure_cuda", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
+    module.ALL_ROWS = [*module.ROWS, *module.ARCHITECTURES]
     module.ROWS = [module.Row("llama-tiny", type, ("1 / 2", "-"), 9) for type in TYPES]
     return module
 
@@ -32,6 +34,16 @@ def run(script, monkeypatch, *words: str) -> int:
     options = ["--device", "cpu", "--precision", "f32", "-p", "8", "-n", "2", "-r", "2"]
     monkeypatch.setattr(sys, "argv", ["benchmarks/cuda_runtime.py", *options, *words])
     return script.main()
+
+
+def test_every_shape_has_a_row(script):
+    """But small ones, for tests. What does not fit one device has a row of its first layers."""
+    rows = script.ALL_ROWS
+    assert {row.shape for row in rows} == {x for x in SHAPES if not x.endswith("-tiny")}
+    for row in rows:
+        with SyntheticSource(row.name) as source:
+            assert sum(tensor.n_bytes for tensor in source.tensors) < 130 * 2**30
+    assert "(first 20 layers) IQ4_K" in next(x.label for x in rows if x.shape == "deepseek-v3")
 
 
 @pytest.mark.full

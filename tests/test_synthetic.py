@@ -12,6 +12,7 @@ from iqforge.cuda_kernels.repeat import repeat_rows
 from iqforge.errors import DeviceError, IqforgeError
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES
+from iqforge.formats.values import u32
 from iqforge.runtime import memory
 from iqforge.runtime.bench.bench import Test, run_test
 from iqforge.runtime.bench.memory_check import synthetic_memory
@@ -130,6 +131,34 @@ def test_layers_of_delta_nets():
     assert tensors["blk.0.ssm_conv1d.weight"].type.name == "F32"
     assert tensors["blk.9.ffn_gate_up_exps.weight"].shape == (256, 2 * 512, 2048)
     assert "blk.9.ffn_gate_exps.weight" not in tensors
+
+
+def test_first_layers_of_a_shape():
+    whole, part = (SyntheticSource(f"deepseek-v3:IQ4_K{x}") for x in ("", ",layers=12"))
+    prefixes = {f"blk.{layer}." for layer in range(12, 61)}
+    kept = [t for t in whole.tensors if not any(t.name.startswith(x) for x in prefixes)]
+    assert [(t.name, t.shape, t.type) for t in part.tensors] == [
+        (t.name, t.shape, t.type) for t in kept
+    ]
+    assert part.metadata["deepseek2.block_count"] == u32(12)
+    same = SyntheticSource("deepseek-v3:IQ4_K,layers=61")
+    assert same.metadata == whole.metadata and same.tensors == whole.tensors
+
+
+@pytest.mark.parametrize(
+    "spec, numbers",
+    [
+        ("deepseek-v3:IQ4_K,layers=3", "'3' layers, expected 4 to 61"),
+        ("qwen3-next-80b-a3b:IQ4_K,layers=3", "expected 4 to 48"),
+        ("gemma4-e4b:IQ4_K,layers=12", "expected 42 to 42"),
+        ("llama-tiny:IQ4_K,layers=3", "expected 1 to 2"),
+        ("llama-tiny:IQ4_K,layers=", "'' layers"),
+        ("llama-tiny:IQ4_K,layers", "not NAME=TYPE or layers=N"),
+    ],
+)
+def test_layers_that_a_shape_cannot_have(spec, numbers):
+    with pytest.raises(IqforgeError, match=numbers):
+        SyntheticSource(spec)
 
 
 def test_a_large_tensor_is_a_view():

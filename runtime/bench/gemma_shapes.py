@@ -45,6 +45,13 @@ class Gemma4Shape(Shape):
                 yield f"blk.{layer}.{name}", shape
         yield "output_norm.weight", (width,)
 
+    @property
+    def least_layers(self) -> int:
+        """Return the fewest layers that `with_layers` takes: all of them where the last ones use
+        keys and values of others.
+        """
+        return self.n_layers if self.shared_kv else self.period
+
     def is_near(self, layer: int) -> bool:
         return (layer + 1) % self.period != 0
 

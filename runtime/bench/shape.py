@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...formats.ftypes import FILE_TYPES
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
@@ -143,6 +143,20 @@ class Shape:
     gated: bool = True
     scaled_by_norms: bool = False
     keys: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def least_layers(self) -> int:
+        """Return the fewest layers that `with_layers` takes: those of all mixers and one after the
+        dense ones.
+        """
+        interval = 1 if self.delta is None else self.delta.interval
+        return max(interval, self.n_dense + 1)
+
+    def with_layers(self, n_layers: int) -> Shape:
+        """Return the shape with its first layers only."""
+        if n_layers == self.n_layers:
+            return self
+        return replace(self, n_layers=n_layers, name=f"{self.name}.{n_layers}L")
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of all tensors, in the order of a converted file."""

@@ -1,10 +1,12 @@
 """Models of a real shape with random weights, without any file: for measuring speed and for tests.
 
-`SHAPE:TYPE[,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`: matrices
-are of TYPE, except for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is Q8_0, a
-float type if TYPE is one), norms, biases, routers and convolutions, which are F32, tensors with
-NAME in their names, and rows that blocks of TYPE do not divide, which are IQ4_NL (Q8_0 up to 128
-elements). With MXFP4 only experts are of it, other matrices Q8_0.
+`SHAPE:TYPE[,layers=N][,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`:
+matrices are of TYPE, except for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is
+Q8_0, a float type if TYPE is one), norms, biases, routers and convolutions, which are F32, tensors
+with NAME in their names, and rows that blocks of TYPE do not divide, which are IQ4_NL (Q8_0 up to
+128 elements). With MXFP4 only experts are of it, other matrices Q8_0. With `layers=N` the model has
+only its first N layers, so that one that is larger than a device can be measured in part, as in
+`deepseek-v3:IQ4_K,layers=12`.
 
 One pool of random rows per type and row length serves all tensors, each of which begins at another
 row: a 40 GB model takes seconds and some megabytes. On a CPU the pool may stay in the caches, so
@@ -151,13 +153,26 @@ def _parse(spec: str) -> tuple[Shape, GGMLType, dict[str, GGMLType]]:
     base, *words = rest.split(",")
     if not base:
         raise UsageError(f"--synthetic {spec}: a type is needed, as in {name}:IQ4_K")
-    overrides = {}
+    shape, overrides = SHAPES[name], {}
     for word in words:
-        part, equals, type = word.partition("=")
+        part, equals, value = word.partition("=")
         if not equals or not part:
-            raise UsageError(f"--synthetic {spec}: '{word}' is not NAME=TYPE")
-        overrides[part] = ggml_type(type)
-    return SHAPES[name], ggml_type(base), overrides
+            raise UsageError(f"--synthetic {spec}: '{word}' is not NAME=TYPE or layers=N")
+        if part == "layers":
+            shape = _with_layers(shape, value, spec)
+        else:
+            overrides[part] = ggml_type(value)
+    return shape, ggml_type(base), overrides
+
+
+def _with_layers(shape: Shape, value: str, spec: str) -> Shape:
+    """Return the shape with its first layers only. UsageError if it cannot have so many."""
+    least = shape.least_layers
+    if not (value.isascii() and value.isdigit() and least <= int(value) <= shape.n_layers):
+        raise UsageError(
+            f"--synthetic {spec}: '{value}' layers, expected {least} to {shape.n_layers}"
+        )
+    return shape.with_layers(int(value))
 
 
 def _check(tensor: TensorInfo) -> None:

@@ -51,7 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SHAPE:TYPE",
         help="random weights (repeatable): llama-8b:IQ4_K, llama-70b:Q4_K,"
-        " qwen3-30b-a3b:IQ2_K,attn_v=Q6_K, ...",
+        " qwen3-30b-a3b:IQ2_K,attn_v=Q6_K, ...; with layers=N only the first N layers:"
+        " deepseek-v3:IQ4_K,layers=12",
     )
     parser.add_argument(
         "--write",
