@@ -13,10 +13,12 @@ Figures without --layers are of the whole model.
 from __future__ import annotations
 
 import argparse
+import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,7 +35,7 @@ from iqforge.quantize.rounding.cuda.code_rounder import CodeRounder
 from iqforge.quantize.rounding.cuda.factor import factored_there
 from iqforge.quantize.rounding.cuda.memory import Memory
 from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
-from iqforge.quantize.rounding.late import Late, LateRounding
+from iqforge.quantize.rounding.late import Encoder, Late, LateRounding
 from iqforge.quantize.rounding.layout import SCALES
 from iqforge.quantize.rounding.methods import ON_CPU
 from iqforge.quantize.rounding.tensor_moments import MatrixMoments, SumsOnDevice
@@ -52,11 +54,11 @@ class Given:
     """`TensorMoments` of correlated random vectors, one matrix."""
 
     def __init__(self, n: int):
-        generator = torch.Generator().manual_seed(n)
-        x = torch.randn(2 * n, n, generator=generator)
-        x += torch.randn(2 * n, 8, generator=generator) @ torch.randn(8, n, generator=generator)
+        torch.manual_seed(n)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.h = (x.to(device).T @ x.to(device) / (2 * n)).cpu().numpy().astype(np.float64)
+        x = torch.randn(2 * n, n, device=device)
+        x += torch.randn(2 * n, 8, device=device) @ torch.randn(8, n, device=device)
+        self.h = (x.T @ x / (2 * n)).cpu().numpy().astype(np.float64)
 
     def fit(self, index: int) -> np.ndarray:
         return self.h
@@ -162,7 +164,8 @@ def whole(args: argparse.Namespace) -> None:
                     )
                     for p in own
                 ]
-                list(pool.map(lambda one: rounded(source, one), made))
+                work = [piece for one in made for piece in pieces(source, one)]
+                list(pool.map(lambda piece: piece(), work))
                 for _ in own:
                     layers.done(number)
                 seconds = time.perf_counter() - started
@@ -176,23 +179,31 @@ def whole(args: argparse.Namespace) -> None:
         layers.close()
     print(
         f"{args.shape} to {type}, {args.chunks} chunks: {count} layers in"
-        f" {time.perf_counter() - total:.0f} s, {np.median(every):.2f} s per layer"
+        f" {time.perf_counter() - total:.0f} s, {np.median(every):.2f} s per layer; host"
+        f" {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB at most"
     )
 
 
-def rounded(source: SyntheticSource, one: LateRounding) -> None:
-    """Round a tensor in pieces, as a run does."""
+def pieces(source: SyntheticSource, one: LateRounding) -> Iterator[Callable[[], None]]:
+    """Yield what rounds the pieces of a tensor, in order, as a run cuts them."""
     info, type = one.plan.source, one.plan.target.type
     rows = info.n_rows // info.n_matrices
     step = max(1, ROUNDED_ELEMENTS // info.n_cols)
     for index in range(info.n_matrices):
         run = one.encoder(type, info.n_cols, index)
-        for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            data = source.read_rows(info, index * rows + start, index * rows + stop)
-            x = decode(info.type, data, info.n_cols)
-            out = np.empty((len(x), type.row_bytes(info.n_cols)), dtype=np.uint8)
-            run(x, out)
+        first = index * rows
+        for start in range(first, first + rows, step):
+            yield partial(rounded, source, one, run, start, min(start + step, first + rows))
+
+
+def rounded(
+    source: SyntheticSource, one: LateRounding, run: Encoder, start: int, stop: int
+) -> None:
+    """Round rows of a tensor."""
+    info = one.plan.source
+    x = decode(info.type, source.read_rows(info, start, stop), info.n_cols)
+    out = np.empty((len(x), one.plan.target.type.row_bytes(info.n_cols)), dtype=np.uint8)
+    run(x, out)
 
 
 def main() -> None:
