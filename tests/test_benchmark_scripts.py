@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -32,6 +33,23 @@ def test_help(script, monkeypatch, capsys):
             sys.modules.pop(name, None)
     assert stopped.value.code == 0
     assert f"python benchmarks/{script.name}" in capsys.readouterr().out
+
+
+def test_a_table_of_models_on_several_gpus(tmp_path, monkeypatch, capsys):
+    lines = tmp_path / "found.jsonl"
+    shared = {"model": "llama-8b:IQ4_K", "prompt": 68831.8, "step": 819.74}
+    ways = [(2, "layer", 0), (1, "none", 0), (2, "graph", 32768)]
+    found = [shared | {"gpus": n, "mode": mode, "depth": depth} for n, mode, depth in ways]
+    lines.write_text("".join(json.dumps(one) + "\n" for one in found))
+    script = FOLDER / "tensor_parallel.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "table", str(lines)])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(script), run_name="__main__")
+    assert not stopped.value.code
+    head, _, short, deep = capsys.readouterr().out.splitlines()
+    assert head == "| model | one GPU | 2 GPUs | 2 GPUs, layer |"
+    assert short == "| llama-8b:IQ4_K | 68,832 / 819.7 | - | 68,832 / 819.7 |"
+    assert deep == "| llama-8b:IQ4_K at depth 32,768 | - | 68,832 / 819.7 | - |"
 
 
 def test_names_shadow_nothing():
