@@ -13,7 +13,10 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ImatrixError, IqforgeError, UsageError
 from iqforge.imatrix.moments import saving
+from iqforge.imatrix.moments.collector import MomentSums
 from iqforge.imatrix.moments.data import MomentInput, correlations, pack, unpack
+from iqforge.imatrix.moments.lookup import moments_of
+from iqforge.imatrix.moments.store import DeviceSums, SumsInMemory, mean_of
 from iqforge.runtime.model import load_model
 
 from .imatrices import N_CTX, tiny_llama_file
@@ -99,6 +102,45 @@ def test_experts_have_statistics_each_or_share_those_of_the_layer(moe, tmp_path)
         total = total + found
     shared = layer.matrix(layer.owners[gate], "fit", 0) * counts.sum()
     np.testing.assert_allclose(shared, total, atol=1e-5 * shared.max())
+
+
+class There(SumsInMemory):
+    """Sums that say that they are on a GPU."""
+
+    def on_device(self, name, fold, index):
+        sums, count = self._total.sums[name, fold][index], int(self.counts(name, fold)[index])
+        return DeviceSums(sums, max(count, 1), self.diagonal(name, fold)[index])
+
+    def mean_on_device(self, name, fold):
+        return mean_of(self._total.sums[name, fold], self.counts(name, fold))
+
+
+def test_moments_of_experts_on_a_gpu_are_mixed_as_on_the_cpu():
+    """Those of an expert that saw few tokens or none have the bits of the CPU."""
+    gate, down, counts = "blk.0.ffn_gate_exps.weight", "blk.0.ffn_down_exps.weight", [7, 0, 90, 3]
+    total = MomentSums({name: MomentInput(name, (name,), 4, 24) for name in (gate, down)})
+    for name in total.inputs:
+        for fold in ("fit", "hold"):
+            xs = [torch.randn(count, 24) for count in counts]
+            total.sums[name, fold] = torch.stack([x.T @ x for x in xs])
+            total.counts[name, fold] = torch.tensor(counts)
+    store = There(total, "model")
+    for name, nothing_seen in ((gate, True), (down, False)):
+        moments = moments_of(store, name, (4, 8, 24))
+        assert moments is not None
+        for index in range(4):
+            there, fit = moments.on_device(index, False), moments.fit(index)
+            if there is None:
+                assert not counts[index] and not nothing_seen
+                continue
+            own = there.sums.double().numpy() / there.count
+            prior = np.diag(np.diagonal(own)) if there.prior is None else there.prior.numpy()
+            np.testing.assert_array_equal((1 - there.share) * own + there.share * prior, fit)
+            np.testing.assert_array_equal(there.diagonal, np.diagonal(fit))
+            held, hold = moments.on_device(index, True), moments.hold(index)
+            assert (held is None) == (hold is None) == (not counts[index])
+            if held is not None:
+                np.testing.assert_array_equal(held.sums.double().numpy() / held.count, hold)
 
 
 def test_bf16_halves_the_file_and_stays_close(llama, tmp_path):

@@ -122,6 +122,8 @@ class Sums:
     sums: np.ndarray
     count: int
     diagonal: np.ndarray
+    share: float = 0.0
+    prior: np.ndarray | None = None
     device: int = 0
 
 
@@ -138,6 +140,13 @@ def test_sums_on_a_device_are_factored_as_on_the_cpu(library, n, caplog):
     rest = weights(rows=11, n=n).astype(np.float64)
     error = held_out_error_there(given, rest, 0, memory, None)
     assert error == pytest.approx(ON_CPU.held_out_error(given, rest), rel=1e-12)
+    for prior in (None, correlated(n, seed=5)):  # of experts that saw few tokens
+        mixed = 0.7 * h + 0.3 * (np.diag(np.diagonal(h)) if prior is None else prior)
+        there = Sums(sums, 777, np.diagonal(mixed).copy(), 0.3, prior)
+        given = moments_of(mixed, there=there)
+        made, expected = factored_there(given, 0.1, "x", 0, memory, None), factored(mixed, 0.1)
+        np.testing.assert_array_equal(made.feedback, expected.feedback)
+        np.testing.assert_array_equal(made.moments, expected.moments)
     # Not definite at first, and never.
     close = np.kron(np.eye(n // 2), np.array([[1.0, 1.05], [1.05, 1]]))
     made, expected = factored_there(moments_of(close), 0, "x", 0, memory, None), factored(close, 0)

@@ -195,6 +195,9 @@ class MomentsFile(_MomentsFile):
             )
         return values.reshape(one.n_matrices, one.n_cols)
 
+    def mean_on_device(self, name: str, fold: str) -> None:
+        """Return None: a file is in the memory of the host."""
+
     def on_device(self, name: str, fold: str, index: int) -> None:
         """A file is not in the memory of a GPU."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from ...errors import ImatrixError
 from ...formats.tensor_names import TensorName
@@ -31,6 +33,7 @@ class StoredMoments:
         self._mixes = TensorName.parse(tensor).role in _SHARES and one.n_matrices > 1
         self._lock = threading.Lock()
         self._layer: np.ndarray | None = None
+        self._there: tuple[torch.Tensor, np.ndarray] | None = None
 
     def fit(self, index: int) -> np.ndarray:
         """Return float64[n_cols, n_cols], what matrix `index` is rounded with."""
@@ -51,13 +54,22 @@ class StoredMoments:
         return self._file.matrix(self._one.name, FOLDS[1], index)
 
     def on_device(self, index: int, hold: bool) -> DeviceSums | None:
-        """Return what `fit` (or `hold`) of a matrix is made of, if it is on a GPU and only has to
-        be divided.
-        """
-        fold = FOLDS[1] if hold else FOLDS[0]
-        if self._one.n_matrices > 1 or not self._file.counts(self._one.name, fold)[0]:
+        """Return what `fit` (or `hold`) of a matrix is made of, if it is on a GPU."""
+        fold, index, name = FOLDS[1] if hold else FOLDS[0], self._own(index), self._one.name
+        count = int(self._file.counts(name, fold)[index])
+        mixed = self._one.n_matrices > 1 and not hold
+        if not count and not (mixed and self._mixes):
             return None
-        return self._file.on_device(self._one.name, fold, 0)
+        found = self._file.on_device(name, fold, index)
+        if found is None or not mixed:
+            return found
+        share = self._one.n_cols / (self._one.n_cols + count)
+        own, mean = found.diagonal, found.diagonal
+        prior = self._layer_on_device() if self._mixes else None
+        if prior is not None:
+            prior, mean = prior
+            own = own if count else np.ones_like(own)
+        return replace(found, share=share, prior=prior, diagonal=(1 - share) * own + share * mean)
 
     def tokens(self, index: int) -> int:
         """Return how many vectors of matrix `index` were added up."""
@@ -74,6 +86,16 @@ class StoredMoments:
 
     def _own(self, index: int) -> int:
         return 0 if self._one.n_matrices == 1 else index
+
+    def _layer_on_device(self) -> tuple[torch.Tensor, np.ndarray] | None:
+        """Return what `_of_layer` does on the GPU of the sums, and its diagonal."""
+        with self._lock:
+            if self._there is None:
+                made = self._file.mean_on_device(self._one.name, FOLDS[0])
+                if made is None:
+                    return None
+                self._there = made, made.diagonal().numpy(force=True).copy()
+            return self._there
 
     def _of_layer(self) -> np.ndarray:
         """Return the mean over all experts, weighted by tokens."""

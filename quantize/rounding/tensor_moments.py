@@ -9,14 +9,20 @@ import numpy as np
 
 
 class SumsOnDevice(Protocol):
-    """Sums float32[n, n] in the memory of GPU number `device`, which are second moments when they
-    are divided by `count`; `diagonal` float64[n] of the moments is on the host.
+    """Sums float32[n, n] in the memory of GPU number `device`, which are second moments M when they
+    are divided by `count`. A `share` above 0 mixes them: (1 - share) M + share P, where P is
+    `prior` float64[n, n] on the same GPU, or None for the diagonal of M. `diagonal` float64[n] of
+    the result is on the host.
     """
 
     @property
     def sums(self) -> Any: ...
     @property
     def count(self) -> int: ...
+    @property
+    def share(self) -> float: ...
+    @property
+    def prior(self) -> Any: ...
     @property
     def diagonal(self) -> np.ndarray: ...
     @property
@@ -43,9 +49,7 @@ class TensorMoments(Protocol):
         ...
 
     def on_device(self, index: int, hold: bool) -> SumsOnDevice | None:
-        """Return what `fit` (or `hold`) of a matrix is made of, if it is on a GPU and only has to
-        be divided.
-        """
+        """Return what `fit` (or `hold`) of a matrix is made of, if it is on a GPU."""
         ...
 
 

@@ -5,14 +5,18 @@ constexpr int BLOCK = 32;   // columns that are factored together
 constexpr int SQUARE = 64;  // rows and columns of a CUDA block of the rest
 
 // Moments shrunk and damped: float32 as they are, and float64 with both axes reversed. h: double[n, n], or sums:
-// float[n, n] to divide by `count`. diagonal: double[n], what is on it at the end; dead: columns that are always zero.
+// float[n, n] to divide by `count` and then, for a `share` above 0, to mix with `prior` double[n, n] (null: with their
+// diagonal): (1 - share) M + share P, own = 1 - share. diagonal: double[n], what is on it at the end; dead: columns that
+// are always zero.
 extern "C" __global__ void __launch_bounds__(256) shrink_moments(
-    const double* h, const float* sums, double count, const double* diagonal, const uint8_t* dead, double kept, float* moments,
+    const double* h, const float* sums, double count, double own, double share, const double* prior, const double* diagonal, const uint8_t* dead, double kept, float* moments,
     double* reversed, int n) {
   const int64_t total = int64_t(n) * n;
   for (int64_t at = blockIdx.x * int64_t(256) + threadIdx.x; at < total; at += gridDim.x * int64_t(256)) {
     const int i = int(at / n), j = int(at % n);
-    double value = (h ? h[at] : double(sums[at]) / count) * kept;
+    double value = h ? h[at] : double(sums[at]) / count;
+    if (share > 0.0) value = own * value + share * (prior ? prior[at] : 0.0);
+    value *= kept;
     if (dead[i] || dead[j]) value = 0.0;
     if (i == j) value = diagonal[i];
     moments[at] = float(value);
