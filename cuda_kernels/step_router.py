@@ -157,4 +157,6 @@ def specs() -> list[KernelSpec]:
         router_spec(1, 7168, 256, 8, None, grouped),
         router_spec(1, 2880, 32, 4, None, Routing(logit_bias=True)),
         router_spec(1, 2048, 60, 4, None, Routing(norm=False, shared=4, shared_gate=True)),
+        router_spec(1, 2048, 512, 10, None, Routing(shared=1, shared_gate=True)),
+        router_spec(8, 2048, 1024, 32, None, Routing(sigmoid=True)),
     ]

@@ -57,6 +57,7 @@ inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __uint_as_float(unsigned b) { float f; memcpy(&f, &b, 4); return f; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) { return expf(x); }
+inline int __float_as_int(float f) { int b; memcpy(&b, &f, 4); return b; }
 inline float __int_as_float(int b) { return __uint_as_float((unsigned)b); }
 inline unsigned __float_as_uint(float f) { unsigned b; memcpy(&b, &f, 4); return b; }
 inline float half_to_float(unsigned short b) { _Float16 h; memcpy(&h, &b, 2); return (float)h; }

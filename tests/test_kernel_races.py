@@ -200,8 +200,11 @@ def test_attention(shape, tmp_path):
     assert not races(tmp_path, shape.spec(LIMIT), RUN_ATTENTION, MAIN_ATTENTION)
 
 
-def test_router(tmp_path):
-    spec = router_spec(2, 512, 6, 2, None, Routing(shared=1, shared_gate=True))
+@pytest.mark.parametrize(
+    "width, n_experts", [(512, 6), pytest.param(4, 256, marks=pytest.mark.full)]
+)
+def test_router(width, n_experts, tmp_path):
+    spec = router_spec(2, width, n_experts, 2, None, Routing(shared=1, shared_gate=True))
     assert not races(tmp_path, spec, RUN_ROUTER, MAIN_ROUTER)
 
 

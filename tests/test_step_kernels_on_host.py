@@ -8,7 +8,7 @@ import ctypes
 
 import pytest
 import torch
-from iqforge.cuda_kernels.step_router import router_spec
+from iqforge.cuda_kernels.step_router import Routing, router_spec
 from iqforge.cuda_kernels.step_sample import MOST_BEST, SAMPLE
 from iqforge.runtime.network.sampling import GREEDY, Sampling, sample
 
@@ -75,7 +75,13 @@ def _compare(case, tmp_path, **features):
 
 @pytest.mark.parametrize(
     "rows, width, n_experts, n_used, reduction",
-    [(1, 2048, 64, 8, None), (3, 516, 6, 2, None), (2, 512, 16, 6, (2, 0.4))],
+    [
+        (1, 2048, 64, 8, None),
+        (3, 516, 6, 2, None),
+        (2, 512, 16, 6, (2, 0.4)),
+        (2, 64, 512, 10, None),
+        (1, 64, 300, 32, (1, 0.4)),
+    ],
 )
 def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
     h, norm, matrix, _, chosen, expected = router_case(rows, width, n_experts, n_used, CPU)
@@ -107,9 +113,53 @@ def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
     assert torch.allclose(weights.double(), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
-def test_other_routings(routing, tmp_path):
-    rows, width, n_experts, n_used = 3, 516, 16, 5
+@pytest.mark.parametrize("routing", [Routing(), Routing(sigmoid=True, choice_bias=True)], ids=str)
+def test_many_equal_experts(routing, tmp_path):
+    """The lower ones are chosen, and each once; logits that are not numbers are the smallest."""
+    rows, width, n_experts, n_used = 2, 8, 384, 6
+    kernel = library(
+        tmp_path, router_spec(rows, width, n_experts, n_used, None, routing), RUN_ROUTER
+    )
+    choice_bias = torch.zeros(n_experts)
+    for equal in ("all", "many", "infinite", "not a number"):
+        h, norm, matrix = torch.ones(rows, width), torch.ones(width), torch.zeros(n_experts, width)
+        h[1] = -1.0
+        if equal == "many":
+            matrix[7:] = torch.randn(n_experts - 7, 1).sort(0).values.round(decimals=1) / 16
+        elif equal == "infinite":
+            matrix[:, 0] = float("-inf")
+            matrix[300:305, 0] = 0.1
+        elif equal == "not a number":
+            h[0, 3] = float("nan")
+        ids = torch.full((rows, n_used), -7, dtype=torch.int32)
+        weights = torch.full((rows, n_used), float("nan"))
+        kernel.run(
+            *map(pointer, (h, norm)),
+            ctypes.c_float(1e-6),
+            pointer(matrix),
+            None,
+            pointer(choice_bias),
+            None,
+            pointer(ids),
+            pointer(weights),
+        )
+        normed = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
+        products = normed.double()[:, None] * matrix.double()
+        logits = torch.where(matrix == 0, 0 * normed.double()[:, None], products).sum(-1)
+        logits = logits.nan_to_num(nan=-torch.inf, neginf=-torch.inf, posinf=torch.inf)
+        order = logits.sort(descending=True, stable=True).indices
+        assert torch.equal(ids.long(), order[:, :n_used]), equal
+        if equal in ("all", "many"):
+            assert weights.sum(1).tolist() == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize(
+    "routing, n_experts",
+    [*((routing, 16) for routing in ROUTINGS), (ROUTINGS[0], 320), (ROUTINGS[1], 320)],
+    ids=str,
+)
+def test_other_routings(routing, n_experts, tmp_path):
+    rows, width, n_used = 3, 516, 5
     h, norm, matrix, biases, chosen, expected = router_case(
         rows, width, n_experts, n_used, CPU, routing=routing
     )

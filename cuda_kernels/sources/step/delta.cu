@@ -241,8 +241,12 @@ delta(const float* __restrict__ h, const float* __restrict__ norm, float eps, co
         const int row = first + 16 * i;
         if (row < KEY && column < OWN) *(float4*)(memory_to + mine + row * VALUE + column) = s[i];
     }
-    // All blocks of a key head read its queries' and keys' inputs: the last one to have done so replaces them.
-    const bool last = GROUP * PARTS == 1 || last_to_arrive(tickets + key_head, GROUP * PARTS);
+    // All blocks of a key head read its queries' and keys' inputs: the last one to have done so replaces them. Where they are written to
+    // another place than they are read from, nobody has to wait, and the first block does it.
+    bool last;
+    if (GROUP * PARTS == 1) last = true;
+    else if (other_memory != nullptr) last = part == 0 && head == (TILED ? key_head : key_head * GROUP);
+    else last = last_to_arrive(tickets + key_head, GROUP * PARTS);
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int c = threadIdx.x + e * THREADS;

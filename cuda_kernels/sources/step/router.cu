@@ -91,11 +91,51 @@ __device__ __forceinline__ int count_before(const float* logits, int begin, int 
     return count;
 }
 
-// All threads choose for one row. `logits` in shared memory. An expert's rank is the number of
-// experts before it: those with larger logits, and lower ones with the same logit. If a logit is
-// NaN, so are the weights.
-__device__ __forceinline__ void choose(float* logits, float* scores, const float* choice_bias, float* best, int* ids, float* weights) {
-    if (!BY_LOGITS) score(logits, scores, choice_bias);
+constexpr bool FILTERED = EXPERTS >= 2 * THREADS && EXPERTS <= 1024;  // the latter for shared memory
+
+// Call `found(rank, expert, logit)` for each of the N_USED best experts. An expert's rank is the number of experts before it: those with
+// larger logits, and lower ones with the same logit. NaN counts as -infinity.
+//
+// A thread's experts are not among the best if N_USED others have a largest one that is larger than its. The rest, four for each of the best and a few
+// more if logits are equal, are compared with each other. In which order they are listed does not matter.
+template <class F>
+__device__ __forceinline__ void best_of_few(const float* logits, F found) {
+    __shared__ __align__(16) float largest[THREADS];
+    __shared__ __align__(8) float2 left[EXPERTS];  // logit, expert
+    __shared__ u32 n_left;
+    float mine = -INFINITY;
+    for (int e = threadIdx.x; e < EXPERTS; e += THREADS) mine = fmaxf(mine, logits[e]);
+    largest[threadIdx.x] = mine;
+    if (threadIdx.x == 0) n_left = 0;
+    __syncthreads();
+    int larger = 0;
+#pragma unroll 8
+    for (int i = 0; i < THREADS; i += 4) {
+        const float4 l = *(const float4*)(largest + i);
+        larger += (l.x > mine) + (l.y > mine) + (l.z > mine) + (l.w > mine);
+    }
+    if (larger < N_USED) {
+        u32 at = atomicAdd(&n_left, (u32)((EXPERTS - 1 - (int)threadIdx.x) / THREADS + 1));
+        for (int e = threadIdx.x; e < EXPERTS; e += THREADS) left[at++] = make_float2(fmaxf(logits[e], -INFINITY), __int_as_float(e));
+    }
+    __syncthreads();
+    const int n = (int)n_left;
+    for (int c = threadIdx.x; c < n; c += THREADS) {
+        const float logit = left[c].x;
+        const int expert = __float_as_int(left[c].y);
+        int rank = 0;
+#pragma unroll 8
+        for (int i = 0; i < n; i++) {
+            const float2 other = left[i];
+            rank += other.x > logit || (other.x == logit && __float_as_int(other.y) < expert);
+        }
+        if (rank < N_USED) found(rank, expert, logit);
+    }
+}
+
+// The same by comparing every expert with every other.
+template <class F>
+__device__ __forceinline__ void best_of_all(const float* logits, F found) {
     for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
         const float mine = logits[e];
         // Of experts that another warp ranks, all are lower or all are higher.
@@ -106,11 +146,19 @@ __device__ __forceinline__ void choose(float* logits, float* scores, const float
             const float l = logits[other];
             rank += other < e ? !(l < mine) : l > mine;
         }
-        if (rank < N_USED) {
-            best[rank] = BY_LOGITS ? mine : scores[e];
-            ids[rank] = e >= FIRST && e < LAST ? e - FIRST : -1;
-        }
+        if (rank < N_USED) found(rank, e, mine);
     }
+}
+
+// All threads choose for one row. `logits` in shared memory. If a logit is NaN, so are the weights.
+__device__ __forceinline__ void choose(float* logits, float* scores, const float* choice_bias, float* best, int* ids, float* weights) {
+    if (!BY_LOGITS) score(logits, scores, choice_bias);
+    const auto found = [=](int rank, int e, float logit) {
+        best[rank] = BY_LOGITS ? logit : scores[e];
+        ids[rank] = e >= FIRST && e < LAST ? e - FIRST : -1;
+    };
+    if (FILTERED) best_of_few(logits, found);
+    else best_of_all(logits, found);
     __syncthreads();
     const int slot = threadIdx.x;
     if (slot < N_USED) {
