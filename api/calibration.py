@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .models import open_model, texts_of
+from .models import collecting_options, open_model, texts_of
 from .source import PathLike, excluded_names, renamed_imatrix, selected_imatrix
 
 if TYPE_CHECKING:
@@ -60,12 +60,13 @@ class Calibration:
         self._threads = torch.get_num_threads()
         # The first of several devices: chunks are not shared among them.
         device = options.device.split(",")[0]
-        load = LoadOptions(device=device, threads=os.cpu_count() or 1)
+        load = collecting_options(LoadOptions(device=device, threads=os.cpu_count() or 1))
         self._model = open_model(src, load)
         try:
             if self._model.precision != "f32" and not layers_are_separate(self._model):
                 self._model.close()
                 self._model = open_model(src, replace(load, precision="f32"))
+            self._precision = self._model.precision  # before it is widened
             collecting = HessianOptions(
                 n_ctx=options.calibrate_ctx,
                 chunks=options.calibrate_chunks,
@@ -228,7 +229,7 @@ class Calibration:
         """Return what the moments depend on besides the model and what `provenance` says."""
         import torch
 
-        return json.dumps([self._model.device.type, self._model.precision, torch.__version__])
+        return json.dumps([self._model.device.type, self._precision, torch.__version__])
 
 
 def _with_shared(entries: dict[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def collect_hessian(
     - correlations: "f32" or "bf16", how the file stores them.
     - output_frequency: write `<out>.resume` after this many chunks (None: once a minute). A run
       with `resume`, and all else equal, continues there and ends with the same bytes.
+    - precision: on a GPU "f16" by default. If activations exceed its range, collecting starts again
+      in bfloat16, with a warning.
 
     progress: called after every chunk. on_sizes: called before the run with all inputs and the
     bytes of a correlation.
@@ -60,7 +62,7 @@ def collect_hessian(
 
     options, load = split_options(collect_hessian, model, keywords, HessianOptions, options, load)
     texts = [Text(*one) for several in texts_of(text) for one in several]
-    with opened_model(model, load) as loaded:
+    with opened_model(model, load, collects=True) as loaded:
         refuse_same_file(out, [*loaded.source.files, *(one.name for one in texts if one.name)])
         tokens = tokens_of_texts(loaded, texts, options)
         total = survey_inputs(loaded, options)
@@ -69,6 +71,7 @@ def collect_hessian(
         saver = MomentSaver(out, _run(loaded, texts, options), options.output_frequency)
         total = saver.start(total, options.resume)
         total = collect_moments(loaded, texts, options, total, progress=progress, on_pass=saver)
+        saver.run["precision"] = loaded.precision
         said = [
             {"name": os.path.basename(one.name), "sha256": _sha256(one), "tokens": n}
             for one, n in zip(texts, tokens, strict=True)

@@ -69,7 +69,9 @@ def collect_imatrix(
       minute; 0: only at the end) and `<out>.resume` with them. A run with `resume`, and all else
       equal, continues there and ends with the same bytes. save_frequency: also keep
       `<out>.at_<chunks>` every this many chunks.
-    - device, precision, threads, ...: see `load_model`. Products are observed in float32.
+    - device, precision, threads, ...: see `load_model`. Products are observed in float32 on the
+      CPU, and on a GPU in float16 by default. If activations exceed its range, collecting starts
+      again in bfloat16, with a warning.
 
     progress: called after every chunk, see `runtime.evaluate.chunks`. similarity: measures how
     much layers change their input, see `imatrix.similarity`. on_perplexity: called with the
@@ -117,7 +119,7 @@ def collect_imatrix(
         check_arguments(loaded_files, weights, None, options.weighting)
     if options.cold_experts == "all-experts" or similarity is not None:
         load = replace(load, precision="f32")  # these see the reference path alone
-    with opened_model(model, load) as loaded:
+    with opened_model(model, load, collects=True) as loaded:
         loaded_files = [
             check_belongs(file, loaded.source.tensors, force=options.force) for file in loaded_files
         ]

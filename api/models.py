@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import UsageError
@@ -72,10 +73,10 @@ def split_options(
 
 
 def opened_model(
-    model: PathLike | Model, load: LoadOptions | None = None
+    model: PathLike | Model, load: LoadOptions | None = None, *, collects: bool = False
 ) -> AbstractContextManager[Model]:
     """Return `model` as a context manager: a path is opened with `load` and closed, a caller's
-    model is left open.
+    model is left open. collects: the default precision is that of statistics of inputs.
     """
     from ..runtime import let_threads_sleep
 
@@ -84,8 +85,22 @@ def opened_model(
     from ..runtime.model import Model
 
     if isinstance(model, (str, os.PathLike)):
-        return _opened(model, load)
+        return _opened(model, collecting_options(load) if collects else load)
     return nullcontext(instance("model", model, Model, "a path or a Model"))
+
+
+def collecting_options(load: LoadOptions | None) -> LoadOptions:
+    """Return `load` with the precision in which statistics of inputs are collected, if it has
+    none.
+    """
+    from ..runtime.options import LoadOptions
+    from ..runtime.precision import collecting_precision
+    from ..runtime.start_ranks import device_here
+
+    load = load or LoadOptions()
+    if load.precision is not None:
+        return load
+    return replace(load, precision=collecting_precision(device_here(load)))
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--text", help="of a file's model; random tokens otherwise")
     parser.add_argument("--chunks", type=int, default=100)
     parser.add_argument("--batch", type=int, default=2048, help="tokens of a pass")
-    parser.add_argument("--precision", nargs="+", default=["bf16"])
+    parser.add_argument("--precision", nargs="+", default=["f16"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--hessian", action="store_true", help="also time second moments")
     parser.add_argument("--layers", type=int, default=0, help="also time so many layers in turn")

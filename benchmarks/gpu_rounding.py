@@ -130,7 +130,7 @@ def whole(args: argparse.Namespace) -> None:
     rounders = DeviceRounders([CudaDevice(0)])
     type = (args.type or ["IQ3_K"])[0]
     planned = [p for p in plan_quantization(source, type, pure=True) if not p.kept]
-    with Model(source, "cuda", precision="bf16") as model:
+    with Model(source, "cuda", precision="f16") as model:
         model.special_tokens = SpecialTokens()
         model.load()
         n_tokens = 512 * args.chunks

@@ -25,16 +25,20 @@ from ..runtime.weights.taps import GroupedRows
 from .all_experts import AllExperts
 from .belongs import check_belongs
 from .data import Entry, Imatrix, Snapshot
+from .half_range import ExceedsHalfError, HalfRange, widen
 from .options import CollectOptions
 from .similarity import LayerSimilarity
 from .texts import Text, chunks_of, text_at
 
 log = logging.getLogger(__name__)
 
+_WIDENED = "widened"  # of a snapshot: whether float16 was too narrow
+
 # Called after every pass with the chunks done and what takes a snapshot.
 PassCallback = Callable[[int, Callable[[], Snapshot]], None]
-# Of a pass: negative log-likelihoods of its chunks, and (name, sums, counts) of its products.
-_Evaluated = tuple[list[np.ndarray], list[tuple[str, torch.Tensor, torch.Tensor]]]
+# Of a pass: negative log-likelihoods of its chunks, and (name, sums, counts) of its products; None
+# if its activations exceed the range of float16.
+_Evaluated = tuple[list[np.ndarray], list[tuple[str, torch.Tensor, torch.Tensor]]] | None
 
 
 class Collector:
@@ -242,19 +246,40 @@ def collect(
     done, take)` is called after every pass through the model but the last; what `take()` returns is
     `start` to a run with all else equal, which continues there and ends with the same bits.
 
+    A model in float16 whose activations exceed its range starts again in bfloat16, and stays so.
     Raise EvaluationError for a text that is too short, and ImatrixError naming the tensor for
     activations that are not finite.
     """
     [chosen] = from_keywords("collecting", keywords, (CollectOptions, options))
     chosen = cast(CollectOptions, chosen)
-    n_ctx, process_output = chosen.n_ctx, chosen.process_output
-    output_name, compute_perplexity = chosen.output_name, chosen.compute_perplexity
-    if similarity is not None:
-        refuse_peers(model, "changes of layers are measured")
     if isinstance(texts[0], Text):
         parts = cast("Sequence[Text]", texts)
     else:
         parts = [Text(cast("str | Sequence[int]", texts), dataset)]
+    if model.precision == "f16" and start is not None and start.of(_WIDENED, 1)[0]:
+        widen(model)
+    try:
+        return _collected(model, parts, chosen, progress, on_pass, start, similarity, on_perplexity)
+    except ExceedsHalfError:
+        widen(model)
+    return _collected(model, parts, chosen, progress, on_pass, None, similarity, on_perplexity)
+
+
+def _collected(
+    model: Model,
+    parts: Sequence[Text],
+    chosen: CollectOptions,
+    progress: ProgressCallback | None,
+    on_pass: PassCallback | None,
+    start: Snapshot | None,
+    similarity: LayerSimilarity | None,
+    on_perplexity: Callable[[Perplexity], None] | None,
+) -> Imatrix:
+    """Return the importance matrix; see `collect`. Raise ExceedsHalfError."""
+    n_ctx, process_output = chosen.n_ctx, chosen.process_output
+    output_name, compute_perplexity = chosen.output_name, chosen.compute_perplexity
+    if similarity is not None:
+        refuse_peers(model, "changes of layers are measured")
     cut = chunks_of(model, parts, n_ctx, chosen.chunks, chosen.from_chunk, chosen.parse_special)
     done, before, scores = 0, None, Moments()
     if start is not None:
@@ -272,13 +297,16 @@ def collect(
         Collector(model, process_output, output_name, before),
         Clock(cut, progress, done),
     )
+    half_range = HalfRange(model)
     datasets = tuple(text.name for text in parts if text.name)
 
     def so_far() -> Imatrix:
         return Imatrix(collector.entries(), done, n_ctx, datasets)
 
     def snapshot() -> Snapshot:
+        half_range.settle()
         sums = {"perplexity": np.array([scores.n, scores.sum, scores.squares])}
+        sums[_WIDENED] = np.array([float(model.precision != "f16")])
         return Snapshot(
             so_far(), sums if similarity is None else sums | {"similarity": similarity.state()}
         )
@@ -298,6 +326,12 @@ def collect(
                 collector.seen = []
             scored = []
             passed = model.hidden(cut.inputs(first, end))
+            half_range.check(passed)
+            if compute_perplexity or process_output or model.peers is not None:
+                try:
+                    half_range.settle()
+                except ExceedsHalfError:
+                    return None  # for all ranks
             if similarity is not None:
                 similarity.end_of_pass(passed)
             for chunk, states in enumerate(passed, first):
@@ -316,8 +350,10 @@ def collect(
             return scored, collector.seen or []
 
         passes = cut.passes(chosen.batch_tokens, done)
-        for (first, end), (scored, seen) in in_turns(passes, evaluate, model.peers):
-            done = end
+        for (first, end), found in in_turns(passes, evaluate, model.peers):
+            if found is None:
+                raise ExceedsHalfError
+            (scored, seen), done = found, end
             collector.weight = parts[text_at(cut, first)].weight
             for product in seen:
                 collector.add(*product)
@@ -327,6 +363,7 @@ def collect(
                 clock.report(chunk, exp_or_inf(scores.mean) if compute_perplexity else None)
             if on_pass is not None and done < len(cut):
                 on_pass(done, snapshot)
+    half_range.settle()
     if process_output and output_name not in collector.names:
         log.warning(
             "no product with a matrix %s was seen: the output is not collected",

@@ -244,6 +244,14 @@ class Model:
             ),
         )
 
+    def widen_range(self) -> None:
+        """Evaluate in bfloat16 from now on, which holds numbers that are too large for float16.
+        Sequences that exist already cannot be continued.
+        """
+        if self.precision == "f16":
+            self.precision = "bf16"
+            self.__dict__.pop("engine", None)
+
     @cached_property
     def _steps(self) -> StepPath | None:
         """Programs of steps on the CPU."""

@@ -20,6 +20,13 @@ def fastest_precision(device: torch.device) -> str:
     return "int8" if device.type == "cpu" else "bf16"
 
 
+def collecting_precision(device: torch.device) -> str:
+    """Return the default of commands that collect statistics of inputs: on a GPU float16, which
+    rounds eight times more finely than bfloat16 at the same speed.
+    """
+    return "f32" if device.type == "cpu" else "f16"
+
+
 def usable_precision(precision: str | None, device: torch.device) -> str:
     """Return the precision of a model on `device`, None being the default there. Raise UsageError
     for an unknown one, and for one that the device has no kernels for.

@@ -10,6 +10,7 @@ import torch
 from iqforge.cuda_kernels import prompt_grouped
 from iqforge.imatrix.collector import collect, rows_of_experts
 from iqforge.imatrix.moments.collector import collect_moments, survey_inputs
+from iqforge.imatrix.moments.file import load_moments_snapshot, save_moments_snapshot
 from iqforge.imatrix.moments.layers import LayerMoments
 from iqforge.imatrix.moments.options import HessianOptions
 from iqforge.imatrix.texts import Text
@@ -139,6 +140,77 @@ def test_ranks_with_the_whole_model_add_up_the_same(opened):
     for name, entry in alone.entries.items():
         assert np.array_equal(shared.entries[name].sums, entry.sums), name
         assert np.array_equal(shared.entries[name].counts, entry.counts)
+
+
+class Loud(SyntheticSource):
+    """Products of `blk.1.ffn_up.weight` exceed the range of float16."""
+
+    def read_rows(self, tensor, start, stop):
+        rows = super().read_rows(tensor, start, stop)
+        if tensor.name != "blk.1.ffn_up.weight":
+            return rows
+        values = (rows.view("<u2").astype(np.uint32) << 16).view(np.float32) * np.float32(1e7)
+        return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+
+
+@pytest.fixture
+def in_half(monkeypatch):
+    """Return in_half(source): a model in float16 whose fast path runs as plain torch."""
+    prompt_on_cpu.install(monkeypatch)
+    models = []
+
+    def make(source: SyntheticSource) -> Model:
+        models.append(model := Model(source, CPU))
+        model.special_tokens, model.precision = SpecialTokens(), "f16"
+        return model
+
+    yield make
+    for model in models:
+        model.close()
+
+
+def test_importances_start_again_in_bfloat16(in_half, caplog):
+    model, taken = in_half(Loud("llama-tiny:BF16")), []
+    made = collect(model, TEXTS, **OPTIONS, on_pass=lambda done, take: taken.append(take()))
+    assert model.precision == "bf16" and "range of float16" in caplog.text
+    assert made.chunk_count == 7
+    expected = collect(reference(in_half(Loud("llama-tiny:BF16"))), TEXTS, **OPTIONS)
+    for name, entry in expected.entries.items():
+        assert made.entries[name].counts.sum() == entry.counts.sum()
+        np.testing.assert_allclose(made.entries[name].sums, entry.sums, rtol=0.1, err_msg=name)
+    again = in_half(Loud("llama-tiny:BF16"))
+    resumed = collect(again, TEXTS, **OPTIONS, start=taken[0])
+    assert again.precision == "bf16"
+    for name, entry in made.entries.items():
+        assert np.array_equal(entry.sums, resumed.entries[name].sums)
+
+
+def test_second_moments_start_again_in_bfloat16(in_half, tmp_path):
+    """Layers before the one that exceeds the range keep what was collected."""
+    options, source = HessianOptions(n_ctx=16, batch_tokens=32), "llama-tiny:BF16"
+    model = in_half(Loud(source))
+    whole = collect_moments(model, TEXTS[:1], options, survey_inputs(model, options))
+    assert whole.widened and not whole.dropped and model.precision == "bf16"
+    save_moments_snapshot(whole, tmp_path / "a.resume", {"run": {}})
+    assert load_moments_snapshot(tmp_path / "a.resume", {}, whole).widened
+    found = []
+    for wanted in ({0, 1}, {1}):
+        layers = LayerMoments(model := in_half(Loud(source)), TEXTS[:1], options, str(tmp_path))
+        layers.wanted |= wanted
+        layers.needed.update(wanted)
+        found.append({number: layers.layer(number) for number in sorted(wanted)})
+        assert model.precision == "bf16"
+        layers.close()
+    quiet = LayerMoments(in_half(SyntheticSource(source)), TEXTS[:1], options, str(tmp_path))
+    quiet.wanted.add(0)
+    quiet.needed[0] = 1
+    first = quiet.layer(0)
+    for name in first.inputs:
+        assert np.array_equal(found[0][0].matrix(name, "fit", 0), first.matrix(name, "fit", 0))
+    quiet.close()
+    for name in found[0][1].inputs:
+        mine, theirs = (one[1].matrix(name, "fit", 0) for one in found)
+        assert np.isfinite(mine).all() and np.array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, api) -> int:
     rows = options.tokens_per_pass(load.ubatch)
     options = replace(options, batch_tokens=rows)
     started = time.monotonic()
-    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
+    with open_model(args, api, rows=rows, chunk=options.n_ctx, collects=True) as model:
         plan = [(4, 1), (rows, 1)]
         with watched(model, "first pass", plan, every=float("inf")):
             made = api.collect_hessian(

@@ -114,7 +114,7 @@ def _collect(args: argparse.Namespace, api) -> int:
     options = replace(options, batch_tokens=rows)
     per_pass = chunks_per_pass(options, load)
     perplexities, coverages, similarity, started = [], [], None, time.monotonic()
-    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
+    with open_model(args, api, rows=rows, chunk=options.n_ctx, collects=True) as model:
         if args.layer_similarity:
             similarity = LayerSimilarity(len(model.network.blocks))
         with watched(model, "first pass", [(rows, 1)], every=float("inf")):

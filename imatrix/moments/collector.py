@@ -15,6 +15,7 @@ from ...runtime.evaluate.chunks import Chunks, Clock, ProgressCallback
 from ...runtime.model import Model
 from ...runtime.weights.stacked_linear import ExpertLinear, HeadLinear
 from ...runtime.weights.taps import GroupedRows
+from ..half_range import ExceedsHalfError, HalfRange, widen
 from ..texts import Text, chunks_of, text_at
 from .data import FOLDS, MomentInput
 from .options import HessianOptions
@@ -28,7 +29,7 @@ HOLD_EVERY = 5  # the last fifth of each text's chunks is held out
 class MomentSums:
     """The sums of an unfinished or finished collection: x^T x float32[n_matrices, n, n] and row
     counts int64[n_matrices] by (input, fold); `done` chunks, and rows left out because they were
-    not finite.
+    not finite; `widened` if float16 was too narrow.
     """
 
     inputs: dict[str, MomentInput] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class MomentSums:
     counts: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
     done: int = 0
     dropped: int = 0
+    widened: bool = False
 
 
 # Called after every pass through the model with the sums so far.
@@ -219,9 +221,29 @@ def collect_moments(
     """Add the second moments of `texts` to `total`, which is `survey_inputs` or a snapshot of an
     interrupted run; that continues after `total.done` chunks and ends with the same bits.
 
-    `on_pass` is called after every pass but the last. Raise EvaluationError for a text that is too
+    `on_pass` is called after every pass but the last. A model in float16 whose activations exceed
+    its range starts again in bfloat16, and stays so. Raise EvaluationError for a text that is too
     short.
     """
+    if total.widened and model.precision == "f16":
+        widen(model)
+    try:
+        return _collected(model, texts, options, total, progress, on_pass)
+    except ExceedsHalfError:
+        widen(model)
+    total = MomentSums(dict(total.inputs), widened=True)
+    return _collected(model, texts, options, total, progress, on_pass)
+
+
+def _collected(
+    model: Model,
+    texts: Sequence[Text],
+    options: HessianOptions,
+    total: MomentSums,
+    progress: ProgressCallback | None,
+    on_pass: PassCallback | None,
+) -> MomentSums:
+    """Return the moments; see `collect_moments`. Raise ExceedsHalfError."""
     whole = chunks_of(
         model, texts, options.n_ctx, options.chunks, options.from_chunk, options.parse_special
     )
@@ -229,10 +251,13 @@ def collect_moments(
     if total.done > len(cut):
         raise ImatrixError(f"the snapshot has {total.done} chunks, the texts only {len(cut)}")
     collector, clock = MomentCollector(model, options, total), Clock(cut, progress, total.done)
+    half_range = HalfRange(model)
     with model.observe_fast(collector):
         for first, end in cut.passes(options.batch_tokens, total.done):
             collector.fold = folds[first]
             passed = model.hidden(cut.inputs(first, end))
+            half_range.check(passed)
+            half_range.settle()
             for chunk, states in enumerate(passed, first):
                 if options.process_output:
                     model.logits(states)

@@ -7,7 +7,7 @@ correlations H_ij / sqrt(H_ii H_jj); `NAME.F.count` I64 [n_matrices], tokens. Me
 tokens), `run` (JSON: what the sums depend on).
 
 A snapshot to resume from holds `NAME.F.sum` F32, packed sums as they are, instead of `diag` and
-`tri`, and `done` (JSON: chunks, rows left out).
+`tri`, and `done` (JSON: chunks, rows left out, whether float16 was too narrow).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def save_moments_snapshot(
                 lambda s=sums: (pack(m.numpy(force=True)).astype("<f4").tobytes() for m in s),
             ),
         ]
-    done = {"done": {"chunks": total.done, "dropped": total.dropped}}
+    done = {"done": {"chunks": total.done, "dropped": total.dropped, "widened": total.widened}}
     write_arrays(path, pieces, {"format": SNAPSHOT} | _described(total) | done | metadata)
 
 
@@ -91,7 +91,12 @@ def load_moments_snapshot(
             file=file.path,
         )
     done = file.json("done")
-    found = MomentSums(dict(total.inputs), done=int(done["chunks"]), dropped=int(done["dropped"]))
+    found = MomentSums(
+        dict(total.inputs),
+        done=int(done["chunks"]),
+        dropped=int(done["dropped"]),
+        widened=bool(done["widened"]),
+    )
     for one in total.inputs.values():
         for fold in FOLDS:
             key, n = f"{one.name}.{fold}", one.n_cols

@@ -3,7 +3,9 @@ moments out, drop them, go to the next layer.
 
 The states between layers are in an unnamed file that disappears with the process. An interrupted
 run starts at the first layer again; layers whose moments nobody needs are run without adding up,
-in exactly the same way, so that the moments of later layers are the same to the last bit.
+in exactly the same way, so that the moments of later layers are the same to the last bit. So does
+a model in float16 whose activations exceed its range at some layer, in bfloat16: earlier layers
+keep what was collected.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from ...runtime.memory import free_bytes
 from ...runtime.model import Model
 from ...runtime.weights.taps import GroupedRows
 from ..data import Entry
+from ..half_range import ExceedsHalfError, HalfRange, widen
 from ..texts import Text, chunks_of
 from .collector import MomentCollector, MomentSums, folds_of, survey_inputs
 from .data import MomentInput
@@ -68,7 +71,7 @@ class LayerMoments:
         self.needed: Counter[int] = Counter()
         self.entries: dict[str, Entry] = {}
         self._held: dict[int, SumsInMemory] = {}
-        self._next = 0
+        self._next, self._collected = 0, 0
         self._spans = list(self._cut.passes(options.batch_tokens))
         self._passes = [LayerPass(self._cut.inputs(*span)) for span in self._spans]
 
@@ -79,8 +82,15 @@ class LayerMoments:
     def advance(self, number: int) -> None:
         """Run all layers up to a layer, and collect those that are wanted."""
         while self._next <= number and self._next < len(self._model.network.blocks):
-            self._run(self._next)
+            try:
+                self._run(self._next)
+            except ExceedsHalfError:
+                widen(self._model, f" in layer {self._next}")
+                self._next = 0  # states of earlier passes were overwritten
+                self._passes = [LayerPass(one.tokens) for one in self._passes]
+                continue
             self._next += 1
+            self._collected = max(self._collected, self._next)
 
     def layer(self, number: int) -> SumsInMemory | None:
         """Return the moments of the inputs of a layer, None if it has none. Raise ImatrixError if
@@ -109,7 +119,9 @@ class LayerMoments:
         inputs = {
             name: one for name, one in self.inputs.items() if TensorName.parse(name).layer == number
         }
-        total = MomentSums(inputs if number in self.wanted else {})
+        is_wanted = number in self.wanted and number >= self._collected
+        total = MomentSums(inputs if is_wanted else {})
+        half_range = HalfRange(self._model)
         collector = _OneLayer(self._model, self._options, total)
         if total.inputs:
             log.info("collecting the second moments of layer %d", number)
@@ -117,14 +129,16 @@ class LayerMoments:
         with self._model.observe_fast(collector):
             for one, (first, _) in zip(self._passes, self._spans, strict=True):
                 collector.fold = self._folds[first]
-                self._save(first, after_layer(self._model, number, one, self._load(one, first)))
+                made = after_layer(self._model, number, one, self._load(one, first))
+                half_range.check(made)
+                half_range.settle()
+                self._save(first, made)
         if total.inputs:
-            made = SumsInMemory(total, str(self._model.source.path))
-            for one in total.inputs.values():
-                entry = entry_of(made, one.name)
-                self.entries |= dict.fromkeys(one.tensors, entry)
+            sums = SumsInMemory(total, str(self._model.source.path))
+            for info in total.inputs.values():
+                self.entries |= dict.fromkeys(info.tensors, entry_of(sums, info.name))
             if self.needed[number] > 0:
-                self._held[number] = made
+                self._held[number] = sums
         if total.dropped:
             log.warning("layer %d: %d rows that are not finite are left out", number, total.dropped)
 

@@ -104,13 +104,14 @@ def open_model(
     rows: int = 0,
     chunk: int = 0,
     generates: bool = False,
+    collects: bool = False,
 ) -> Model:
     """Return the model that the flags ask for, of `source` or else of -m, loaded.
 
     Says on stderr which flags change nothing here, and why; for a GPU also what the model takes on
     each device, for a sequence of `context` tokens and `rows` of them at a time, or for `rows` in
     chunks of `chunk` tokens. DeviceError if that is more than there is. generates: the default
-    precision is the fastest one.
+    precision is the fastest one. collects: it is that of statistics of inputs.
     """
     for ignored in ignored_flags.given(args):
         note(ignored.flag, ignored.why)
@@ -121,6 +122,10 @@ def open_model(
         from ..precision import fastest_precision
 
         load = replace(load, precision=fastest_precision(device))
+    if collects and load.precision is None:
+        from ..precision import collecting_precision
+
+        load = replace(load, precision=collecting_precision(device))
     model = api.load_model(
         args.model,
         options=replace(load, device=str(device)),
