@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import iqforge
+import numpy as np
 import pytest
 import torch
 from iqforge.quantize.plan.recipe import Recipe
@@ -14,7 +15,9 @@ from iqforge.runtime.architectures import architectures
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 
+from . import golden
 from .choices import by_token, comparable, recorded
+from .shared import shared
 from .tiny_cases import CASES, N_TOKENS, WIDE
 from .tiny_models import make_tiny_model
 
@@ -109,3 +112,21 @@ def test_the_fast_path_is_near_float32(made, precision, monkeypatch):
                 mean = off[same].square().mean().sqrt() if same.any() else torch.zeros(())
                 assert mean < 0.03 and (off[same] < 0.06).all(), (number, way, same, off)
     assert min(compared) >= ENOUGH, compared
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", golden.CASES)
+def test_golden_models_in_float32(case):
+    """At once and token by token: the CPU's logits, and those of transformers."""
+    expected = np.load(shared(f"golden/convert/{case}/logits.npz"))
+    tokens, path = expected["input_ids"], shared(f"golden/convert/{case}/expected-f32.gguf")
+    with load_model(path) as model:
+        on_cpu = model.forward(tokens)
+    with load_model(path, device=DEVICE, precision="f32") as model:
+        at_once = model.forward(tokens).cpu()
+        state = model.new_state(len(tokens), CacheSettings("f32", "f32"))
+        in_steps = torch.stack([model.extend([token], state).cpu() for token in tokens])
+    bound = 1e-3 * on_cpu.abs().max()
+    for logits in (at_once, in_steps):
+        assert (logits - on_cpu).abs().max() < bound
+        assert (logits - torch.from_numpy(expected["logits"])).abs().max() < bound
