@@ -90,7 +90,9 @@ def _run(words: list[str]) -> int:
         from .runtime.start_ranks import run_as_ranks, silent_unless_first
 
         if command.ranks or shares_chunks:
-            if (status := run_as_ranks(words, split_options(args))) is not None:
+            talks = name == "chat" or getattr(args, "conversation", False)
+            status = run_as_ranks(words, split_options(args), interactive=talks)
+            if status is not None:
                 return status
             quiet = silent_unless_first()
     with _log_to_stderr(), quiet:

@@ -2,7 +2,7 @@
 
     python benchmarks/tensor_parallel.py measure -o out.jsonl llama-70b:IQ4_K@0+32768
     python benchmarks/tensor_parallel.py measure -o out.jsonl --ranks 2 llama-70b:IQ4_K
-    python benchmarks/tensor_parallel.py measure -o out.jsonl --ranks 2 --mode layer gpt-oss-20b:MXFP4
+    python benchmarks/tensor_parallel.py measure -o out.jsonl --ranks 2 --mode layer llama-8b:IQ4_K
     python benchmarks/tensor_parallel.py table out.jsonl
 
 A model is NAME:TYPE, or NAME:TYPE@DEPTH+DEPTH with tokens in the context before what is measured:

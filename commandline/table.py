@@ -144,6 +144,7 @@ COMMANDS = {
         "run",
         "talk to a model",
         "iqforge chat -m model-iq4_k.gguf",
+        ranks=True,
     ),
     "embedding": Command(
         ".runtime.commands.embedding",

@@ -92,6 +92,9 @@ class _Alone:
     def from_first(self, value: Any) -> Any:
         raise RuntimeError("no ranks are running")
 
+    def await_first(self) -> None:
+        raise RuntimeError("no ranks are running")
+
     def exchange(self, value: Any) -> list[Any]:
         raise RuntimeError("no ranks are running")
 

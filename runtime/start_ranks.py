@@ -31,17 +31,20 @@ _PACKAGE = __name__.partition(".")[0]
 _joined: list[Group] = []  # the group of this process, which its models share
 
 
-def run_as_ranks(words: Sequence[str], options: LoadOptions) -> int | None:
+def run_as_ranks(
+    words: Sequence[str], options: LoadOptions, *, interactive: bool = False
+) -> int | None:
     """Run the command line `words` as one process per device if the options ask for that, and
     return its exit status. None if this process evaluates the model: alone, or because it is a
-    rank.
+    rank. interactive: Ctrl-C is for the first rank.
     """
     if not has_ranks(options.split_mode) or Ranks.here() is not None:
         return None
     split = split_of(options)
     if split.n_ranks < 2:
         return None
-    return run_ranks([sys.executable, "-m", _PACKAGE, *words], split.n_ranks)
+    command = [sys.executable, "-m", _PACKAGE, *words]
+    return run_ranks(command, split.n_ranks, interactive=interactive)
 
 
 def is_first() -> bool:

@@ -316,7 +316,6 @@ def test_single_turns(demo, capsys, monkeypatch, tmp_path):
         (["chat", "-sys", "a", "-sysf", "b"], "only one of -sys TEXT and -sysf FILE"),
         (["chat", "--chat-template-kwargs", "[1]"], "expected a JSON object"),
         (["chat", "--chat-template-kwargs", "[" * 5000], "nested too deeply"),
-        (["chat", "-sm", "graph"], "does not go together with a conversation"),
         (["generate", "-p", "a", "-st"], "-st is for conversations"),
         (["generate", "-p", "a", "-sysf", "b"], "-sysf is for conversations"),
         (["generate", "-cnv", "--prompt-cache-all"], "--prompt-cache-all does not go together"),

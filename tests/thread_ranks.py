@@ -63,7 +63,10 @@ class ThreadMeeting:
         return total
 
     def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        return tokens
+        return self._all(tokens)[0].clone()
+
+    def await_first(self) -> None:
+        self.barrier.wait(timeout=60)
 
     def from_first(self, value: Any) -> Any:
         return self._all(value)[0]

@@ -13,7 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...errors import EvaluationError, IqforgeError, NotFoundError, UsageError, printable
+from ...errors import (
+    DeviceError,
+    EvaluationError,
+    IqforgeError,
+    NotFoundError,
+    UsageError,
+    printable,
+)
 from ...formats.options import did_you_mean
 from ...formats.output import PartFile, refuse_same_file
 from .session import Answer, ChatSession
@@ -116,6 +123,8 @@ class Console:
             ):
                 print(piece, end="", flush=True)
         except IqforgeError as error:
+            if isinstance(error, DeviceError) and self.session.model.group is not None:
+                raise  # the other ranks may wait for this one
             self._note(f"error: {error}")
             return False
         print(flush=True)

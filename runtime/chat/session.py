@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from ...errors import EvaluationError, UsageError
 from ..generate import Generation, continued, end_tokens, new_constraint
 from ..model import Model
 from ..network.sampling import GREEDY
+from ..parallel.decision import Decision
 from ..sampling.chain import Constraint, SamplerChain
 from ..sampling.settings import SamplerSettings
 from ..state.sequence import Snapshot
@@ -22,6 +24,18 @@ from .options import ChatOptions
 from .template import ChatTemplate, Message, chosen_template
 
 MOST_CONTEXT = 8192  # that is allocated without being asked for
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What an answer is computed from: the tokens of the conversation, those of them after which to
+    take a snapshot, the most tokens, and the seed.
+    """
+
+    tokens: list[int]
+    stable: int
+    n: int | None
+    seed: int
 
 
 @dataclass
@@ -66,6 +80,9 @@ class ChatSession:
     last message. context: its most tokens; 0 for a default. template: else the model's own.
     variables: what the template is given besides messages, such as `enable_thinking`. constraint:
     returns, for every answer, what it has to look like.
+
+    If several ranks evaluate the model, each has a session. The first one answers; the others call
+    `attend`, or `answer` as often as the first.
     """
 
     def __init__(
@@ -157,7 +174,49 @@ class ChatSession:
                 " over, or allocate a larger one (-c)"
             )
         stable = self._stable(messages, tokens, variables)
-        return self._answered(tokens, stable, free, n, record, seed, interrupted)
+        seed = self.settings.seed if seed is None else seed
+        request = _Request(tokens, stable, n, seed)
+        if self.model.group is None:
+            return self._answered(request, record, interrupted)
+        return self._announced_answer(request, record, interrupted)
+
+    def attend(self) -> None:
+        """Evaluate what the first rank answers, until it calls `dismiss`: for the other ranks of a
+        model.
+        """
+        if self.model.group is None:
+            raise UsageError("this process evaluates the model alone")
+        while (request := self._announced(None)) is not None:
+            # An error of the prediction itself is that of all ranks, and the first one handles it.
+            with suppress(EvaluationError):
+                for _ in self._answered(request, Answer(), self._decided(lambda: False)):
+                    pass
+
+    def dismiss(self) -> None:
+        """End `attend` of the other ranks, if there are any."""
+        if self.model.group is not None:
+            self._announced(None)
+
+    def _announced_answer(
+        self, request: _Request, record: Answer, interrupted: Callable[[], bool]
+    ) -> Iterator[str]:
+        if (first := self._announced(request)) is not None:
+            yield from self._answered(first, record, self._decided(interrupted))
+
+    def _announced(self, request: _Request | None) -> _Request | None:
+        """Return the request of the first rank; its next one may be long in coming."""
+        group = self.model.group
+        assert group is not None
+        group.await_first()
+        return group.from_first(request)
+
+    def _decided(self, interrupted: Callable[[], bool]) -> Callable[[], bool]:
+        """Return what says on all ranks, before the same token, whether to end: as `interrupted`
+        of the first one does.
+        """
+        group = self.model.group
+        assert group is not None
+        return Decision(group.tokens, interrupted)
 
     def clear(self) -> None:
         """Forget the sequence. Not needed for a new conversation, which replaces the old one."""
@@ -165,18 +224,13 @@ class ChatSession:
         self._tokens, self._snapshot = [], None
 
     def _answered(
-        self,
-        tokens: list[int],
-        stable: int,
-        free: int,
-        n: int | None,
-        record: Answer,
-        seed: int | None,
-        interrupted: Callable[[], bool],
+        self, request: _Request, record: Answer, interrupted: Callable[[], bool]
     ) -> Iterator[str]:
+        tokens, stable, n = request.tokens, request.stable, request.n
+        free = self.context - len(tokens)
         limit = free if n is None or n < 0 else min(n, free)
         generation = record.generation = Generation(len(tokens))
-        settings = self.settings if seed is None else replace(self.settings, seed=seed)
+        settings = replace(self.settings, seed=request.seed)
         stream = AnswerStream(self.model.tokenizer, self.special)
         stops, record.reason = StopText(self.stop), "interrupted"
         started = time.perf_counter()

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ...errors import UsageError, utf_8
 from ..chat.options import ChatOptions
-from ..parallel.modes import has_ranks
 from .flags import add_load_flags, add_model_flag, open_model
 from .prompt_flags import prompt_text, unescape
 from .sampler_flags import ANSWER_FIELDS, add_sampler_flags
@@ -98,8 +97,6 @@ def run(args: argparse.Namespace, api) -> int:
     options.settings()  # their errors before the model is opened
     options.variables()
     options.grammar_source()
-    if has_ranks(args.split_mode):
-        raise UsageError(f"-sm {args.split_mode} does not go together with a conversation")
     first = prompt_text(args, needed=False)
     messages = options.with_system(read_messages(args.messages) if args.messages else [])
     tools = read_list(args.tools) if args.tools else None
@@ -114,6 +111,9 @@ def run(args: argparse.Namespace, api) -> int:
         raise
     with open_model(args, api, source=source, context=context, generates=True) as model:
         session = ChatSession.with_options(model, options, template=template)
+        if not model.is_first:
+            session.attend()
+            return 0
         console = Console(
             session,
             messages,
@@ -127,6 +127,7 @@ def run(args: argparse.Namespace, api) -> int:
             _edit_lines()
             print("/help lists commands, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
         console.run(first, once=args.single_turn)
+        session.dismiss()
     return 0
 
 

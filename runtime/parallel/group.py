@@ -25,6 +25,7 @@ from .payload import DTYPES, FEW_ROWS, decoded, encoded
 from .ranks import Ranks
 
 _GRACE = 3.0  # seconds in which other ranks say that they wait, too
+_LONG = datetime.timedelta(minutes=10)
 
 _Result = TypeVar("_Result")
 
@@ -45,7 +46,7 @@ class Group:
     ):
         self.ranks, self.rank, self.size, self.device = ranks, ranks.rank, ranks.size, device
         self.reduce_type, self.timeout = reduce_type, timeout
-        self._calls = 0
+        self._calls = self._pauses = 0
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self._store = _joined(ranks, device, timeout)
@@ -132,6 +133,27 @@ class Group:
         flag = torch.tensor([wanted], dtype=torch.int32)
         self._named("a decision", lambda: dist.all_reduce(flag, dist.ReduceOp.MAX))
         return bool(flag[0])
+
+    def await_first(self) -> None:
+        """Return when rank 0 has come here, however long that takes: somebody may be typing.
+        DeviceError if it has ended instead.
+        """
+        self._pauses += 1
+        key = f"pause/{self._pauses}"
+        if self.rank == 0:
+            self._store.set(key, "")
+            return
+        while True:
+            try:
+                self._store.wait([key], _LONG)
+                return
+            except dist.DistStoreError:  # `_LONG` is over
+                continue
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[:1]
+                raise DeviceError(
+                    f"rank {self.rank} of {self.size} has lost rank 0: {' '.join(reason)[:200]}"
+                ) from None
 
     def wait(self) -> None:
         """Return when all ranks have come here."""

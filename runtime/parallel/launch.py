@@ -43,10 +43,15 @@ class _Started:
 
 
 def run_ranks(
-    command: Sequence[str], n_ranks: int, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    n_ranks: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    interactive: bool = False,
 ) -> int:
     """Run `command` as `n_ranks` processes, and return its exit status: that of the first rank that
-    failed, 0 if none did. environment: more variables for all of them.
+    failed, 0 if none did. environment: more variables for all of them. interactive: rank 0 alone
+    decides what Ctrl-C does.
 
     The ranks find each other through a socket on the loopback interface, which only they and this
     process hold. If this process dies, they do as well.
@@ -56,14 +61,20 @@ def run_ranks(
     listening.listen(max(64, n_ranks))
     started: list[_Started] = []
     asked = signal.signal(signal.SIGTERM, _interrupt)
+    pressed = signal.getsignal(signal.SIGINT)
+    if interactive:
+        signal.signal(signal.SIGINT, _disregard)
     try:
         for rank in range(n_ranks):
-            started.append(_start(command, rank, n_ranks, listening, environment or {}))
+            deaf = interactive and rank > 0
+            started.append(_start(command, rank, n_ranks, listening, environment or {}, deaf))
         listening.close()
         return _watch(started)
     finally:
         _end([one.process for one in started])
         signal.signal(signal.SIGTERM, asked)
+        if interactive:
+            signal.signal(signal.SIGINT, pressed)
         listening.close()
         for one in started:
             if one.errors is not None:
@@ -74,12 +85,17 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _disregard(number: int, frame: object) -> None:
+    """Do nothing. Processes that are started do not inherit that, as they would SIG_IGN."""
+
+
 def _start(
     command: Sequence[str],
     rank: int,
     n_ranks: int,
     listening: socket.socket,
     more: Mapping[str, str],
+    deaf: bool,
 ) -> _Started:
     environment = os.environ | {
         "RANK": str(rank),
@@ -106,7 +122,7 @@ def _start(
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=errors,
         pass_fds=kept,
-        preexec_fn=functools.partial(_die_with_parent, os.getpid()),
+        preexec_fn=functools.partial(_prepare, os.getpid(), deaf),
     )
     return _Started(rank, process, errors)
 
@@ -115,8 +131,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _die_with_parent(parent: int) -> None:
-    """Run in a new process: Linux ends it when the process that started it, `parent`, ends."""
+def _prepare(parent: int, deaf: bool) -> None:
+    """Run in a new process: Linux ends it when the process that started it, `parent`, ends. deaf:
+    Ctrl-C does nothing to it.
+    """
+    if deaf:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)

@@ -35,6 +35,10 @@ class Meeting(Protocol):
         """Return the value of rank 0."""
         ...
 
+    def await_first(self) -> None:
+        """Return when rank 0 has come here, however long that takes."""
+        ...
+
     def exchange(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in their order."""
         ...
