@@ -2,12 +2,13 @@
 reference path.
 
     python benchmarks/collect.py llama-8b:IQ4_K qwen3-30b-a3b:IQ4_K [--chunks 100] [--hessian]
-    python benchmarks/collect.py MODEL.gguf --text TEXT [--chunks 40] [--precision bf16 f16]
+    python benchmarks/collect.py MODEL.gguf --text TEXT [--chunks 40] [--judge TEXT]
 
 Models are files, or synthetic shapes with random weights, which see random tokens. Chunks have 512
 tokens. A line per model and precision says tokens per second (without the first pass, which
 compiles kernels), then how much sums differ from those of f32: the most over columns that carry
-99.9 % of the sum of a tensor, and the most over tokens per expert.
+99.9 % of the sum of a tensor, and the most over tokens per expert. With --judge the model is
+quantized to IQ3_K with every importance matrix, and the KL divergences from it are compared.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import os
 import statistics
 import tempfile
 import time
+from typing import Any
 
+import iqforge
 import numpy as np
 import torch
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.imatrix.collector import collect
 from iqforge.imatrix.data import Imatrix
+from iqforge.imatrix.files.load import save_imatrix
 from iqforge.imatrix.moments.collector import collect_moments, survey_inputs
 from iqforge.imatrix.moments.layers import LayerMoments
 from iqforge.imatrix.moments.options import HessianOptions
@@ -80,6 +84,36 @@ def differences(fast: Imatrix, slow: Imatrix) -> str:
     return f"sums within {most:.4%} ({at}), mean {np.mean(means):.4%}; experts within {counts:.2%}"
 
 
+def divergences(name: str, made: dict[str, Imatrix], args: argparse.Namespace) -> dict[str, float]:
+    """Return the mean KL divergence of an IQ3_K of the model by precision of the importances."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        base, common = os.path.join(folder, "base"), {"device": args.device, "precision": "f32"}
+        iqforge.measure_perplexity(
+            name, args.judge, chunks=args.judge_chunks, kl_divergence_base=base, **common
+        )
+        for precision, imatrix in made.items():
+            file, out = os.path.join(folder, "imatrix.gguf"), os.path.join(folder, "out.gguf")
+            save_imatrix(imatrix, file)
+            iqforge.quantize_model(
+                name,
+                out,
+                "IQ3_K",
+                pure=True,
+                imatrix=file,
+                token_embedding_type="q8_0",
+                output_tensor_type="q8_0",
+                device=args.device,
+                allow_requantize=True,
+                restart=True,
+            )
+            score: Any = iqforge.measure_perplexity(
+                out, None, kl_divergence_base=base, kl_divergence=True, **common
+            )
+            found[precision] = score.mean_kld
+    return found
+
+
 def hessian_speed(model: Model, tokens: list[int], args: argparse.Namespace) -> float:
     """Return tokens per second."""
     options = HessianOptions(n_ctx=N_CTX, batch_tokens=args.batch, experts="layer")
@@ -128,6 +162,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--hessian", action="store_true", help="also time second moments")
     parser.add_argument("--layers", type=int, default=0, help="also time so many layers in turn")
+    parser.add_argument("--judge", metavar="TEXT", help="also compare KL divergences on this text")
+    parser.add_argument("--judge-chunks", type=int, default=40)
     parser.add_argument("--no-reference", action="store_true", help="compare with nothing")
     args = parser.parse_args()
     for name in args.models:
@@ -150,6 +186,11 @@ def main() -> None:
             if "f32" in made:
                 found = differences(made[precision], made["f32"])
                 print(f"{name} {precision} against f32: {found}", flush=True)
+        if args.judge:
+            judged = divergences(name, made, args)
+            for precision, kld in judged.items():
+                ratio = f" (x {kld / judged['f32']:.4f} of f32)" if "f32" in judged else ""
+                print(f"{name} IQ3_K, importances in {precision}: {kld:.5f}{ratio}", flush=True)
 
 
 if __name__ == "__main__":

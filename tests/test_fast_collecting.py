@@ -22,6 +22,7 @@ from iqforge.runtime.tokenizer import SpecialTokens
 from iqforge.runtime.weights.taps import GroupedRows
 
 from . import prompt_on_cpu
+from .loud_source import LoudSource
 from .step_on_cpu import CPU
 
 SPECS = ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen35-tiny:Q8_0"]
@@ -142,17 +143,6 @@ def test_ranks_with_the_whole_model_add_up_the_same(opened):
         assert np.array_equal(shared.entries[name].counts, entry.counts)
 
 
-class Loud(SyntheticSource):
-    """Products of `blk.1.ffn_up.weight` exceed the range of float16."""
-
-    def read_rows(self, tensor, start, stop):
-        rows = super().read_rows(tensor, start, stop)
-        if tensor.name != "blk.1.ffn_up.weight":
-            return rows
-        values = (rows.view("<u2").astype(np.uint32) << 16).view(np.float32) * np.float32(1e7)
-        return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
-
-
 @pytest.fixture
 def in_half(monkeypatch):
     """Return in_half(source): a model in float16 whose fast path runs as plain torch."""
@@ -170,15 +160,15 @@ def in_half(monkeypatch):
 
 
 def test_importances_start_again_in_bfloat16(in_half, caplog):
-    model, taken = in_half(Loud("llama-tiny:BF16")), []
+    model, taken = in_half(LoudSource("llama-tiny:BF16")), []
     made = collect(model, TEXTS, **OPTIONS, on_pass=lambda done, take: taken.append(take()))
     assert model.precision == "bf16" and "range of float16" in caplog.text
     assert made.chunk_count == 7
-    expected = collect(reference(in_half(Loud("llama-tiny:BF16"))), TEXTS, **OPTIONS)
+    expected = collect(reference(in_half(LoudSource("llama-tiny:BF16"))), TEXTS, **OPTIONS)
     for name, entry in expected.entries.items():
         assert made.entries[name].counts.sum() == entry.counts.sum()
         np.testing.assert_allclose(made.entries[name].sums, entry.sums, rtol=0.1, err_msg=name)
-    again = in_half(Loud("llama-tiny:BF16"))
+    again = in_half(LoudSource("llama-tiny:BF16"))
     resumed = collect(again, TEXTS, **OPTIONS, start=taken[0])
     assert again.precision == "bf16"
     for name, entry in made.entries.items():
@@ -188,14 +178,16 @@ def test_importances_start_again_in_bfloat16(in_half, caplog):
 def test_second_moments_start_again_in_bfloat16(in_half, tmp_path):
     """Layers before the one that exceeds the range keep what was collected."""
     options, source = HessianOptions(n_ctx=16, batch_tokens=32), "llama-tiny:BF16"
-    model = in_half(Loud(source))
+    model = in_half(LoudSource(source))
     whole = collect_moments(model, TEXTS[:1], options, survey_inputs(model, options))
     assert whole.widened and not whole.dropped and model.precision == "bf16"
     save_moments_snapshot(whole, tmp_path / "a.resume", {"run": {}})
     assert load_moments_snapshot(tmp_path / "a.resume", {}, whole).widened
     found = []
     for wanted in ({0, 1}, {1}):
-        layers = LayerMoments(model := in_half(Loud(source)), TEXTS[:1], options, str(tmp_path))
+        layers = LayerMoments(
+            model := in_half(LoudSource(source)), TEXTS[:1], options, str(tmp_path)
+        )
         layers.wanted |= wanted
         layers.needed.update(wanted)
         found.append({number: layers.layer(number) for number in sorted(wanted)})

@@ -10,6 +10,8 @@ from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.model import Model
 from iqforge.runtime.tokenizer import SpecialTokens
 
+from .loud_source import LoudSource
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -35,3 +37,15 @@ def test_sums_are_those_of_the_reference_path(spec):
             np.testing.assert_allclose(found.sums.sum(0), total, rtol=0.05, err_msg=name)
     for name, entry in made[0].entries.items():
         assert np.array_equal(entry.sums, made[2].entries[name].sums), name
+
+
+def test_activations_beyond_half_are_collected_in_bfloat16(caplog):
+    made = []
+    for precision in ("f16", "bf16"):
+        with Model(LoudSource("llama-tiny:BF16"), "cuda", precision=precision) as model:
+            model.special_tokens = SpecialTokens()
+            made.append(collect(model, TOKENS, n_ctx=256, compute_perplexity=False))
+            assert model.precision == "bf16"
+    assert caplog.text.count("range of float16") == 1
+    for name, entry in made[0].entries.items():
+        assert np.array_equal(entry.sums, made[1].entries[name].sums), name
