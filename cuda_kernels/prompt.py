@@ -246,17 +246,24 @@ def rotate_heads(
     """Norm the joined products of a prompt by head (if there are weights), rotate them, and write
     them to where attention reads them.
 
-    qkv: half[T, (heads + 2 kv) * size], or [T, (heads + kv) * size] where values are keys before
-    norm and rotation; q: [T, heads, size]; k, v: [rows, kv, size] of which rows first .. first + T
-    are written; q, k and v of one dtype (float16, bfloat16 or float32). cos, sin: float32[n, n_rot
+    qkv: half[T, (heads + kv) * size + kv * value_size], or [T, (heads + kv) * size] where values
+    are keys before norm and rotation; q: [T, heads, size]; k: [rows, kv, size] and v: [rows, kv,
+    value_size], of which rows first .. first + T are written; q, k and v of one dtype (float16,
+    bfloat16 or float32). cos, sin: float32[n, n_rot
     / 2] for the positions of a sequence: T is a multiple of n. value_eps: values are divided by
     their root mean square.
     """
     tokens, n_heads, size = q.shape
-    n_kv, n_given = k.shape[1], qkv.shape[1] // size
-    if n_given not in (n_heads + 2 * n_kv, n_heads + n_kv):
-        raise ValueError(f"{n_given} heads for {n_heads} of queries and {n_kv} of keys")
-    units = next(n for n in _HEAD_UNITS if _UNIT * n >= size)
+    n_kv, value_size, given = k.shape[1], v.shape[2], qkv.shape[1]
+    value_at = (n_heads + n_kv) * size
+    if given == value_at and value_size == size:  # values are keys
+        value_at = n_heads * size
+    elif given != value_at + n_kv * value_size:
+        raise ValueError(
+            f"rows of {given} elements for {n_heads} heads of queries and {n_kv} of keys of {size},"
+            f" and values of {value_size}"
+        )
+    units = next(n for n in _HEAD_UNITS if _UNIT * n >= max(size, value_size))
     jobs = tokens * -(-(n_heads + 2 * n_kv) // (32 // min(units, 32) * _ROPE_ROUNDS))
     launch(
         function(
@@ -270,8 +277,10 @@ def rotate_heads(
         np.int32(tokens),
         np.int32(n_heads),
         np.int32(n_kv),
-        np.int32(n_given),
+        np.int32(given // _UNIT),
+        np.int32(value_at // _UNIT),
         np.int32(size),
+        np.int32(value_size),
         np.int32(2 * cos.shape[1]),
         cos,
         sin,

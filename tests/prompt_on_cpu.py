@@ -88,13 +88,16 @@ def gather_rows(x, sources, n_slots, out):
 def rotate_heads(
     qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=None, eps=0.0, value_eps=None
 ):
-    (tokens, n_heads, size), n_kv = q.shape, k.shape[1]
+    (tokens, n_heads, size), n_kv, value_size = q.shape, k.shape[1], v.shape[2]
     assert tokens == len(qkv) and tokens % len(cos) == 0 and q.dtype == k.dtype == v.dtype
-    if qkv.shape[1] == (n_heads + n_kv) * size and n_kv:  # values are keys
+    if qkv.shape[1] == (n_heads + n_kv) * size and value_size == size and n_kv:  # values are keys
         qkv = torch.cat([qkv, qkv[:, n_heads * size :]], 1)
-    assert qkv.shape[1] == (n_heads + 2 * n_kv) * size
+    sizes = n_heads * size, n_kv * size, n_kv * value_size
     cos, sin = (x.repeat(tokens // len(cos), 1)[:, None] for x in (cos, sin))
-    queries, keys, values = qkv.float().view(tokens, -1, size).split([n_heads, n_kv, n_kv], 1)
+    queries, keys, values = (
+        x.unflatten(1, (-1, length))
+        for x, length in zip(qkv.float().split(sizes, 1), (size, size, value_size), strict=True)
+    )
     for x, weight, to in ((queries, q_norm, q), (keys, k_norm, k[first : first + tokens])):
         x = step_on_cpu.normed(x, weight, eps)
         turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
@@ -104,7 +107,7 @@ def rotate_heads(
             torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
         )
     if value_eps is not None:
-        values = F.rms_norm(values, (size,), None, value_eps)
+        values = F.rms_norm(values, (value_size,), None, value_eps)
     v[first : first + tokens] = values
 
 

@@ -16,9 +16,10 @@ from .kernels_on_host import library
 # kernel: its parameters
 KERNELS = {
     "heads_neox_64": (
-        "const uint4* qkv, int tokens, int heads, int kv, int given, int size, int n_rot, const"
-        " float* cos, const float* sin, int per, const float* q_norm, const float* k_norm, float"
-        " eps, float value_eps, void* q, void* k, void* v, long long first"
+        "const uint4* qkv, int tokens, int heads, int kv, int pitch, int value_at, int size, int"
+        " value_size, int n_rot, const float* cos, const float* sin, int per, const float* q_norm,"
+        " const float* k_norm, float eps, float value_eps, void* q, void* k, void* v, long long"
+        " first"
     ),
     "softmax_scores": (
         "float* scores, unsigned short* out, int keys, int queries, int first, int window, float"
@@ -82,14 +83,19 @@ def draw(*shape, seed=1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_heads_of_512_whose_values_are_keys(compiled):
-    tokens, heads, kv, size = 3, 3, 1, 512
-    qkv, angle = draw(tokens, (heads + kv) * size).bfloat16(), draw(tokens, size // 2)
-    norms, results = [draw(size, seed=2), draw(size, seed=3)], []
+@pytest.mark.parametrize(
+    ("size", "value_size"),
+    [(512, 0), (320, 192), (192, 320)],
+    ids=["values are keys", "shorter values", "longer values"],
+)
+def test_long_heads(compiled, size, value_size):
+    tokens, heads, kv = 3, 3, 1
+    qkv = draw(tokens, (heads + kv) * size + kv * value_size).bfloat16()
+    angle, norms, results = draw(tokens, size // 2), [draw(size, seed=2), draw(size, seed=3)], []
     for module in (prompt, prompt_on_cpu):
         q, k, v = (
-            torch.full((tokens, n, size), float("nan"), dtype=torch.float32)
-            for n in (heads, kv, kv)
+            torch.full((tokens, n, length), float("nan"), dtype=torch.float32)
+            for n, length in ((heads, size), (kv, size), (kv, value_size or size))
         )
         options = {"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-6, "value_eps": 1e-5}
         module.rotate_heads(qkv, q, k, v, 0, angle.cos(), angle.sin(), neox=True, **options)

@@ -222,14 +222,17 @@ def test_sinks_take_their_share(rng, half, by_head):
         (False, True, 320, 160),
     ],
 )
-def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_rot):
-    per, tokens, n_heads, n_kv, first = 7, 21, 6, 2, 5
-    qkv = randn(rng, tokens, (n_heads + 2 * n_kv) * size, dtype=half)
+@pytest.mark.parametrize("other", [0, 8, -8])
+def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_rot, other):
+    """`other`: heads of values are so much longer."""
+    per, tokens, n_heads, n_kv, first, of_value = 7, 21, 6, 2, 5, min(size + other, 512)
+    sizes = n_heads * size, n_kv * size, n_kv * of_value
+    qkv = randn(rng, tokens, sum(sizes), dtype=half)
     angle = randn(rng, per, n_rot // 2) * 9
     cos, sin = angle.cos() * 1.2, angle.sin() * 1.2
     norms = [randn(rng, size) if normed else None for _ in range(2)]
     q = poisoned(tokens, n_heads, size, dtype=stored)
-    k, v = poisoned(30, n_kv, size, dtype=stored), poisoned(30, n_kv, size, dtype=stored)
+    k, v = (poisoned(30, n_kv, length, dtype=stored) for length in (size, of_value))
     prompt.rotate_heads(
         qkv, q, k, v, first, cos, sin, neox=neox, q_norm=norms[0], k_norm=norms[1], eps=1e-6
     )
@@ -249,10 +252,10 @@ def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_r
         out[..., at[0]], out[..., at[1]] = a * c - b * s, a * s + b * c
         return out
 
-    parts = qkv.split([n_heads * size, n_kv * size, n_kv * size], dim=1)
+    parts = qkv.split(sizes, dim=1)
     close(q, expected(parts[0].view(tokens, n_heads, size), norms[0]))
     close(k[first : first + tokens], expected(parts[1].view(tokens, n_kv, size), norms[1]))
-    assert torch.equal(v[first : first + tokens], parts[2].view(tokens, n_kv, size).to(stored))
+    assert torch.equal(v[first : first + tokens], parts[2].view(tokens, n_kv, -1).to(stored))
     assert (
         k[:first].isnan().all()
         and k[first + tokens :].isnan().all()

@@ -94,6 +94,28 @@ def test_last_rows_are_those_of_all(opened, spec, settings):
         assert all(torch.equal(a, b) for a, b in zip(one.read(21), other.read(21), strict=True))
 
 
+@pytest.mark.parametrize("value_head", [32, 96])
+@pytest.mark.parametrize("settings", [None, CacheSettings("q8_0", "q8_0")], ids=["f16", "q8_0"])
+def test_values_of_another_length(monkeypatch, opened, value_head, settings):
+    """Prompts of new sequences, and pieces of a kept one, without a slow layer."""
+    shape = replace(SHAPES["llama-tiny"], value_head=value_head)
+    monkeypatch.setitem(SHAPES, "other-values", shape)
+    model, context, path = opened("other-values:Q8_0", settings)
+    every = path.run(TOKENS, 5).clone()
+    close = {"rtol": 0.1, "atol": 0.1}
+    torch.testing.assert_close(
+        normed(model, every).view(3, 21, -1), model.hidden(TOKENS, 5), **close
+    )
+    state, pieces = model.new_state(64, settings or CacheSettings()), []
+    for first, end in ((0, 13), (13, 14), (14, 21)):
+        pieces.append(path.run(TOKENS[:1, first:end], first, state).clone())
+        state.advance(end - first)
+    torch.testing.assert_close(
+        normed(model, torch.cat(pieces)), model.hidden(TOKENS[:1])[0], **close
+    )
+    assert not context.slow
+
+
 def test_the_last_layer_works_on_last_rows_alone(monkeypatch, opened):
     _, _, path = opened("llama-tiny:Q8_0")
     seen, real = [], prompt_weights.Product.__call__

@@ -4,9 +4,13 @@ activations, and the same bits every time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cuda.prompt import scores as prompt_scores
 from iqforge.runtime.model import Model
 from iqforge.runtime.state.cache import CacheSettings
 
@@ -67,6 +71,24 @@ def test_pieces_of_a_sequence(spec, settings):
         assert error(m.extend(row, m.new_state(200))[None], truth[-1:]) < 5 * LIMITS["f16"]
 
 
+@pytest.mark.parametrize("value_head", [32, 96])
+def test_values_of_another_length(monkeypatch, value_head):
+    """In both kinds of attention, in pieces and steps, without a slow layer."""
+    shape, slow = replace(SHAPES["llama-tiny"], value_head=value_head), []
+    monkeypatch.setitem(SHAPES, "other-values", shape)
+    row = tokens()[0]
+    with model("other-values:Q8_0", precision="f32") as m:
+        truth = logits(m)
+    for rows in (prompt_scores.CUDNN_ROWS, 1):
+        monkeypatch.setattr(prompt_scores, "CUDNN_ROWS", rows)
+        with model("other-values:Q8_0", precision="f16", verbose=slow.append) as m:
+            assert error(logits(m), truth) < LIMITS["f16"]
+            state = m.new_state(200)
+            parts = [m.extend(x, state, all_logits=True) for x in row.split([100, 40, 1, 1, 8])]
+            assert error(torch.cat(parts), truth[: len(row)]) < 5 * LIMITS["f16"]
+    assert not slow
+
+
 def test_fused_experts_are_those_decoded_first(monkeypatch):
     """On Hopper, products read packed weights, with the same rounding of weights and another order
     of additions.
@@ -82,8 +104,6 @@ def test_fused_experts_are_those_decoded_first(monkeypatch):
 
 def test_attention_of_large_passes(monkeypatch):
     """cuDNN's kernel, if torch has it, and FlashAttention-2 agree."""
-    from iqforge.runtime.cuda.prompt import scores as prompt_scores
-
     with model("llama-tiny:Q8_0", precision="f16") as m:
         flash = logits(m)
         monkeypatch.setattr(prompt_scores, "CUDNN_ROWS", 1)

@@ -95,7 +95,8 @@ class Shape:
 
     n_dense: so many first layers have no experts, but a feed-forward layer of `dense_hidden`.
     shared: hidden size of the expert that works on every token, with `shared_gate` multiplied by a
-    gate. merged: gate and up of experts are one matrix. gate: gates after attention. delta: layers
+    gate. merged: gate and up of experts are one matrix. gate: gates after attention. value_head:
+    elements of a head of values (0: as many as of keys). delta: layers
     of which most have a delta net instead of attention. rotated: elements of a head that
     are rotated; 0 for all. ffn_norm: the name of the norm before the feed-forward layer.
     post_norms: norms after both halves of a block. latent: its attention is latent attention, with
@@ -126,6 +127,7 @@ class Shape:
     shared_gate: bool = False
     merged: bool = False
     gate: bool = False
+    value_head: int = 0
     delta: DeltaSizes | None = None
     rotated: int = 0
     head_norms: bool = False
@@ -190,16 +192,21 @@ class Shape:
             yield from self._norm(self.post_norms[0])
 
     def _attention(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        q, kv = self.n_heads * self.head, self.n_kv_heads * self.head
+        value_head = self.value_head or self.head
+        q, k, v = (
+            self.n_heads * self.head,
+            self.n_kv_heads * self.head,
+            self.n_kv_heads * value_head,
+        )
         apart = (
             ("attn_q", q * (2 if self.gate else 1), self.width),
-            ("attn_k", kv, self.width),
-            ("attn_v", kv, self.width),
+            ("attn_k", k, self.width),
+            ("attn_v", v, self.width),
         )
-        joined = (("attn_qkv", q + 2 * kv, self.width),)
+        joined = (("attn_qkv", q + k + v, self.width),)
         for name, n_out, n_in in (
             *(joined if self.joined else apart),
-            ("attn_output", self.width, q),
+            ("attn_output", self.width, self.n_heads * value_head),
         ):
             yield f"{name}.weight", (n_out, n_in)
             if name in self.biases:
@@ -271,7 +278,7 @@ class Shape:
             "rope.freq_base": f32(self.rope_base),
             f"attention.layer_norm_{'' if self.layer_norm else 'rms_'}epsilon": f32(self.eps),
             "attention.key_length": u32(self.head),
-            "attention.value_length": u32(self.head),
+            "attention.value_length": u32(self.value_head or self.head),
             "rope.dimension_count": u32(self.rotated or self.head),
             "vocab_size": u32(self.n_vocab),
         }

@@ -119,7 +119,11 @@ def _attention(m: Attention, width: int, rows: int, keys: int, settings: CacheSe
     if s.gate:
         found["queries without gates"] = rows * (q + kv) * _HALF
         found["attention"] += 2 * of_result
-    if s.softcap or s.key_length > 256:
+    if s.key_length != s.value_length:  # what flash attention reads and returns has one length
+        longest = max(s.key_length, s.value_length)
+        found["attention"] += (rows * s.heads + 2 * keys * s.kv_heads) * longest * _HALF
+        found["attention"] += rows * s.heads * (longest - s.value_length) * _HALF
+    if s.softcap or max(s.key_length, s.value_length) > 256:
         found["attention"] += 2 * min(SCORE_BYTES, rows * s.heads * keys * _FLOAT)
     if settings.k.is_quantized or settings.v.is_quantized:  # read in float32, then in float16
         found["attention"] += keys * kv * (_FLOAT + _HALF) + rows * kv * _FLOAT

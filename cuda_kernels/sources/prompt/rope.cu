@@ -1,8 +1,8 @@
 // Norm and rotate the query and key heads of a prompt, and store queries, keys and values.
 //
-// The joined products come as HALF[T, n_q + n_k + n_v heads, size], or without values, which are keys before norm and rotation then. Queries go
-// to q[T, heads, size], keys and values to rows `first + t` of k and v, [rows, kv heads, size] (a sequence's cache, or a buffer), all in STORED:
-// 1 is float16, 0 bfloat16, 2 float32.
+// The joined products come as HALF[T, n_heads * size + n_kv * size + n_kv * value_size], or without values, which are keys before norm and
+// rotation then. Queries go to q[T, heads, size], keys and values to rows `first + t` of k[rows, kv heads, size] and v[rows, kv heads, value_size]
+// (a sequence's cache, or a buffer), all in STORED: 1 is float16, 0 bfloat16, 2 float32.
 //
 // LANES lanes share a head, EACH times 8 elements each; a warp takes several heads of one token, for which it reads cos and sin once.
 #include "prompt/common.cuh"
@@ -14,15 +14,15 @@ __device__ __forceinline__ void store_unit(void* to, long long unit, const float
     else reinterpret_cast<uint4*>(to)[unit] = pack8<STORED == 1>(x);
 }
 
-// NEOX pairs element j with j + n_rot / 2, otherwise 2j with 2j + 1; elements beyond n_rot stay. size <= 8 * LANES * EACH, a multiple of 8;
-// n_rot a multiple of 16. Norm weights float32[size] or null. cos, sin float32[tokens of a sequence, n_rot / 2]. n_given: heads of a row of
-// the products. value_eps: from 0 on, values are divided by their root mean square.
+// NEOX pairs element j with j + n_rot / 2, otherwise 2j with 2j + 1; elements beyond n_rot stay. size and value_size <= 8 * LANES * EACH,
+// multiples of 8; n_rot a multiple of 16. Norm weights float32[size] or null. cos, sin float32[tokens of a sequence, n_rot / 2]. pitch: units of
+// 8 elements of a row of the products; values begin at unit value_at. value_eps: from 0 on, values are divided by their root mean square.
 template <int LANES, int EACH, bool NEOX>
-__device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads, int n_kv, int n_given, int size, int n_rot, const float* cos,
-                                      const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps,
+__device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int value_at, int size, int value_size, int n_rot,
+                                      const float* cos, const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps,
                                       float value_eps, void* q, void* k, void* v, long long first) {
     constexpr int TOGETHER = 32 / LANES;
-    const int lane = threadIdx.x % 32, own = lane % LANES, units = size / 8, all = n_heads + 2 * n_kv;
+    const int lane = threadIdx.x % 32, own = lane % LANES, all = n_heads + 2 * n_kv;
     const int parts = (all + TOGETHER * ROUNDS - 1) / (TOGETHER * ROUNDS);
     const long long job = blockIdx.x * (long long)ROPE_WARPS + threadIdx.x / 32, t = job / parts;
     if (t >= tokens) return;
@@ -33,11 +33,11 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
     uint4 raw[ROUNDS][EACH];
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
-        const int head = first_head + i * TOGETHER;
+        const int head = first_head + i * TOGETHER, value = head - n_heads - n_kv, units = (value < 0 ? size : value_size) / 8;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             const int unit = own + e * LANES;
-            if (unit < units && head < all) raw[i][e] = qkv[(t * n_given + (head < n_given ? head : head - n_kv)) * units + unit];
+            if (unit < units && head < all) raw[i][e] = qkv[t * pitch + (value < 0 ? head * units : value_at + value * units) + unit];
         }
     }
     float c[EACH][8], s[EACH][8];  // of this lane's elements (NEOX) or pairs (the first four)
@@ -58,6 +58,7 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
     for (int i = 0; i < ROUNDS; i++) {
         const int head = first_head + i * TOGETHER;
         const bool is_value = head >= n_heads + n_kv, is_key = head >= n_heads;
+        const int length = is_value ? value_size : size, units = length / 8;
         const float* norm = is_value ? nullptr : is_key ? k_norm : q_norm;
         float x[EACH][8] = {};
 #pragma unroll
@@ -71,7 +72,7 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
                 for (int j = 0; j < 8; j++) sum += x[e][j] * x[e][j];
 #pragma unroll
             for (int step = LANES / 2; step; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-            const float scale = 1.0f / sqrtf(sum / size + (is_value ? value_eps : eps));
+            const float scale = 1.0f / sqrtf(sum / length + (is_value ? value_eps : eps));
 #pragma unroll
             for (int e = 0; e < EACH; e++) {
                 const int unit = own + e * LANES;
@@ -136,11 +137,11 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
 
 #define HEADS(NAME, LANES, EACH, NEOX) \
     extern "C" __global__ void __launch_bounds__(32 * ROPE_WARPS) \
-    NAME(const uint4* qkv, int tokens, int n_heads, int n_kv, int n_given, int size, int n_rot, const float* cos, const float* sin, \
-         int per_sequence, const float* q_norm, const float* k_norm, float eps, float value_eps, void* q, void* k, void* v, \
+    NAME(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int value_at, int size, int value_size, int n_rot, const float* cos, \
+         const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps, float value_eps, void* q, void* k, void* v, \
          long long first) { \
-        heads<LANES, EACH, NEOX>(qkv, tokens, n_heads, n_kv, n_given, size, n_rot, cos, sin, per_sequence, q_norm, k_norm, eps, value_eps, \
-                                 q, k, v, first); \
+        heads<LANES, EACH, NEOX>(qkv, tokens, n_heads, n_kv, pitch, value_at, size, value_size, n_rot, cos, sin, per_sequence, q_norm, k_norm, \
+                                 eps, value_eps, q, k, v, first); \
     }
 HEADS(heads_norm_8, 8, 1, false)
 HEADS(heads_norm_16, 16, 1, false)

@@ -45,8 +45,9 @@ class PromptAttention(Staged):
         check_norm(branch.norm, context)
         linears = [x for x in ((m.q, m.k, m.v) if m.qkv is None else (m.qkv,)) if x is not None]
         self.rope = m.rope
-        if m.spec.key_length != m.spec.value_length or not prompt.heads_fit(
-            m.spec.key_length, 0 if m.rope is None else m.rope.n_rot
+        n_rot = 0 if m.rope is None else m.rope.n_rot
+        if not (
+            prompt.heads_fit(m.spec.key_length, n_rot) and prompt.heads_fit(m.spec.value_length, 0)
         ):
             raise Slow(f"heads of {m.spec.key_length} and {m.spec.value_length}")
         if not m.switches.flash_attention:
@@ -143,10 +144,8 @@ class PromptAttention(Staged):
         # Shared ones are kept until later layers have run.
         owner = f" of layer {batch.layer}" if m.spec.kv_shared else ""
         k, v = (
-            self.context.buffer(
-                f"{name}{owner}", (total, m.spec.kv_heads, m.spec.key_length), dtype
-            )
-            for name in ("keys", "values")
+            self.context.buffer(f"{name}{owner}", (total, m.spec.kv_heads, length), dtype)
+            for name, length in (("keys", m.spec.key_length), ("values", m.spec.value_length))
         )
         q = self._heads(qkv, k, v, 0, batch)
         if m.spec.kv_shared:
@@ -203,10 +202,8 @@ class PromptAttention(Staged):
         """
         m = self.m
         k, v = (
-            torch.empty(
-                len(qkv.joined), m.spec.kv_heads, m.spec.key_length, device=qkv.joined.device
-            )
-            for _ in range(2)
+            torch.empty(len(qkv.joined), m.spec.kv_heads, length, device=qkv.joined.device)
+            for length in (m.spec.key_length, m.spec.value_length)
         )
         q = self._heads(qkv, k, v, 0, batch)
         cache.write(first, k, v)

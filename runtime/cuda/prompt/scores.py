@@ -5,6 +5,7 @@ there is one, else scores in memory.
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from ....cuda_kernels import prompt
 from ...layers.specs import AttentionSpec
@@ -22,15 +23,15 @@ def attend(
     sinks: torch.Tensor | None,
     n_tokens: int,
 ) -> torch.Tensor:
-    """Return [S, n, heads, length] in the dtype of q, for half[S, n, heads, length] and [S, N,
-    kv_heads, length]: each of the last n of N positions sees itself and all before it, or a window.
-    n_tokens: of the pass.
+    """Return [S, n, heads, value_length] in the dtype of q, for half[S, n, heads, key_length] and
+    [S, N, kv_heads, ...]: each of the last n of N positions sees itself and all before it, or a
+    window. n_tokens: of the pass.
 
     FlashAttention-2 as torch has it (Dao, 2023): causal masks end in the lower right corner,
-    grouped heads are read as they are. cuDNN's kernel is twice as fast on Hopper, but takes up to a
-    second to plan, and has no such corner.
+    grouped heads are read as they are, keys and values have one length. cuDNN's kernel is twice as
+    fast on Hopper, but takes up to a second to plan, and has no such corner.
     """
-    if s.softcap or s.key_length > _FLASH_HEAD:
+    if s.softcap or max(s.key_length, s.value_length) > _FLASH_HEAD:
         one_by_one = zip(q, k, v, strict=True)
         options = {"window": s.window, "softcap": s.softcap}
         return torch.stack([attend_in_memory(*x, s.scale, **options) for x in one_by_one])
@@ -46,10 +47,12 @@ def attend(
         )[:2]
         mixed = mixed.transpose(1, 2)
     else:
+        longest = max(s.key_length, s.value_length)
         mixed, log_sums = torch.ops.aten._flash_attention_forward(
-            q,
-            k,
-            v,
+            *(
+                x if x.shape[3] == longest else F.pad(x, (0, longest - x.shape[3]))
+                for x in (q, k, v)
+            ),
             None,
             None,
             q.shape[1],
@@ -61,6 +64,7 @@ def attend(
             window_size_left=s.window - 1 if s.window else None,
             window_size_right=0 if s.window else None,
         )[:2]
+        mixed = mixed[..., : s.value_length]
     if sinks is not None:
         prompt.take_sinks(mixed, log_sums.reshape(len(mixed), s.heads, -1), sinks)
     return mixed
