@@ -83,8 +83,8 @@ class Model:
 
     precision: f32, the reference path (the default on the CPU), or bf16 (the default on a GPU) or
     f16, the fast path: fused kernels with activations of that type. On the CPU also int8: products
-    of more than four rows with quantized weights in 8 bits (`weights.rounded`), and layers of many
-    rows in compiled code (`layers.many_rows`), in float32.
+    with quantized weights in 8 bits, those of steps (`cpu.plan`) and of more than four rows
+    (`weights.rounded`), and layers of many rows in compiled code (`layers.many_rows`), in float32.
     placement: which tensors are on
     the GPU. switches: how layers are evaluated. cache: types of keys and values, for `new_state`
     and also for calls without a state (`forward`, `hidden`; None: float32). ubatch: the most tokens

@@ -7,7 +7,7 @@ import torch
 from ..errors import UsageError, printable
 
 PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-ON_CPU = ("f32", "int8")  # int8: products with quantized weights, see `simd.tiles`
+ON_CPU = ("f32", "int8")  # int8: products with quantized weights, see `simd.tiles` and `simd.dots`
 
 
 def precisions_of(device: torch.device) -> tuple[str, ...]:

@@ -11,18 +11,13 @@ import pytest
 import torch
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES, ggml_type
-from iqforge.runtime.bench.random_blocks import random_rows, supported
+from iqforge.runtime.bench.random_blocks import supported
 from iqforge.runtime.simd.operations import _announce, operation
 from iqforge.runtime.simd.products import Rows, plain_rows, plain_type
 from iqforge.runtime.simd.threads import Program, run
 from iqforge.runtime.simd.units import UNITS
 
-COLUMNS = 512
-# One of each way to read codes. The others take half a minute to compile.
-FAMILIES = (
-    *("BF16", "Q8_0", "Q5_1", "MXFP4", "Q4_K", "IQ3_K", "IQ2_KS", "IQ4_KSS", "IQ2_KL"),
-    *("IQ3_XXS", "IQ1_M", "IQ4_KT", "TQ1_0", "IQ1_BN", "IQ4_K_R4", "IQ1_S_R4"),
-)
+from .stored_rows import COLUMNS, of_types, stored
 
 
 def known(name: str) -> bool:
@@ -42,19 +37,8 @@ def multiplied(rows: Rows, x: np.ndarray, threads: int = 2) -> np.ndarray:
     return y
 
 
-def stored(name: str, n_rows: int = 16, n_cols: int = COLUMNS) -> np.ndarray:
-    return random_rows(name, n_rows, n_cols, 0.5, np.random.default_rng(7))
-
-
 def test_every_type_of_weights_has_a_unit():
     assert [n for n in codec.decodable_types() if plain_type(ggml_type(n)).name not in UNITS] == []
-
-
-def of_types(names: list[str]) -> list:
-    """Return the names as parameters, those outside of `FAMILIES` for the full run."""
-    return [
-        pytest.param(name, marks=() if name in FAMILIES else pytest.mark.full) for name in names
-    ]
 
 
 @pytest.mark.parametrize("name", of_types(codec.decodable_types()))

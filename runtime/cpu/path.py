@@ -87,7 +87,9 @@ class StepPath:
         key = state.settings, sum(state.context > length for length in self._lengths)
         if key not in self._programs:
             try:
-                self._programs[key] = StepProgram(self._network, state, n_threads)
+                self._programs[key] = StepProgram(
+                    self._network, state, n_threads, rounds=self._store.rounds
+                )
             except NotPlanned as reason:
                 self._programs[key] = None
                 if self._report is not None:
@@ -96,12 +98,12 @@ class StepPath:
 
 
 class StepProgram:
-    """The program of a step, for sequences like `state`."""
+    """The program of a step, for sequences like `state`. rounds: see `Plan`."""
 
-    def __init__(self, network: Network, state: State, n_threads: int):
+    def __init__(self, network: Network, state: State, n_threads: int, *, rounds: bool):
         if network.inputs is not None or network.join is not None:
             raise NotPlanned("layers that need the tokens themselves, or other ranks")
-        self._plan = plan = Plan(n_threads, state.settings, state.context)
+        self._plan = plan = Plan(n_threads, state.settings, state.context, rounds=rounds)
         self._sequences: WeakKeyDictionary[State, Sequence] = WeakKeyDictionary()
         memory, width = plan.memory, network.width
         h, x = memory.own_floats("h", width), memory.own_floats("x", width)

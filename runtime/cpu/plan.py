@@ -11,6 +11,7 @@ import numpy as np
 
 from ..layers.norm import LayerNorm, Norm, RMSNorm
 from ..layers.rope import Rope
+from ..simd import dots
 from ..simd.operations import operation, packed
 from ..simd.products import Rows, Vectors
 from ..simd.step import heads, norms
@@ -34,11 +35,13 @@ class Plan:
     """Operations of a step of a network, for sequences of `context` tokens with a cache of these
     settings.
 
-    frame: int64, see `simd.step.heads`. layer: the one that is planned now.
+    frame: int64, see `simd.step.heads`. layer: the one that is planned now. rounds: whether
+    products with quantized weights are in 8 bits.
     """
 
-    def __init__(self, n_threads: int, settings: CacheSettings, context: int):
+    def __init__(self, n_threads: int, settings: CacheSettings, context: int, *, rounds: bool):
         self.memory, self.settings, self.context = Memory(n_threads), settings, context
+        self.rounds = rounds
         self.frame = np.zeros(8, dtype=np.int64)
         self.layer = 0
         self.names: list[str] = []  # of matrices, in order
@@ -48,6 +51,9 @@ class Plan:
         self._range = RangeName("", "step")
         self._first = self.memory.array(np.zeros(1, dtype=np.int64))  # the number of one matrix
         self._angles: dict[int, tuple[Buffer, Any, np.ndarray]] = {}
+        self._rounded: dict[
+            tuple[Vectors, int, int], Vectors
+        ] = {}  # since the last other operation
 
     @property
     def frame_address(self) -> int:
@@ -77,6 +83,11 @@ class Plan:
         self._range = before
 
     def _append(self, code: int, arguments: np.ndarray, meet: bool) -> None:
+        self._rounded.clear()
+        self._append_product(code, arguments, meet)
+
+    def _append_product(self, code: int, arguments: np.ndarray, meet: bool) -> None:
+        """Append an operation that changes no vector that was rounded for products."""
         self._operations.append((code, arguments))
         self._meets.append(meet)
         self._ranges.append(self._range)
@@ -180,10 +191,39 @@ class Plan:
             *(n, biases, scales),
         )
 
-    def _multiply(self, rows: Rows, *arguments: Any) -> None:
+    def _multiply(
+        self,
+        rows: Rows,
+        n_rows: int,
+        x: Vectors,
+        y: Vectors,
+        chosen: Vectors,
+        n: int = 1,
+        biases: int = 0,
+        scales: int = 0,
+    ) -> None:
         if rows.n_cols % UNIT:
             raise NotPlanned(f"rows of {rows.n_cols} elements are no multiple of {UNIT}")
-        self._append(*rows.multiplications(*arguments), False)
+        if self.rounds and dots.can_be_rounded(rows.type, rows.n_cols):
+            rounded = self._rounded_vectors(x, n, rows.n_cols)
+            found = dots.multiplications(rows, n_rows, x, rounded, y, chosen, n, biases, scales)
+        else:
+            found = rows.multiplications(n_rows, x, y, chosen, n, biases, scales)
+        self._append_product(*found, False)
+
+    def _rounded_vectors(self, x: Vectors, n: int, n_cols: int) -> Vectors:
+        """Add the rounding of n vectors, unless they are as a product before this one read them.
+        Every thread rounds them for itself.
+        """
+        n = n if x.step else 1
+        key = (x, n, n_cols)
+        if key not in self._rounded:
+            size = dots.rounded_bytes(n_cols)
+            name = f"rounded {len(self._rounded)} of {n} x {n_cols}"
+            out = self.memory.own_floats(name, n * size // 4)
+            self._rounded[key] = Vectors(out.address, size if x.step else 0, out.thread_step)
+            self._append_product(*dots.rounding(x, n, n_cols, self._rounded[key]), False)
+        return self._rounded[key]
 
     def norm_of(self, norm: Norm, x: Buffer, n: int, name: str) -> Buffer:
         """Add the RMS norm of a vector that all threads share, for every thread."""

@@ -188,7 +188,21 @@ class Rows:
         """Return the operation that multiplies `n` matrices of `n_rows` rows each, whose numbers
         int64[n] are at `chosen`, with a vector each; see `multiply`.
         """
-        return _bound(multiply, self.type), packed(
+        arguments = self.arguments(n_rows, x, y, chosen, n, biases, scales)
+        return _bound(multiply, self.type), arguments
+
+    def arguments(
+        self,
+        n_rows: int,
+        x: Vectors,
+        y: Vectors,
+        chosen: Vectors,
+        n: int = 1,
+        biases: int = 0,
+        scales: int = 0,
+    ) -> np.ndarray:
+        """Return the arguments of `multiply` for `multiplications`."""
+        return packed(
             *(self.data.ctypes.data, self.data.strides[0], n_rows, self._blocks),
             *(x.address, x.step, x.thread_step, y.address, y.step),
             *(chosen.address, chosen.thread_step, n, biases, scales),
