@@ -99,6 +99,15 @@ def after_pieces(options: dict) -> list:
         return [model.extend(piece, state).tolist() for piece in (tokens[20:23], tokens[23:])]
 
 
+def evaluated(job: dict) -> dict:
+    """Return the logits of a file on these ranks."""
+    tokens = np.array(job["tokens"])
+    options = {"device": "cpu", "split_mode": job["mode"], "tensor_split": job["shares"]}
+    with iqforge.load_model(job["path"], **options) as model:
+        first, second = (model.forward(tokens) for _ in range(2))
+    return {"logits": first.numpy(), "twice": torch.equal(first, second)}
+
+
 def main() -> None:
     case = sys.argv[1]
     ranks = Ranks.here()
@@ -108,6 +117,13 @@ def main() -> None:
         folder, text = sys.argv[2:]
         found = combinations(json.loads(text), ranks)
         Path(folder, f"{ranks.rank}.json").write_text(json.dumps(found))
+        return
+    if case == "files":
+        folder = Path(sys.argv[2])
+        found = [evaluated(job) for job in json.loads((folder / "jobs.json").read_text())]
+        np.savez(folder / f"{ranks.rank}.npz", *(one["logits"] for one in found))
+        twice = [one["twice"] for one in found]
+        (folder / f"{ranks.rank}.json").write_text(json.dumps(twice))
         return
     if case == "models":
         folder, *names = sys.argv[2:]

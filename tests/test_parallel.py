@@ -143,7 +143,9 @@ def test_executors_of_ranks(size, specs, tmp_path):
         assert max(first["errors with links"]) < 0.01
         by_layers = first["errors by layers"]
         assert by_layers.pop("steps") < 1e-4 and max(by_layers.values()) < 1e-3
-        assert all(rank[spec]["layers"] and rank[spec]["captured by layers"] for rank in found)
+        layers = [rank[spec]["layers"] for rank in found]
+        assert sum(layers) >= 2 and sum(n == 0 for n in layers) == max(0, size - sum(layers))
+        assert all(rank[spec]["captured by layers"] for rank in found), "also with no layer"
         for one in (rank[spec] for rank in found):
             assert one["digits"] == first["digits"]
             assert one["captured"] > 5 and one["linked"] > 5

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 import threading
+from pathlib import Path
 
 import iqforge
 import numpy as np
@@ -12,11 +15,13 @@ import torch
 from iqforge.errors import UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.model import Model, load_model
+from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.share import Share
 from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.switches import Switches
 
+from .golden import GOLDEN
 from .latent_models import layouts
 from .random_models import WITH_EXPERTS, Models
 from .shared import shared
@@ -26,6 +31,7 @@ from .tiny_model import one_tensor_per_expert
 
 TYPES = ("IQ4_K", "IQ4_KS", "IQ4_K_R4")
 SHARES = ((1, 1), (1, 1, 1), (3, 1))
+TRAINED = ("demo-llama", "mini-llama", "mini-deepseek", "mini-qwen3moe", "mini-qwen35moe")
 BOUND = 1e-3  # largest difference of logits
 QUICK = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_next", "gpt_oss", "gemma4_moe", "phi3")
 
@@ -111,7 +117,7 @@ def test_experts_in_tensors_of_their_own_are_split(tmp_path, experts):
     "name",
     [
         pytest.param(name, marks=[] if name == "mini-qwen35moe" else [pytest.mark.full])
-        for name in ("demo-llama", "mini-llama", "mini-deepseek", "mini-qwen3moe", "mini-qwen35moe")
+        for name in TRAINED
     ],
 )
 def test_ranks_compute_trained_models(tmp_path, name):
@@ -119,6 +125,55 @@ def test_ranks_compute_trained_models(tmp_path, name):
     iqforge.quantize_model(shared(f"models/{name}"), path, "IQ4_KS")
     for shares in SHARES:
         check(path, np.arange(100, 140), shares)
+
+
+@pytest.fixture(scope="module")
+def files(models, tmp_path_factory) -> dict[Path, list[int]]:
+    """Files of every class and of trained models, each with the tokens to evaluate."""
+    found = {}
+    for name in GOLDEN:
+        tokens = np.load(shared(f"golden/convert/{name}/logits.npz"))["input_ids"][:24]
+        found[Path(shared(f"golden/convert/{name}/expected-f32.gguf"))] = tokens.tolist()
+    for number, case in enumerate(CASES):
+        tokens = np.asarray(models.tiny(case, "wide").tokens).tolist()
+        found[models.quantized(case, TYPES[number % len(TYPES)])] = tokens
+        if case in WITH_EXPERTS:
+            found[models.quantized(case, TYPES[(number + 1) % len(TYPES)], True)] = tokens
+    folder = tmp_path_factory.mktemp("trained")
+    for name in TRAINED:
+        path = folder / f"{name}.gguf"
+        iqforge.quantize_model(shared(f"models/{name}"), path, "IQ4_KS")
+        found[path] = list(range(100, 140))
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "size, shares", [(2, ("1,1", "3,1")), (3, ("1,1,1", "3,1,2")), (8, ("1,1,1,1,1,1,1,1",))]
+)
+def test_processes_compute_every_file(files, size, shares, tmp_path):
+    """Processes that meet through gloo, of which some hold nothing of a layer: the same digits on
+    all of them and twice, and the logits of one process.
+    """
+    jobs = [
+        {"path": str(path), "tokens": tokens, "shares": one, "mode": mode}
+        for path, tokens in files.items()
+        for one in shares
+        for mode in ("graph", "layer")
+    ]
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    program = str(Path(__file__).with_name("parallel_program.py"))
+    assert run_ranks([sys.executable, program, "files", str(tmp_path)], size) == 0
+    ranks = [np.load(tmp_path / f"{rank}.npz") for rank in range(size)]
+    assert all(all(json.loads((tmp_path / f"{r}.json").read_text())) for r in range(size))
+    for path, tokens in files.items():
+        with load_model(path) as model:
+            wanted = model.forward(np.array(tokens)).numpy()
+        for number, job in enumerate(jobs):
+            if job["path"] == str(path):
+                first, *others = (rank[f"arr_{number}"] for rank in ranks)
+                np.testing.assert_allclose(first, wanted, rtol=0, atol=BOUND, err_msg=str(job))
+                assert all(np.array_equal(first, other) for other in others), job
 
 
 def test_inputs_of_products_are_those_of_whole_models():
