@@ -101,6 +101,13 @@ ARCHITECTURES = [
     Row("phi4-mini", "IQ4_K"),
     Row("starcoder2-15b", "IQ4_K"),
     Row("llama-1b", "IQ4_K"),
+    Row("qwen2.5-7b", "IQ4_K"),
+    Row("qwen1.5-moe-a2.7b", "IQ4_K"),
+    Row("ministral3-14b", "IQ4_K"),
+    Row("seed-oss-36b", "IQ4_K"),
+    Row("smollm3-3b", "IQ4_K"),
+    Row("mixtral-8x7b", "IQ4_K"),
+    Row("kimi-k2", "IQ4_K", layers=12),
 ]
 DEEP_HEADER = (
     "| shape, type | ik_llama.cpp | llama.cpp (Q4_K) | ours | share of FLOP rate / bandwidth |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from iqforge.runtime.architectures import architectures
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import engine  # noqa: F401, it declares executors
@@ -37,12 +38,24 @@ SIZES = {
     "phi4": 14.7,
     "phi4-mini": 3.84,
     "starcoder2-15b": 15.96,
+    "qwen2.5-7b": 7.62,
+    "qwen1.5-moe-a2.7b": 14.3,
+    "ministral3-14b": 13.5,
+    "seed-oss-36b": 36.15,
+    "smollm3-3b": 3.08,
+    "mixtral-8x7b": 46.7,
+    "kimi-k2": 1026,
 }
 
 
 # Others of the same architecture have the same layers.
-LARGER = {"llama-70b", "qwen3-235b-a22b", "gpt-oss-120b"}
+LARGER = {"llama-70b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2"}
 EACH = [pytest.param(name, marks=pytest.mark.full) if name in LARGER else name for name in SHAPES]
+
+
+def test_every_architecture_has_a_shape():
+    found = {shape.architecture for shape in SHAPES.values()}
+    assert found == set(architectures())
 
 
 @pytest.mark.parametrize("name", EACH)
