@@ -1,8 +1,8 @@
 """Measure what rounding with second moments gains over the search with an importance matrix.
 
     python benchmarks/better_bits.py --write-texts DIR
-    python benchmarks/better_bits.py MODEL.gguf --work DIR --text TEXT [--text TEXT ...]
-        [--calibrate default] [--type T ...] [--chunks 60] [--jobs 4] [--device cuda:0,cuda:1]
+    python benchmarks/better_bits.py MODEL.gguf [MODEL.gguf ...] --work DIR --text TEXT [--text ...]
+        [--calibrate default] [--type T ...] [--chunks 60] [--jobs 32] [--device cuda:0,cuda:1]
     python benchmarks/better_bits.py --table DIR [DIR ...]
 
 The first command writes texts that the default calibration lacks: Python's help topics, those whose
@@ -11,29 +11,25 @@ its standard library (`source.txt`), and numpy's docstrings (`numpy.txt`). The s
 second moments from the calibration texts, writes every type (with --pure; or `mix:IQ3_K` for the
 mix of that name, or `bpw:3.5` for --target-bpw) with the importance matrix of the same texts (their
 diagonal) and with the second moments, token embeddings and output at Q8_0, and compares both with
-MODEL on each text. Every figure is appended to DIR/results.jsonl; a run that is started again
-measures what is missing. Without --type one type of every family comes first. The third one prints
-tables of one or several such folders, by type and by family: ratios below 1 are gains.
+the model on each text. Every figure is appended to DIR/MODEL/results.jsonl at once; a run that is
+started again measures what is missing. Without --type it measures every type, mix and target. The
+third one prints tables of one or several folders DIR/MODEL, by type and by family: ratios below 1
+are gains.
 
-Types are tried and judged on the devices in turn, `--jobs` at a time. `--round-on` says where they
-are rounded: the bytes are those of the CPU.
+Types are rounded on the CPU, `--jobs` cores at a time, and with `--round-jobs` also on the GPUs,
+which changes no byte. Models are run on the devices, each by `--judges` processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import multiprocessing
 import os
-import time
 import zlib
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
-import iqforge
+from better_bits_run import Settings, read_results, run
 from iqforge.formats.types import TYPES
 from iqforge.quantize.rounding.methods import UNGUIDED
 
@@ -81,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?")
+    parser.add_argument("models", nargs="*")
     parser.add_argument("--write-texts", metavar="DIR")
     parser.add_argument("--table", nargs="+", metavar="DIR")
     parser.add_argument("--calibrate", action="append", metavar="TEXT")
@@ -91,18 +87,19 @@ def main() -> None:
     parser.add_argument("--shrink", type=float, help="instead of choosing it for each role")
     parser.add_argument("--calibration-chunks", type=int, default=-1, metavar="N")
     parser.add_argument("--chunks", type=int, default=60)
-    parser.add_argument("--jobs", type=int, default=1, help="types at a time")
-    parser.add_argument("--threads", type=int, default=0, help="of each (default: cores by jobs)")
-    parser.add_argument("--device", default="cpu", help="that evaluates the models, or several")
+    parser.add_argument("--tasks", type=int, default=100, help="items with endings, of each text")
+    parser.add_argument("--jobs", type=int, default=0, help="cores that quantize (default: all)")
+    parser.add_argument("--judges", type=int, default=1, help="processes that judge each model")
     parser.add_argument(
-        "--round-on", default="cpu", metavar="DEVICE", help="auto: that of --device"
+        "--round-jobs", type=int, default=0, help="processes that round on each GPU"
     )
+    parser.add_argument("--device", default="cpu", help="that collects and judges, or several")
     args = parser.parse_args()
     if args.write_texts:
         write_texts(Path(args.write_texts))
     elif args.table:
         print_tables([Path(folder) for folder in args.table])
-    elif args.model and args.text and args.work:
+    elif args.models and args.text and args.work:
         measure(args)
     else:
         parser.error("MODEL, --text and --work are needed, or --write-texts, or --table")
@@ -127,121 +124,22 @@ def write_texts(folder: Path) -> None:
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Append to the results what they lack, and print the table."""
-    work = Path(args.work)
-    work.mkdir(parents=True, exist_ok=True)
-    hessian = work / "hessian.safetensors"
-    started = time.monotonic()
-    devices = args.device.split(",")
-    if not hessian.exists():
-        iqforge.collect_hessian(
-            args.model,
-            args.calibrate or ["default"],
-            hessian,
-            chunks=args.calibration_chunks,
-            device=devices[0],
-            precision="f32",
-        )
-    for text in args.text:
-        base = base_of(work, text)
-        if not base.exists():
-            iqforge.measure_perplexity(
-                args.model,
-                text,
-                chunks=args.chunks,
-                kl_divergence_base=base,
-                device=devices[0],
-                precision="f32",
-            )
-    print(f"collected and evaluated in {time.monotonic() - started:.1f} s", flush=True)
-    done = {(one["type"], one["guide"]) for one in read_results(work)}
-    wanted = [
-        (name, guide) for name in args.types or in_turns() for guide in ("imatrix", "hessian")
-    ]
-    wanted = [one for one in wanted if one not in done]
-    threads = args.threads or max(1, (os.cpu_count() or 1) // args.jobs)
-    keywords = [
-        {
-            "shrink": args.shrink,
-            "device": device,
-            "round_on": device if args.round_on == "auto" else args.round_on,
-            "threads": threads,
-        }
-        for device in devices
-    ]
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(args.jobs, mp_context=spawn) as pool:
-        given = [
-            (args.model, str(work), args.text, name, guide, keywords[i % len(devices)])
-            for i, (name, guide) in enumerate(wanted)
-        ]
-        for future in as_completed([pool.submit(one_result, *one) for one in given]):
-            result = future.result()
-            with open(work / "results.jsonl", "a") as file:
-                file.write(json.dumps(result) + "\n")
-            print(json.dumps(result), flush=True)
-    print_tables([work])
-
-
-def base_of(work: Path, text: str) -> Path:
-    return work / f"base-{Path(text).stem}.kld"
-
-
-def one_result(
-    model: str, folder: str, texts: list[str], name: str, guide: str, how: dict[str, Any]
-) -> dict[str, Any]:
-    """Quantize MODEL, and return its KL divergences and top-token agreement by text."""
-    work = Path(folder)
-    out = work / f"{name.replace(':', '-')}-{guide}.gguf"
-    keywords: dict[str, Any] = {guide: work / "hessian.safetensors"}
-    if guide == "hessian":
-        keywords["hessian_shrink"] = how["shrink"]
-    started = time.monotonic()
-    recipe: Any = name
-    fixed = {"token_embedding_type": "q8_0", "output_tensor_type": "q8_0"}
-    if name.startswith("bpw:"):
-        bpw = float(name.removeprefix("bpw:"))
-        of_target = keywords if guide == "hessian" else {"imatrix": keywords["imatrix"]}
-        recipe = iqforge.recipe_for_target(
-            model, bpw=bpw, threads=how["threads"], **fixed, **of_target
-        ).recipe
-    elif name.startswith("mix:"):
-        recipe = name.removeprefix("mix:")
-        keywords |= fixed
-    else:
-        keywords |= fixed | {"pure": True}
-    iqforge.quantize_model(
-        model, out, recipe, device=how["round_on"], threads=how["threads"], restart=True, **keywords
+    """Append to the results what they lack, and print the tables."""
+    settings = Settings(
+        work=Path(args.work),
+        texts=args.text,
+        calibrate=args.calibrate or ["default"],
+        calibration_chunks=args.calibration_chunks,
+        chunks=args.chunks,
+        tasks=args.tasks,
+        shrink=args.shrink,
+        jobs=args.jobs or os.cpu_count() or 1,
+        judges=args.judges,
+        round_jobs=args.round_jobs,
+        devices=args.device.split(","),
     )
-    result: dict[str, Any] = {
-        "type": name,
-        "guide": guide,
-        "seconds": round(time.monotonic() - started, 1),
-        "size": os.path.getsize(out),
-        "kld": {},
-        "top": {},
-    }
-    for text in texts:
-        found: Any = iqforge.measure_perplexity(
-            out,
-            None,
-            kl_divergence_base=base_of(work, text),
-            kl_divergence=True,
-            device=how["device"],
-            precision="f32",
-            threads=how["threads"],
-        )
-        stem = Path(text).stem
-        result["kld"][stem] = found.mean_kld
-        result["top"][stem] = found.statistics.same_top[0]
-    out.unlink()
-    return result
-
-
-def read_results(work: Path) -> list[dict[str, Any]]:
-    """Return what was measured so far."""
-    path = work / "results.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    run(args.models, args.types or in_turns(), settings)
+    print_tables([settings.work / Path(model).stem for model in args.models])
 
 
 def print_tables(folders: list[Path]) -> None:
