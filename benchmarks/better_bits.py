@@ -23,53 +23,15 @@ which changes no byte. Models are run on the devices, each by `--judges` process
 from __future__ import annotations
 
 import argparse
-import itertools
-import math
 import os
 import zlib
 from pathlib import Path
 
-from better_bits_run import Settings, read_results, run
-from iqforge.formats.types import TYPES
-from iqforge.quantize.rounding.methods import UNGUIDED
+from rounding_quality.run import Settings, run
+from rounding_quality.tables import in_turns, print_tables
 
-MIXES = [
-    "mix:IQ4_K",
-    "bpw:3",
-    "mix:Q4_K_M",
-    "mix:IQ2_K",
-    "mix:IQ3_K",
-    "bpw:2.5",
-    "bpw:3.5",
-    "bpw:4",
-]
-# Types whose gains are given as one figure. All others form the last family.
-FAMILIES = {
-    "2 and 3 bits": ["IQ3_K", "Q2_K", "IQ2_KS", "IQ2_K", "IQ2_KL", "IQ3_KS", "Q3_K"],
-    "4 and 5 bits": ["IQ4_K", "Q4_K", "IQ4_KS", "IQ4_XS", "IQ4_NL", "IQ5_K", "IQ5_KS", "Q5_K"]
-    + ["IQ4_KSS"],
-    "trellis": ["IQ2_KT", "IQ4_KT", "IQ3_KT", "IQ1_KT"],
-    "grids": ["IQ2_XS", "IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_S", "IQ1_S", "IQ1_M"],
-    "mixes and targets": MIXES,
-}
-OTHERS = "others"
 SOURCES = ("argparse", "asyncio.base_events", "dataclasses", "decimal", "difflib", "inspect")
 SOURCES += ("pathlib", "subprocess", "tarfile", "typing", "unittest.mock", "zipfile")
-
-
-def families() -> dict[str, list[str]]:
-    """Return the plain types that second moments guide, and mixes, by family."""
-    types = [t for t in TYPES.values() if t.is_quantized and t.base is None]
-    types.sort(key=lambda t: -t.bits_per_weight)
-    known = {name for names in FAMILIES.values() for name in names}
-    rest = [t.name for t in types if t.name not in UNGUIDED and t.name not in known]
-    return FAMILIES | {OTHERS: rest}
-
-
-def in_turns() -> list[str]:
-    """Return all types and mixes: the first of every family, then the second of each, and so on."""
-    by_turn = itertools.zip_longest(*families().values())
-    return [name for turn in by_turn for name in turn if name is not None]
 
 
 def main() -> None:
@@ -140,56 +102,6 @@ def measure(args: argparse.Namespace) -> None:
     )
     run(args.models, args.types or in_turns(), settings)
     print_tables([settings.work / Path(model).stem for model in args.models])
-
-
-def print_tables(folders: list[Path]) -> None:
-    """Print KL divergences with importances and ratios, by model and type; then means by type."""
-    by_type: dict[str, list[float]] = {}
-    for work in folders:
-        found = {(one["type"], one["guide"]): one for one in read_results(work)}
-        names = [name for name, guide in found if guide == "hessian" and (name, "imatrix") in found]
-        if not names:
-            continue
-        texts = list(found[names[0], "hessian"]["kld"])
-        print(f"\n{work.name}\n\n| type | " + " | ".join(texts) + " | mean | worst | top | s |")
-        print("|---" * (len(texts) + 5) + "|")
-        for name in names:
-            before, after = found[name, "imatrix"], found[name, "hessian"]
-            ratios = [after["kld"][text] / before["kld"][text] for text in texts]
-            cells = [
-                f"{before['kld'][text]:.5f} x {r:.3f}"
-                for text, r in zip(texts, ratios, strict=True)
-            ]
-            top = sum(after["top"][text] - before["top"][text] for text in texts) / len(texts)
-            cells += [f"{mean(ratios):.3f}", f"{max(ratios):.3f}", f"{100 * top:+.2f} %"]
-            print(f"| {name} | " + " | ".join(cells) + f" | {after['seconds']} |")
-            by_type.setdefault(name, []).extend(ratios)
-    print_means("type", by_type)
-    print_means("family", by_family(by_type))
-
-
-def by_family(by_type: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return the ratios of each family that has any."""
-    found: dict[str, list[float]] = {}
-    for family, names in families().items():
-        for name in names:
-            if name in by_type:
-                found.setdefault(family, []).extend(by_type[name])
-    return found
-
-
-def print_means(what: str, by_name: dict[str, list[float]]) -> None:
-    """Print a line for each name, and one for all."""
-    print(f"\n| {what} | figures | geometric mean | worst |\n|---|---|---|---|")
-    for name, ratios in by_name.items():
-        print(f"| {name} | {len(ratios)} | x {mean(ratios):.3f} | x {max(ratios):.3f} |")
-    if everything := [r for ratios in by_name.values() for r in ratios]:
-        print(f"| all | {len(everything)} | x {mean(everything):.3f} | x {max(everything):.3f} |")
-
-
-def mean(ratios: list[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,26 @@ def test_a_table_of_models_on_several_gpus(tmp_path, monkeypatch, capsys):
     assert deep == "| llama-8b:IQ4_K at depth 32,768 | - | 68,832 / 819.7 | - |"
 
 
+def test_a_table_of_better_bits(tmp_path, monkeypatch, capsys):
+    before = {"kld": {"a": 0.1, "b": 0.2}, "top": {"a": 0.8, "b": 0.7}, "tasks": {"a": "0011"}}
+    after = {"kld": {"a": 0.05, "b": 0.1}, "top": {"a": 0.9, "b": 0.9}, "tasks": {"a": "1111"}}
+    lines = [{"type": "base", "guide": "", "tasks": {}}]
+    lines += [{"type": "IQ3_K", "guide": "imatrix", **before}]
+    lines += [{"type": "IQ3_K", "guide": "hessian", **after}]
+    lines += [{"type": "Q6_K", "guide": "imatrix", **before}]
+    work = tmp_path / "mini"
+    work.mkdir()
+    (work / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    script = FOLDER / "better_bits.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--table", str(work)])
+    monkeypatch.syspath_prepend(str(FOLDER))
+    runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "| IQ3_K | 0.10000 x 0.500 | 0.20000 x 0.500 | 0.500 | 0.500 | +15.00 % |" in said
+    assert "| 2 and 3 bits | 2 | x 0.500 | x 0.500 | +15.00 % | +50.00 ± 25.00 % |" in said
+    assert "Q6_K" not in said
+
+
 def test_names_shadow_nothing():
     """The folder of a script comes first on Python's path, so that `convert.py` there would hide an
     installed module of that name.

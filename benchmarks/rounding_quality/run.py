@@ -263,7 +263,8 @@ def judge_files(
     """Collect second moments if asked to, then answer files with their figures until None comes."""
     import iqforge
     import torch
-    from better_bits_judge import Judge
+
+    from rounding_quality.judge import Judge
 
     started = time.monotonic()
     work = settings.work / Path(model).stem
