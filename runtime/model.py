@@ -261,14 +261,15 @@ class Model:
 
         return StepPath(self.network, self.weights.store, self.verbose)
 
-    def _step(self, token: int, state: State) -> torch.Tensor | None:
+    def _step(self, token: int, state: State, copied: bool = True) -> torch.Tensor | None:
         """Append a token by a program, if no observer reads inputs of products: logits
-        float32[vocab]. None if the reference path has to do it.
+        float32[vocab], which the next step overwrites unless they are copied. None if the reference
+        path has to do it.
         """
         taps = self.weights.taps
         if self._steps is None or taps.readers:
             return None
-        if (logits := self._steps.step(token, state)) is not None:
+        if (logits := self._steps.step(token, state, copied)) is not None:
             for observe in taps.observers:  # they count passes
                 for name in self._steps.watched:
                     observe(name, logits, None)
@@ -442,8 +443,11 @@ class Model:
         if (fast := self._fast) is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
+        largest = None if self._steps is None else self._steps.largest
         for _ in range(n):
-            token = sample(self.extend([token], state), sampling, state.n_past)
+            if (logits := self._step(token, state, copied=False)) is None:
+                logits = self.extend([token], state)
+            token = sample(logits, sampling, state.n_past, largest)
             yield token
 
     @_named_errors

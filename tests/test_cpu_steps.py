@@ -10,11 +10,12 @@ import torch
 from iqforge.errors import NonFiniteError, UsageError
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cpu.choice import Largest
 from iqforge.runtime.layers.attention import Attention
 from iqforge.runtime.layers.mla import MLA
 from iqforge.runtime.layers.specs import Temperature
 from iqforge.runtime.model import Model
-from iqforge.runtime.network.sampling import Sampling
+from iqforge.runtime.network.sampling import Sampling, candidates, sample
 from iqforge.runtime.state.cache import CacheSettings
 
 from .short_shapes import shortened
@@ -227,3 +228,33 @@ def test_observers_that_read_inputs_see_the_reference_path():
     with model.observe(lambda name, *_: passes.append(name), reads=False):
         list(model.follow(5, state, 3, Sampling(temperature=0)))
     assert passes == [seen[0][0], seen[-1][0]] * 3
+
+
+@pytest.mark.parametrize("n", [40, 1000, 4099])
+@pytest.mark.parametrize("k", [1, 7, 40])
+def test_the_largest_logits_are_those_of_a_sort(n, k):
+    """Also among equals, and in any order."""
+    find = Largest()
+    rng = np.random.default_rng(n + k)
+    for logits in (rng.standard_normal(n), rng.integers(0, 9, n), np.arange(n), -np.arange(n)):
+        x = torch.tensor(logits, dtype=torch.float32)
+        found = find(x, k)
+        assert found is not None
+        expected = candidates(x, k)
+        assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert find(x, 0) is None and find(x, n + 1) is None
+    for place in (0, n // 2, n - 1):
+        for value in (np.nan, np.inf, -np.inf):
+            broken = x.clone()
+            broken[place] = value
+            assert find(broken, k) is None
+
+
+def test_generated_tokens_do_not_depend_on_how_candidates_are_found():
+    model, sampling = opened("llama-tiny:BF16"), Sampling(seed=5, temperature=1.5)
+    found = list(model.follow(5, model.new_state(40), 40, sampling))
+    token, expected, state = 5, [], model.new_state(40)
+    for _ in range(40):
+        token = sample(model.extend([token], state), sampling, state.n_past)
+        expected.append(token)
+    assert found == expected

@@ -31,6 +31,7 @@ from ..weights.encoded import Matrix
 from ..weights.ranges import RangeName, opened, recording
 from ..weights.store import TensorStore
 from .attention import plan_attention
+from .choice import Largest
 from .delta import plan_delta_net
 from .feed_forward import plan_gated, plan_moe, plan_plain
 from .latent import plan_latent
@@ -62,17 +63,20 @@ class StepPath:
         self._n_threads = self._n_changes = 0
         self._lock = threading.Lock()
         self.watched: tuple[str, ...] = ()  # the first and the last product of a step
+        self.largest = Largest()
 
-    def step(self, token: int, state: State) -> torch.Tensor | None:
-        """Append a token: logits float32[vocab] after it. None, with nothing changed, if the
-        reference path has to do it: there is no program, or a number is not finite.
+    def step(self, token: int, state: State, copied: bool = True) -> torch.Tensor | None:
+        """Append a token: logits float32[vocab] after it, in memory that the next step overwrites
+        unless they are copied. None, with nothing changed, if the reference path has to do it:
+        there is no program, or a number is not finite.
         """
         with self._lock:
             program = self._program(state)
             if program is None:
                 return None
             self.watched = program.watched
-            return program.step(token, state)
+            logits = program.step(token, state)
+            return logits.clone() if copied and logits is not None else logits
 
     def has_program(self, states: Iterable[State]) -> bool:
         """Return whether there are programs for all of these sequences."""
@@ -135,9 +139,10 @@ class StepProgram:
         self._program, self.watched = plan.program(), (plan.names[0], plan.names[-1])
         self._ranges: list[tuple[RangeName, Program]] = []
         self._logits = memory.view(found, network.n_vocab)
+        self._result = torch.from_numpy(self._logits)
 
     def step(self, token: int, state: State) -> torch.Tensor | None:
-        """See `StepPath.step`."""
+        """See `StepPath.step`; the logits are not copied."""
         state.reserve(1)
         if (sequence := self._sequences.get(state)) is None:
             sequence = self._sequences[state] = Sequence(state)
@@ -151,7 +156,7 @@ class StepProgram:
         for _, kept in sequence.recurrent:
             kept.n_seen += 1
         state.advance(1)
-        return torch.from_numpy(self._logits.copy())
+        return self._result
 
     def _run(self, n_threads: int) -> None:
         """Run the program; while a model is profiled, range by range."""

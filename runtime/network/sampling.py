@@ -8,6 +8,7 @@ GPU draws from the same numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from ...errors import EvaluationError, UsageError
 from ...formats.arguments import number, whole_number
 
 _MASK = 0xFFFFFFFF
+# (logits, k) to what `candidates` returns; None if they are not finite, or it cannot tell.
+Largest = Callable[[torch.Tensor, int], tuple[np.ndarray, np.ndarray] | None]
 
 
 @dataclass(frozen=True)
@@ -82,17 +85,23 @@ def uniform(seed: int, position: int) -> float:
     return (word >> 8) * 2.0**-24
 
 
-def sample(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
+def sample(
+    logits: torch.Tensor, sampling: Sampling, position: int, largest: Largest | None = None
+) -> int:
     """The id of the token at `position`, for logits float32[vocab] of the position before.
-    EvaluationError if they are not finite.
+    EvaluationError if they are not finite. largest: a faster way to find candidates.
     """
-    if not torch.isfinite(logits).all():
-        raise EvaluationError(f"the model's predictions for position {position} are not finite")
+    k = 1 if sampling.is_greedy else sampling.top_k
+    found = None if largest is None else largest(logits, k)
+    if found is None:
+        if not torch.isfinite(logits).all():
+            raise EvaluationError(f"the model's predictions for position {position} are not finite")
+        found = candidates(logits, k)
+    values, ids = found
     if sampling.is_greedy:
-        return int(logits.argmax())
-    values, ids = candidates(logits, sampling.top_k)
+        return int(ids[0])
     # These are few numbers, for which numpy takes a fraction of torch's time.
-    relative = (values - values[0]).double().numpy()
+    relative = (values - values[0]).astype(np.float64)
     probabilities = np.exp(relative)
     kept = (
         1 + np.count_nonzero(probabilities.cumsum() < sampling.top_p * probabilities.sum())
@@ -106,7 +115,7 @@ def sample(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
     return int(ids[min(drawn, kept - 1)])
 
 
-def candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def candidates(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The k largest logits (all for 0) and their ids, on the CPU: descending, the lower id first
     among equals.
     """
@@ -118,4 +127,4 @@ def candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
         k, found = len(logits), np.arange(len(logits))
     values = logits.cpu().numpy()[found]
     order = np.argsort(-values, kind="stable")[:k]
-    return torch.from_numpy(values[order]), torch.from_numpy(found[order])
+    return values[order], found[order]
