@@ -68,7 +68,8 @@ def best_positions(scores: torch.Tensor, top_k: int) -> torch.Tensor:
 
     Scores are equal where all heads ignore a position: they are 0. Then `torch.topk` chooses, as in
     transformers. Its choice depends on the length of a row, so rows are cut to the multiple of
-    `top_k` after the token, however many positions follow.
+    `top_k` after the token, however many positions follow. It also depends on the device: what is
+    not decided by scores alone is chosen on the CPU.
     """
     n, total = scores.shape
     seen = torch.ones(n, total, dtype=torch.bool, device=scores.device).tril(total - n)
@@ -81,7 +82,10 @@ def best_positions(scores: torch.Tensor, top_k: int) -> torch.Tensor:
             padded = scores.new_full((rows.stop - row, width), float("-inf"))
             padded[:, :here] = scores[rows, :here].masked_fill(~seen[rows, :here], float("-inf"))
             chosen = torch.zeros_like(padded, dtype=torch.bool)
-            chosen.scatter_(1, padded.topk(top_k, dim=-1).indices, True)
+            best = padded.topk(top_k, dim=-1)
+            if not padded.is_cpu and (padded >= best.values[:, -1:]).sum() > best.values.numel():
+                best = padded.cpu().topk(top_k, dim=-1)
+            chosen.scatter_(1, best.indices.to(padded.device), True)
             seen[rows, :here] &= chosen[:, :here]
         row = rows.stop
     return seen
