@@ -36,7 +36,10 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
         "from_other",
     )
     return KernelSpec(
-        f"prompt_{_short(half)}", ("prompt/prompt.cu",), (("HALF", str(_HALVES[half])),), names
+        f"prompt_{_short(half)}",
+        ("prompt/prompt.cu",),
+        (("HALF", str(_HALVES[half])),),
+        names,
     )
 
 
@@ -51,7 +54,10 @@ def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
 
 
 _EXPERTS_SPEC = KernelSpec(
-    "prompt_experts", ("prompt/experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows")
+    "prompt_experts",
+    ("prompt/experts.cu",),
+    (),
+    (*(f"route_{n}" for n in _PER_LANE), "group_rows"),
 )
 
 
@@ -345,16 +351,18 @@ def route(
     ser: tuple[int, float] | None = None,
     routing: Routing = Routing(),
     choice_bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> None:
-    """Choose the experts of each token from router logits float32[T, n_experts], which have their
-    bias already: ids int32[T, k] and weights float32[T, k].
+    """Choose the experts of each token from router logits float32[T, n_experts], or from parts
+    float32[n, T, n_experts] that are added in order, plus bias float32[n_experts]: ids int32[T, k]
+    and weights float32[T, k].
 
     They are the k with the largest scores, plus choice_bias float32[n_experts], in descending
     order, equal ones by ascending index; see `Routing`. With `ser` = (K, t) the experts from slot
     K on count only if their score exceeds t times that of the first; otherwise they have id -1 and
     weight 0.
     """
-    tokens, n_experts = logits.shape
+    tokens, n_experts = logits.shape[-2:]
     n_used = ids.shape[1]
     per_lane = next(n for n in _PER_LANE if 32 * n >= n_experts)
     always, threshold = ser or (n_used, 0.0)
@@ -363,6 +371,8 @@ def route(
         -(-tokens // _ROUTE_WARPS),
         32 * _ROUTE_WARPS,
         logits,
+        np.int32(logits.numel() // (tokens * n_experts)),
+        bias,
         np.int32(tokens),
         np.int32(n_experts),
         np.int32(n_used),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +24,11 @@ from .layouts.table import packed_types, unit_header
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024
-_SHARED = 5 * 160 * 256 + 1024  # four stages, the exchange, and the alignment
-_THREADS = 384
+_LARGEST_TILE = 160  # tokens
+# In bfloat16, pairs of values of these types are looked up in a table in shared memory. That takes
+# few instructions and registers, so three warpgroups multiply instead of two.
+_LOOKED_UP = ("IQ4_K", "IQ4_KS")
+_LOOKUP_BYTES = 256 * 128
 GROUP = 128  # columns that are permuted among themselves
 ARCHS = ("sm_90a",)
 
@@ -32,6 +36,40 @@ ARCHS = ("sm_90a",)
 def padded(cols: int) -> int:
     """Return the length of rows of activations for matrices of this many columns."""
     return -(-cols // GROUP) * GROUP
+
+
+class _Plan(NamedTuple):
+    """How a kernel is compiled and launched: stages of the ring, warpgroups that multiply, and
+    whether pairs are looked up.
+    """
+
+    ring: int
+    groups: int
+    looks_up: bool
+
+    @property
+    def defines(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("RING", str(self.ring)),
+            ("GROUPS", str(self.groups)),
+            ("LOOKS_UP", str(int(self.looks_up))),
+        )
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.groups + 1)
+
+    @property
+    def shared(self) -> int:
+        """Return bytes: the ring, a place for results of each group, the table, the alignment."""
+        tile = _LARGEST_TILE * 2 * (self.ring * GROUP + self.groups * 64)
+        return tile + self.looks_up * _LOOKUP_BYTES + 1024
+
+
+def _plan(type: GGMLType, half: torch.dtype) -> _Plan:
+    if type.name in _LOOKED_UP and half == torch.bfloat16:
+        return _Plan(3, 3, True)
+    return _Plan(4, 2, False)
 
 
 @functools.cache
@@ -50,7 +88,13 @@ def spec(type: GGMLType, half: torch.dtype, gating: Gating = Gating()) -> Kernel
     return KernelSpec(
         f"prompt_grouped_{type.name.lower()}_{short}{gating.suffix}",
         (unit_header(type), "prompt/grouped.cu"),
-        (("TYPE", type.name), ("HALF", _HALVES[half]), ("TENSOR_CORES", "1"), *gating.defines),
+        (
+            ("TYPE", type.name),
+            ("HALF", _HALVES[half]),
+            ("TENSOR_CORES", "1"),
+            *_plan(type, half).defines,
+            *gating.defines,
+        ),
         ("grouped_product", "grouped_gate_up"),
         ARCHS,
     )
@@ -102,10 +146,11 @@ def grouped_product(
 
     x: half[tokens, padded(m.cols)], permuted. Rows after the last expert's stay as they are.
     """
+    plan = _plan(m.type, x.dtype)
     launch(
         function(spec(m.type, x.dtype), "grouped_product", x.device),
         _multiprocessors(x.device),
-        _THREADS,
+        plan.threads,
         m.data,
         np.int32(m.n_matrices),
         np.int32(m.rows),
@@ -117,7 +162,7 @@ def grouped_product(
         terms.bias,
         terms.scale,
         out,
-        shared=_SHARED,
+        shared=plan.shared,
     )
 
 
@@ -136,10 +181,11 @@ def grouped_gate_up(
     """
     gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
     hidden = gate.rows if up is not None else gate.rows // 2
+    plan = _plan(gate.type, x.dtype)
     launch(
         function(spec(gate.type, x.dtype, gating), "grouped_gate_up", x.device),
         _multiprocessors(x.device),
-        _THREADS,
+        plan.threads,
         gate.data,
         None if up is None else up.data,
         np.int32(gate.n_matrices),
@@ -155,7 +201,7 @@ def grouped_gate_up(
         terms[0].scale,
         None if up is None else terms[1].scale,
         out,
-        shared=_SHARED,
+        shared=plan.shared,
     )
 
 

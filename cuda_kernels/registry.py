@@ -35,6 +35,7 @@ MODULES = (
     "prompt_delta",
     "prompt_grouped",
     "prompt_mla",
+    "prompt_scores",
     "rearrange",
     "rounding",
     "step_attention",

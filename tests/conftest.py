@@ -115,6 +115,7 @@ SLOW_MODULES = {
     "test_matvec_on_host.py",
     "test_mla_commands.py",
     "test_peer_rows_on_host.py",
+    "test_prompt_scores_on_host.py",
     "test_provenance.py",
     "test_rounding_on_host.py",
     "test_search_choices.py",

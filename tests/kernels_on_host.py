@@ -86,13 +86,13 @@ extern "C" void best(const float* logits, int n, int count, double temperature, 
 """
 
 
-def library(folder: Path, spec: KernelSpec, run: str) -> ctypes.CDLL:
+def library(folder: Path, spec: KernelSpec, run: str, before: str = "") -> ctypes.CDLL:
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed: the kernels are not tried on the CPU")
     defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
     # mma needs the cache's types, which the sources name first
     source = expand(spec.sources).replace("struct Mixer {", MMA + "struct Mixer {")
-    return host_library(folder / "kernel", f'#include "{HEADER}"\n{defines}{source}{run}')
+    return host_library(folder / "kernel", f'#include "{HEADER}"\n{defines}{before}{source}{run}')
 
 
 def pointer(x: torch.Tensor | None) -> ctypes.c_void_p:
@@ -199,17 +199,53 @@ extern "C" void keys(const uint4* rows, long long positions, int width, int head
 
 
 RUN_EXPERTS = """
-extern "C" void route(const float* logits, int tokens, int experts, int used, int always,
-                      float threshold, int sigmoid, int norm, float scale, int groups,
-                      int groups_used, int group_best, const float* choice_bias, int* ids,
-                      float* weights) {
+extern "C" void route(const float* logits, int parts, const float* bias, int tokens, int experts,
+                      int used, int always, float threshold, int sigmoid, int norm, float scale,
+                      int groups, int groups_used, int group_best, const float* choice_bias,
+                      int* ids, float* weights) {
     launch_on_host((tokens + ROUTE_WARPS - 1) / ROUTE_WARPS, 1, 32 * ROUTE_WARPS,
                    [&] {
-        route_2(logits, tokens, experts, used, always, threshold, sigmoid, norm, scale, groups,
-                groups_used, group_best, choice_bias, ids, weights);
+        route_2(logits, parts, bias, tokens, experts, used, always, threshold, sigmoid, norm, scale,
+                groups, groups_used, group_best, choice_bias, ids, weights);
     });
 }
 extern "C" void group(const int* ids, int n, int experts, int* ends, int* sources, int* rows) {
     launch_on_host(experts, 1, GROUP_THREADS, [&] { group_rows(ids, n, ends, sources, rows); });
+}
+"""
+
+
+# Operands of 16 x 8 x 8, cut off to TF32 as tensor cores do. Written before the source.
+TF32 = """
+inline void copy_chunk(char* to, const float* from) { memcpy(to, from, 16); }
+struct Operands { unsigned a[4], b[2]; };
+inline double cut(unsigned x) { return __uint_as_float(x & 0xffffe000u); }
+inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    const Operands mine{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    exchange(mine, [&](const Operands (&w)[32], int lane) {
+        for (int i = 0; i < 4; i++) {
+            const int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+            double sum = c[i];
+            for (int k = 0; k < 8; k++) {
+                const unsigned left = w[row % 8 * 4 + k % 4].a[(row >= 8) + 2 * (k >= 4)];
+                sum += cut(left) * cut(w[column * 4 + k % 4].b[k >= 4]);
+            }
+            c[i] = (float)sum;
+        }
+        return 0;
+    });
+}
+"""
+
+
+RUN_SCORES = """
+extern "C" void run(const float* x, const float* w, int tokens, int n, int width, int depth,
+                    int parts, float* out) {
+    const int row_tiles = (tokens + TOKENS - 1) / TOKENS;
+    for (int part = 0; part < parts; part++)
+        launch_on_host(row_tiles, (n + COLUMNS - 1) / COLUMNS, THREADS, [&] {
+            blockIdx.z = part;
+            scores_of_rows(x, w, tokens, n, width, depth, out);
+        });
 }
 """

@@ -156,7 +156,8 @@ def attend_chosen(shape, queries, rows, chosen, position, partial):
     return scores.softmax(-1) @ rows[:, rope:].float()
 
 
-def route(logits, ids, weights, ser=None, routing=Routing(), choice_bias=None):
+def route(logits, ids, weights, ser=None, routing=Routing(), choice_bias=None, bias=None):
+    assert logits.dim() == 2 and bias is None
     spec = step_on_cpu.router_spec(logits.shape[1], ids.shape[1], routing)
     chosen, shares = Router(None, spec, choice_bias, ser).choose(logits)
     ids.copy_(chosen)

@@ -34,8 +34,9 @@ def route(
     ser: tuple[int, float] | None = None,
     routing: Routing = Routing(),
     choice_bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens, n_experts = logits.shape
+    tokens, n_experts = logits.shape[-2:]
     ids, weights = (
         torch.full((tokens, n_used), -7, dtype=torch.int32),
         torch.full((tokens, n_used), -7.0),
@@ -43,6 +44,8 @@ def route(
     always, threshold = ser or (n_used, 0.0)
     kernels.route(
         pointer(logits),
+        logits.numel() // (tokens * n_experts),
+        pointer(bias),
         tokens,
         n_experts,
         n_used,
@@ -114,12 +117,23 @@ def test_tokens_without_numbers_have_places(kernels, bad):
     assert all(len(set(row)) == 4 for row in ids.tolist())
 
 
-def test_rows_are_grouped_in_order(kernels):
-    """There are more ids than threads take at once, an expert without rows, and ids below 0."""
-    n, n_experts = 17000, 3
-    ids = torch.randint(
-        -1, n_experts, (n,), generator=torch.Generator().manual_seed(3), dtype=torch.int32
-    )
+@pytest.mark.parametrize("biased", [False, True])
+def test_logits_in_parts(kernels, biased):
+    parts = 2 * torch.randn(3, 7, 60, generator=torch.Generator().manual_seed(5))
+    bias = torch.randn(60) if biased else None
+    ids, weights = route(kernels, parts, 5, bias=bias)
+    whole = parts[0] + parts[1] + parts[2]
+    wanted_ids, wanted = route(kernels, whole if bias is None else whole + bias, 5)
+    assert torch.equal(ids, wanted_ids) and torch.equal(weights, wanted)
+
+
+# With 16,384 ids or fewer, in fours, a thread keeps its own.
+@pytest.mark.parametrize("n", [4, 100, 1000, 1001, 16380, 16384, 17000])
+@pytest.mark.parametrize("low", [-1, 0])
+def test_rows_are_grouped_in_order(kernels, n, low):
+    """There are experts without rows, and ids below 0."""
+    n_experts = 5
+    ids = torch.randint(low, n_experts, (n,), dtype=torch.int32)
     ids[ids == 1] = 2
     ends, sources, rows = (torch.full((size,), -7, dtype=torch.int32) for size in (n_experts, n, n))
     kernels.group(pointer(ids), n, n_experts, pointer(ends), pointer(sources), pointer(rows))

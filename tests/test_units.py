@@ -133,6 +133,22 @@ def test_layouts_are_checked(monkeypatch):
 
 
 HOST_PROGRAM = """
+// What tensor cores multiply by tables of 16 has to be the same.
+template <class T> bool agrees(const typename T::Raw& raw, int unit, const float (&v)[32]) {
+  if constexpr (UnitSixteen<T>::value) {
+    float s[2], c[2];
+    T::terms(raw, unit, s, c);
+    const uint4 q = T::codes(raw);
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    for (int i = 0; i < 32; ++i) {
+      const int g = i * T::SCALES / 32, code = words[i / 8] >> 4 * (i % 8) & 15;
+      const float found = (int8_t(T::Sixteen::word(code / 4) >> 8 * (code % 4)) + c[g]) * s[g];
+      const bool near = std::fabs(found - v[i]) <= 1e-6f * std::fabs(v[i]);
+      if (std::isfinite(v[i]) && !near) return false;
+    }
+  }
+  return true;
+}
 template <class T> void decode_rows(const uint8_t* base, int64_t rows, int cols, float* out) {
   const Geometry g = T::geometry(rows, cols);
   prepare_unit<T>();
@@ -140,6 +156,7 @@ template <class T> void decode_rows(const uint8_t* base, int64_t rows, int cols,
     for (int unit = 0; unit < g.units; ++unit) {
       float v[32];
       decode_unit<T>(T::load(base, g, row, unit), unit, v);
+      if (!agrees<T>(T::load(base, g, row, unit), unit, v)) v[0] = NAN;
       memcpy(out + row * cols + 32 * unit, v, sizeof v);
     }
 }

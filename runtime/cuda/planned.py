@@ -27,6 +27,7 @@ from .prompt.scores import SCORE_BYTES
 
 _HALF, _FLOAT = 2, 4
 _CHUNK = 64  # tokens of a delta net at a time
+_SCORED_TOGETHER = 132 * 64  # rows times parts of scores, at most (`prompt_scores.plan`)
 _GROUPED_ON = (9, 0)  # the capability of devices whose products of experts read packed weights
 # Workspaces of cuBLAS for two streams, code of kernels, scratch of attention in steps, buffers of
 # few rows, and what the allocator loses to the sizes of its blocks.
@@ -198,6 +199,7 @@ def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
     found = {
         "normed f32": rows * width * _FLOAT,
         "router": rows * s.n_experts * 2 * _FLOAT,
+        "router scores": max(rows, _SCORED_TOGETHER) * s.n_experts * _FLOAT,
         "gated": slots * hidden * _HALF,
         "delta": slots * width * _HALF,
     }

@@ -57,13 +57,13 @@ __device__ __forceinline__ void keep_best_groups(float (&choice)[PER_LANE], cons
         if (!(kept >> min((i * 32 + lane) / members, 31) & 1)) choice[i] = nothing;
 }
 
-// The n_used best experts of logits float32[T, n_experts] in descending order (equal ones: the lower
+// The n_used best experts of logits float32[T, n_experts], the sum of `parts` such and of bias float32[n_experts] or null, in descending order (equal ones: the lower
 // first), and their weights. Experts that do not count get id -1 and weight 0. If a score is NaN,
 // slot k gets expert k and weight NaN, which shows in the logits of the model; invalid ids would
 // leave rows without a place. choice_bias float32[n_experts] is added to scores for the choice only,
 // or null. A warp per token; n_used <= n_experts <= 32 * PER_LANE, n_used <= 32, groups <= 32.
 template <int PER_LANE>
-__device__ __forceinline__ void route(const float* logits, int tokens, const Routing& r, const float* choice_bias, int* ids, float* weights) {
+__device__ __forceinline__ void route(const float* logits, int parts, const float* bias, int tokens, const Routing& r, const float* choice_bias, int* ids, float* weights) {
     const float nothing = __int_as_float(0xff800000);  // -inf
     const int lane = threadIdx.x % 32;
     const long long t = blockIdx.x * (long long)ROUTE_WARPS + threadIdx.x / 32;
@@ -72,7 +72,12 @@ __device__ __forceinline__ void route(const float* logits, int tokens, const Rou
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         const int expert = i * 32 + lane;
-        score[i] = expert < r.n_experts ? logits[t * r.n_experts + expert] : nothing;
+        score[i] = nothing;
+        if (expert < r.n_experts) {
+            score[i] = logits[t * r.n_experts + expert];
+            for (int part = 1; part < parts; part++) score[i] += logits[((long long)part * tokens + t) * r.n_experts + expert];
+            if (bias != nullptr) score[i] += bias[expert];
+        }
         largest = fmaxf(largest, score[i]);
     }
     largest = largest_of_warp(largest);
@@ -123,10 +128,10 @@ __device__ __forceinline__ void route(const float* logits, int tokens, const Rou
 
 #define ROUTE(PER_LANE) \
     extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) \
-    route_##PER_LANE(const float* logits, int tokens, int n_experts, int n_used, int always, float threshold, int sigmoid, int norm, \
+    route_##PER_LANE(const float* logits, int parts, const float* bias, int tokens, int n_experts, int n_used, int always, float threshold, int sigmoid, int norm, \
                      float scale, int groups, int groups_used, int group_best, const float* choice_bias, int* ids, float* weights) { \
         const Routing r = {n_experts, n_used, always, threshold, sigmoid, norm, scale, groups, groups_used, group_best}; \
-        route<PER_LANE>(logits, tokens, r, choice_bias, ids, weights); \
+        route<PER_LANE>(logits, parts, bias, tokens, r, choice_bias, ids, weights); \
     }
 ROUTE(1)
 ROUTE(2)
@@ -145,6 +150,53 @@ __device__ __forceinline__ int block_sum(int x, int* shared) {
     return sum;
 }
 
+__device__ __forceinline__ int scan_of_warp(int x, int lane) {
+#pragma unroll
+    for (int step = 1; step < 32; step <<= 1) {
+        const int other = __shfl_up_sync(0xffffffffu, x, step);
+        if (lane >= step) x += other;
+    }
+    return x;
+}
+
+// group_rows where every thread can keep its ids, PER_THREAD in a row: they are read once.
+__device__ __forceinline__ void group_once(const int* ids, int n, int* ends, int* sources, int* rows, int* of_warps, int* lower_of_warps) {
+    const int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = threadIdx.x * PER_THREAD;
+    static_assert(GROUP_THREADS == 1024, "a warp has a lane for every warp");
+    int own[PER_THREAD], lower = 0, count = 0, dropped = 0;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i += 4) {
+        const bool inside = first + i < n;
+        const uint4 four = inside ? *reinterpret_cast<const uint4*>(ids + first + i) : make_uint4(0, 0, 0, 0);
+        own[i] = inside ? (int)four.x : -2, own[i + 1] = inside ? (int)four.y : -2;
+        own[i + 2] = inside ? (int)four.z : -2, own[i + 3] = inside ? (int)four.w : -2;
+    }
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        lower += own[i] >= 0 && own[i] < expert;
+        count += own[i] == expert;
+        dropped += own[i] == -1;
+    }
+    const int scan = scan_of_warp(count, lane), lower_scan = scan_of_warp(lower, lane);
+    if (lane == 31) of_warps[warp] = scan, lower_of_warps[warp] = lower_scan;
+    __syncthreads();
+    const int warps = scan_of_warp(of_warps[lane], lane), equal = __shfl_sync(0xffffffffu, warps, 31);
+    const int in_front = __shfl_sync(0xffffffffu, warps, warp == 0 ? 0 : warp - 1);
+    const int begin = __shfl_sync(0xffffffffu, scan_of_warp(lower_of_warps[lane], lane), 31);
+    if (threadIdx.x == 0) ends[expert] = begin + equal;
+    int row = begin + (warp ? in_front : 0) + scan - count;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        if (own[i] == expert) sources[row] = first + i, rows[first + i] = row++;
+        if (expert == 0 && own[i] == -1) rows[first + i] = -1;
+    }
+    if (expert == 0) {
+        __syncthreads();
+        dropped = block_sum(dropped, of_warps);
+        for (int i = n - dropped + threadIdx.x; i < n; i += GROUP_THREADS) sources[i] = -1;
+    }
+}
+
 // The rows of expert blockIdx.x: ids int[n] in flat (token, slot) order; ends[e] = rows of experts
 // 0..e; sources[row] = flat index of a grouped row; rows[flat] = its row. Ids below 0 have no row:
 // rows[flat] = -1, and the last sources are -1. CUDA block e counts the ids before its own and
@@ -154,6 +206,10 @@ group_rows(const int* ids, int n, int* ends, int* sources, int* rows) {
     __shared__ int shared[GROUP_THREADS / 32], before[GROUP_THREADS / 32];
     const int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int lower = 0, equal = 0, dropped = 0;
+    if (n % 4 == 0 && n <= GROUP_THREADS * PER_THREAD) {
+        group_once(ids, n, ends, sources, rows, shared, before);
+        return;
+    }
     for (int i = threadIdx.x; i < n; i += GROUP_THREADS) {
         const int id = ids[i];
         lower += id >= 0 && id < expert;

@@ -12,9 +12,10 @@
 // norm, an activation) does that. Rows whose length is no multiple of 128 are followed by zeros up to
 // the next one, which multiply the row's last unit of weights once more.
 //
-// A CUDA block is a producer warpgroup, which copies rows of x into a ring of stages of 128 k, and two consumer warpgroups of 64 weight
-// rows each. It stays on its multiprocessor and takes every gridDim.x-th tile. TYPE: a unit struct, whose header comes first; HALF:
-// 1 is float16, 0 bfloat16.
+// A CUDA block is a producer warpgroup, which copies rows of x into a ring of RING stages of 128 k, and GROUPS (2 or 3) consumer
+// warpgroups of 64 weight rows each: while one multiplies, the others decode. It stays on its multiprocessor and takes every gridDim.x-th
+// tile. TYPE: a unit struct, whose header comes first; HALF: 1 is float16, 0 bfloat16; LOOKS_UP: 1 if pairs of values are looked up in
+// shared memory.
 #include "units/common.cuh"
 
 constexpr int LARGEST = 160;              // tokens of a tile
@@ -22,14 +23,23 @@ using Sums = float[LARGEST / 2];          // of a thread: 2 rows of weights time
 #include "prompt/wgmma.cuh"
 #include "units/gating.cuh"
 
-constexpr int STAGES = 4;
+constexpr int STAGES = RING, CONSUMERS = GROUPS, PRODUCERS = 128;
 constexpr int STAGE_BYTES = LARGEST * 256;
-constexpr int EXCHANGE_BYTES = LARGEST * 256;  // 64 rows of float32 per token, or twice 64 rows of half
 constexpr int TABLE = 1024;        // experts at most
-constexpr int CONSUMERS = 2, PRODUCERS = 128;
-constexpr int WITHIN = 4;  // named barriers within a consumer (two)
+constexpr int REGISTERS = CONSUMERS == 3 ? 152 : 216, PRODUCER_REGISTERS = CONSUMERS == 3 ? 56 : 72;
+constexpr int OUT_BYTES = LARGEST * 128, EXCHANGE_BYTES = CONSUMERS * OUT_BYTES;  // 64 rows of half per token and consumer
+constexpr int WITHIN = 4;  // named barriers within a consumer (one each)
 
 struct Tile { int expert, first, rows, row_tile; };
+
+// A place in the ring, and how often the ring has been gone through, of which barriers see the last bit.
+struct Turn {
+  int stage = 0;
+  uint32_t round = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, round ^= 1;
+  }
+};
 
 __device__ __forceinline__ uint32_t shared_address(const void* at) { return uint32_t(__cvta_generic_to_shared(at)); }
 
@@ -90,32 +100,34 @@ __device__ __forceinline__ int steps_of(int cols) { return (cols + 127) / 128; }
 
 // Rows of x (through `sources` where given: row sources[i] / n_slots) to the ring, 128 k at a time. `turn` counts stages over all tiles.
 __device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const int* sources, int n_slots, int cols, uint32_t ring,
-                                        uint32_t full, uint32_t empty, int& turn) {
+                                        uint32_t full, uint32_t empty, Turn& turn) {
   const int thread = threadIdx.x - CONSUMERS * 128, chunk = thread % 16, lane_row = thread / 16;
-  const uint4* from[LARGEST / 8];
+  uint32_t from[LARGEST / 8];
 #pragma unroll
   for (int i = 0; i < LARGEST / 8; ++i) {
     const int row = tile.first + min(lane_row + 8 * i, tile.rows - 1);
     const int source = sources == nullptr ? row : sources[row] / n_slots;
-    from[i] = x + int64_t(source) * (steps_of(cols) * 16) + chunk;
+    from[i] = source * (steps_of(cols) * 16) + chunk;
   }
   const uint32_t to = ring + (chunk / 8) * (LARGEST * 128) + lane_row * 128 + ((chunk % 8) ^ lane_row) * 16;
-  for (int k = 0; k < steps_of(cols); ++k, ++turn) {
-    const int stage = turn % STAGES;
-    barrier_wait(empty + 8 * stage, (turn / STAGES & 1) ^ 1);
+  int before = 0;
+  for (int k = 0; k < steps_of(cols); ++k, turn.next()) {
+    const int stage = turn.stage;
+    barrier_wait(empty + 8 * stage, turn.round ^ 1);
 #pragma unroll
     for (int i = 0; i < LARGEST / 8; ++i)
       if (8 * i < tile.rows)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + stage * STAGE_BYTES + i * 1024), "l"(from[i] + k * 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + stage * STAGE_BYTES + i * 1024), "l"(x + (from[i] + k * 16))
                      : "memory");
     asm volatile("cp.async.commit_group;" ::: "memory");
     if (k) {  // the copy before this one has to have ended, and to be seen by the tensor cores
       asm volatile("cp.async.wait_group 1;\nfence.proxy.async.shared::cta;" ::: "memory");
-      barrier_arrive(full + 8 * ((turn - 1) % STAGES));
+      barrier_arrive(full + 8 * before);
     }
+    before = stage;
   }
   asm volatile("cp.async.wait_group 0;\nfence.proxy.async.shared::cta;" ::: "memory");
-  barrier_arrive(full + 8 * ((turn - 1) % STAGES));
+  barrier_arrive(full + 8 * before);
 }
 
 // Where the element at place p of a permuted row is in the row itself.
@@ -124,17 +136,65 @@ __device__ __forceinline__ int unpermuted(int p) {
   return p / 128 * 128 + s % 8 / 2 * 32 + p % 128 / 16 * 4 + s % 2 + s / 8 * 2;
 }
 
-// A descriptor of 16 k of tokens in shared memory: rows of 128 bytes, swizzled by 128, groups of 8 rows 1024 bytes apart.
-__device__ __forceinline__ uint64_t descriptor(uint32_t address) {
-  return uint64_t(address >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
+// A descriptor of 16 k of tokens in shared memory, `bytes` after `stage`: rows of 128 bytes, swizzled by 128, groups of 8 rows 1024 bytes
+// apart. Addresses are below 2^18, so that a sum does not leave the lower 14 bits.
+__device__ __forceinline__ uint64_t descriptor(uint32_t stage, int bytes) {
+  return uint64_t(64 | 1 << 30) << 32 | uint32_t((stage >> 4 | 1 << 16) + (bytes >> 4));
 }
 
 __device__ __forceinline__ uint32_t pair_of(float one, float two) { return HALF ? to_halves(one, two) : to_bfloats(one, two); }
 
+// Pairs of values of a type's table of 16, in bf16, by two codes in a byte; a copy for each lane, all words of which are in its own bank.
+static_assert(!LOOKS_UP || (!HALF && UnitSixteen<TYPE>::value), "a type with a table of 16, in bf16");
+constexpr int LOOKUP_BYTES = 256 * 128;
+
+template <class TABLE>
+__device__ __forceinline__ float table_value(int n) { return float(int8_t(TABLE::word(n / 4) >> (8 * (n % 4)))); }
+
+template <class T>
+__device__ __forceinline__ void fill_lookup(uint32_t table) {
+  for (int i = threadIdx.x; i < LOOKUP_BYTES / 4; i += blockDim.x) {
+    const int codes = i / 32;
+    const uint32_t pair = to_bfloats(table_value<typename T::Sixteen>(codes % 16), table_value<typename T::Sixteen>(codes / 16));
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(table + 4 * i), "r"(pair) : "memory");
+  }
+}
+
+// Two values in bf16: a * b + c, rounded once.
+__device__ __forceinline__ uint32_t fma_bfloats(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+
+// The values of a unit in pairs, by a table in shared memory at `table`, this lane's copy. The scale is the sum of two numbers in bf16, so that a value is
+// rounded once, but for what is 2^-9 of it.
+template <class T>
+__device__ __forceinline__ void look_up_pairs(const typename T::Raw& raw, int unit, uint32_t table, uint32_t (&pairs)[16]) {
+  float s[2], c[2];
+  T::terms(raw, unit, s, c);
+  const uint4 q = T::codes(raw);
+  const uint32_t codes[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+  for (int g = 0; g < T::SCALES; ++g) {
+    const uint32_t scale = to_bfloats(s[g], s[g]), more = to_bfloats(c[g] * s[g], c[g] * s[g]);
+    const float left = s[g] - __uint_as_float(scale << 16);
+    const uint32_t rest = to_bfloats(left, left);
+#pragma unroll
+    for (int i = 16 / T::SCALES * g; i < 16 / T::SCALES * (g + 1); ++i) {
+      uint32_t pair;
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair) : "r"(byte_times(codes[i / 4], i % 4, 128, table)));
+      pairs[i] = fma_bfloats(pair, scale, fma_bfloats(pair, rest, more));
+    }
+  }
+}
+
 // The values of a unit in pairs.
 template <class T>
-__device__ __forceinline__ void decode_pairs(const typename T::Raw& raw, int unit, uint32_t (&pairs)[16]) {
-  if constexpr (!HALF && UnitBfloats<T>::value) {
+__device__ __forceinline__ void decode_pairs(const typename T::Raw& raw, int unit, uint32_t table, uint32_t (&pairs)[16]) {
+  if constexpr (LOOKS_UP) {
+    look_up_pairs<T>(raw, unit, table, pairs);
+  } else if constexpr (!HALF && UnitBfloats<T>::value) {
     T::bfloats(raw, unit, pairs);
   } else if constexpr (!HALF && !UnitOwn<T>::value) {
     // A byte b is in the middle of the float 2^15 + 128 + b: s * b - m is one operation from there. What is taken off is rounded to a
@@ -171,40 +231,47 @@ __device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], co
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const uint32_t fragment[4] = {a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]};
-    Wgmma<N>::run(sums, fragment, descriptor(stage + j / 4 * (LARGEST * 128) + j % 4 * 32), add || j);
+    Wgmma<N>::run(sums, fragment, descriptor(stage, j / 4 * (LARGEST * 128) + j % 4 * 32), add || j);
   }
   wgmma_commit();
   wgmma_wait<0>();
 }
 
 // As many columns as the tile has tokens: the same registers whatever their number.
-__device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add, int rows) {
-  if (rows <= 32) multiply<32>(sums, a, b, stage, add);
-  else if (rows <= 64) multiply<64>(sums, a, b, stage, add);
-  else if (rows <= 96) multiply<96>(sums, a, b, stage, add);
-  else if (rows <= 112) multiply<112>(sums, a, b, stage, add);
-  else if (rows <= 128) multiply<128>(sums, a, b, stage, add);
-  else if (rows <= 136) multiply<136>(sums, a, b, stage, add);
-  else if (rows <= 144) multiply<144>(sums, a, b, stage, add);
-  else if (rows <= 152) multiply<152>(sums, a, b, stage, add);
-  else multiply<160>(sums, a, b, stage, add);
+__device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add, int columns) {
+  switch (columns) {
+    case 0: multiply<32>(sums, a, b, stage, add); break;
+    case 1: multiply<64>(sums, a, b, stage, add); break;
+    case 2: multiply<96>(sums, a, b, stage, add); break;
+    case 3: multiply<112>(sums, a, b, stage, add); break;
+    case 4: multiply<128>(sums, a, b, stage, add); break;
+    case 5: multiply<136>(sums, a, b, stage, add); break;
+    case 6: multiply<144>(sums, a, b, stage, add); break;
+    case 7: multiply<152>(sums, a, b, stage, add); break;
+    default: multiply<160>(sums, a, b, stage, add);
+  }
+}
+
+// The case of `multiply` for so many tokens.
+__device__ __forceinline__ int columns_for(int rows) {
+  return rows <= 96 ? max(rows - 1, 0) / 32 : rows <= 128 ? (rows - 97) / 16 + 3 : (rows - 129) / 8 + 5;
 }
 
 // sums = the products of 16 rows of weights per warp (per thread a row of `first` and one of `second`) and `rows` tokens.
 __device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* first, int64_t low, const uint8_t* second, int64_t high,
-                                        const Geometry& g, int cols, uint32_t ring, uint32_t full, uint32_t empty, int& turn) {
-  const int steps = steps_of(cols), last = cols / 32 - 1;
+                                        const Geometry& g, int cols, uint32_t table, uint32_t ring, uint32_t full, uint32_t empty, Turn& turn) {
+  const int steps = steps_of(cols), last = cols / 32 - 1, columns = columns_for(rows);
   int unit = min(int(threadIdx.x % 4), last);
   typename TYPE::Raw one = TYPE::load(first, g, low, unit), two = TYPE::load(second, g, high, unit);
-  for (int k = 0; k < steps; ++k, ++turn) {
+  for (int k = 0; k < steps; ++k, turn.next()) {
     uint32_t a[16], b[16];
-    decode_pairs<TYPE>(one, unit, a);
-    decode_pairs<TYPE>(two, unit, b);
+    decode_pairs<TYPE>(one, unit, table, a);
+    decode_pairs<TYPE>(two, unit, table, b);
     unit = min(unit + 4, last);
     if (k + 1 < steps) one = TYPE::load(first, g, low, unit), two = TYPE::load(second, g, high, unit);
-    barrier_wait(full + 8 * (turn % STAGES), turn / STAGES & 1);
-    multiply(sums, a, b, ring + turn % STAGES * STAGE_BYTES, k, rows);
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (turn % STAGES));
+    barrier_wait(full + 8 * turn.stage, turn.round);
+    multiply(sums, a, b, ring + turn.stage * STAGE_BYTES, k, columns);
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * turn.stage);
   }
 }
 
@@ -217,13 +284,13 @@ __device__ __forceinline__ void store_matrices(uint32_t at, const uint32_t (&r)[
 // Sixteen bytes of chunk c of token t of a tile in shared memory, rows of 128 bytes.
 __device__ __forceinline__ uint32_t place(uint32_t tile, int t, int c) { return tile + t * 128 + (c ^ (t % 8)) * 16; }
 
-// Chunks `first` .. first + CHUNKS - 1 of all tokens of a tile to out[token][...], those before `chunks` (of 8 columns); by one warpgroup.
+// CHUNKS chunks of 8 columns of all tokens of a tile to out[token][...], those before `chunks`; by one warpgroup.
 template <int CHUNKS>
-__device__ __forceinline__ void write_out(uint32_t tile, int first, uint16_t* out, int stride, int rows, int chunks) {
+__device__ __forceinline__ void write_out(uint32_t tile, uint16_t* out, int stride, int rows, int chunks) {
   named_sync<128>(WITHIN + threadIdx.x / 128);
 #pragma unroll 4
   for (int i = threadIdx.x % 128; i < rows * CHUNKS; i += 128) {
-    const int t = i / CHUNKS, c = first + i % CHUNKS;
+    const int t = i / CHUNKS, c = i % CHUNKS;
     uint4 eight;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
                  : "r"(place(tile, t, c)) : "memory");
@@ -247,16 +314,16 @@ __device__ __forceinline__ Terms terms_of(const float* bias, const float* scale,
   return {bias == nullptr ? 0.0f : __ldg(bias + row), scale == nullptr ? 1.0f : __ldg(scale + expert)};
 }
 
-// One tile of 128 rows of weights; out[token][row] = sums.
-__device__ __forceinline__ void product(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t ring, uint32_t exchange,
-                                        uint32_t full, uint32_t empty, int& turn) {
+// One tile of 64 rows of weights per consumer; out[token][row] = sums.
+__device__ __forceinline__ void product(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t table, uint32_t ring, uint32_t exchange,
+                                        uint32_t full, uint32_t empty, Turn& turn) {
   const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  const int column = tile.row_tile * 128 + group * 64, mine = column + warp * 16 + lane / 4;
+  const int column = (tile.row_tile * CONSUMERS + group) * 64, mine = column + warp * 16 + lane / 4;
   const int64_t before = int64_t(tile.expert) * p.per_expert, low = before + min(mine, p.n_out - 1), high = before + min(mine + 8, p.n_out - 1);
   const Terms one = terms_of(p.first_bias, p.first_scale, low, tile.expert), two = terms_of(p.first_bias, p.first_scale, high, tile.expert);
   Sums sums;
-  consume(sums, tile.rows, p.first, low, p.first, high, g, p.cols, ring, full, empty, turn);
-  const uint32_t to = exchange + group * (EXCHANGE_BYTES / 2);
+  consume(sums, tile.rows, p.first, low, p.first, high, g, p.cols, table, ring, full, empty, turn);
+  const uint32_t to = exchange + group * OUT_BYTES;
 #pragma unroll
   for (int i = 0; i < LARGEST / 8; i += 2) {
     if (8 * i >= tile.rows) break;
@@ -269,19 +336,21 @@ __device__ __forceinline__ void product(const Problem& p, const Geometry& g, con
     }
     store_matrices(place(to, 8 * i + lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2), r);
   }
-  write_out<8>(to, 0, out + int64_t(tile.first) * p.n_out + column, p.n_out, tile.rows, (p.n_out - column) / 8);
+  write_out<8>(to, out + int64_t(tile.first) * p.n_out + column, p.n_out, tile.rows, (p.n_out - column) / 8);
 }
 
-// One tile of 64 rows of gate and as many of up; out[token][...] joins them, permuted as x is: rows of out are filled up with zeros to whole
+// One tile of 32 rows of gate and as many of up per consumer; out[token][...] joins them, permuted as x is: rows of out are filled up with zeros to whole
 // groups of 128. A warp has 8 rows of the gate and the same 8 of up, so a thread has both products of a row.
-__device__ __forceinline__ void gate_up(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t ring, uint32_t exchange,
-                                        uint32_t full, uint32_t empty, int& turn) {
-  const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, chunk = 4 * group + warp;
-  const int mine = unpermuted(tile.row_tile * 64 + 8 * chunk + lane / 4), row = min(mine, p.n_out - 1);
+__device__ __forceinline__ void gate_up(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t table, uint32_t ring, uint32_t exchange,
+                                        uint32_t full, uint32_t empty, Turn& turn) {
+  const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, column = (tile.row_tile * CONSUMERS + group) * 32;
+  const int mine = unpermuted(column + 8 * warp + lane / 4), row = min(mine, p.n_out - 1);
   const int64_t low = int64_t(tile.expert) * p.per_expert + row, high = low + p.skip;
+  const int stride = steps_of(p.n_out) * 128;
+  const uint32_t to = exchange + group * OUT_BYTES;
   const Terms gate = terms_of(p.first_bias, p.first_scale, low, tile.expert), up = terms_of(p.second_bias, p.second_scale, high, tile.expert);
   Sums sums;
-  consume(sums, tile.rows, p.first, low, p.second, high, g, p.cols, ring, full, empty, turn);
+  consume(sums, tile.rows, p.first, low, p.second, high, g, p.cols, table, ring, full, empty, turn);
 #pragma unroll
   for (int i = 0; i < LARGEST / 8; i += 4) {
     if (8 * i >= tile.rows) break;
@@ -293,10 +362,9 @@ __device__ __forceinline__ void gate_up(const Problem& p, const Geometry& g, con
                           joined(fmaf(sums[at + 1], gate.scale, gate.bias), fmaf(sums[at + 3], up.scale, up.bias))};
       r[m] = mine < p.n_out ? pair_of(y[0], y[1]) : 0;
     }
-    store_matrices(place(exchange, 8 * i + lane, chunk), r);
+    store_matrices(place(to, 8 * i + lane, warp), r);
   }
-  const int stride = steps_of(p.n_out) * 128;
-  write_out<4>(exchange, 4 * group, out + int64_t(tile.first) * stride + tile.row_tile * 64, stride, tile.rows, 8);
+  write_out<4>(to, out + int64_t(tile.first) * stride + column, stride, tile.rows, (stride - column) / 8);
 }
 
 template <bool PAIRED>
@@ -306,26 +374,29 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
   __shared__ uint64_t barriers[2 * STAGES];
   __shared__ int before[TABLE + 1];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024, exchange = ring + STAGES * STAGE_BYTES;
+  const uint32_t lookup = exchange + EXCHANGE_BYTES, table = lookup + threadIdx.x % 32 * 4;
   const uint32_t full = shared_address(barriers), empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) barrier_init(full + 8 * stage, PRODUCERS), barrier_init(empty + 8 * stage, 4 * CONSUMERS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   prepare_unit<TYPE>();
-  const int row_tiles = PAIRED ? steps_of(p.n_out) * 2 : (p.n_out + 127) / 128;
+  if constexpr (LOOKS_UP) fill_lookup<TYPE>(lookup);
+  constexpr int TILE_ROWS = CONSUMERS * (PAIRED ? 32 : 64);
+  const int row_tiles = ((PAIRED ? steps_of(p.n_out) * 128 : p.n_out) + TILE_ROWS - 1) / TILE_ROWS;
   const int tiles = count_tiles(ends, n_experts, before) * row_tiles;
-  int turn = 0;
+  Turn turn;
   if (threadIdx.x >= CONSUMERS * 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
     for (int t = blockIdx.x; t < tiles; t += gridDim.x)
       produce(find_tile(t, row_tiles, ends, n_experts, before), x, sources, n_slots, p.cols, ring, full, empty, turn);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     const Geometry g = TYPE::geometry(p.total_rows, p.cols);
     for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
       const Tile tile = find_tile(t, row_tiles, ends, n_experts, before);
-      if constexpr (PAIRED) gate_up(p, g, tile, out, ring, exchange, full, empty, turn);
-      else product(p, g, tile, out, ring, exchange, full, empty, turn);
+      if constexpr (PAIRED) gate_up(p, g, tile, out, table, ring, exchange, full, empty, turn);
+      else product(p, g, tile, out, table, ring, exchange, full, empty, turn);
     }
   }
 }

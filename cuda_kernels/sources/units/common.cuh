@@ -16,6 +16,8 @@
 //   static constexpr bool OWN;      then decode(raw, unit, v) gives the exact values, where s * w - m has other bits (-0 and the like)
 //   static constexpr bool FLOATS;   then there is `decode` only, as the values are not integers times a scale
 //   bfloats(raw, unit, uint32_t (&pairs)[16]);   the values in bf16, if all are exact in it: fewer instructions than rounding floats (sm_90)
+//   using Sixteen, codes(raw), terms(raw, unit, s, c);   codes of 4 bits by `nibbles`, four words, as indices of a table of 16 signed bytes:
+//                                   value = s[g] * Sixteen's value + c[g] for elements 16g to 16g+15, c in units of s (tensor cores)
 //   using Shared;                   a table that unpack reads in shared memory: kernels call prepare_unit<T>() before
 //
 // Kernels that multiply integers (PRODUCTS is true: the matrix-vector kernels) leave to sums of activations what many codes have in common.
@@ -337,6 +339,11 @@ template <class T, class = void>
 struct UnitBfloats { static constexpr bool value = false; };
 template <class T>
 struct UnitBfloats<T, decltype(void(&T::bfloats))> { static constexpr bool value = true; };
+
+template <class T, class = void>
+struct UnitSixteen { static constexpr bool value = false; };
+template <class T>
+struct UnitSixteen<T, decltype(void(sizeof(typename T::Sixteen)))> { static constexpr bool value = true; };
 
 template <class T, class = void>
 struct UnitShared { static __device__ __forceinline__ void prepare(int, int) {} };

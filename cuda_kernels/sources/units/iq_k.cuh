@@ -127,6 +127,13 @@ struct IQ4_K : layout::IQ4_K {
     sixteen_of_16(r.q.x, r.q.y, halves & 1u, w);
     sixteen_of_16(r.q.z, r.q.w, halves & 2u, w + 4);
   }
+  using Sixteen = IQ4NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) { return r.q; }
+  static __device__ __forceinline__ void terms(const Raw& r, int unit, float (&s)[2], float (&c)[2]) {
+    const uint32_t halves = six_bit_signed_scales(r.record, unit & 7, s);
+    c[0] = halves & 1u ? SECOND : 0.0f;
+    c[1] = halves & 2u ? SECOND : 0.0f;
+  }
   static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) {
     return permute(r.record.z, r.record.w, (unit & 7) * 0x1111u | 0x8880u) & 3u;
   }

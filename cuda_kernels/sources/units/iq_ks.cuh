@@ -68,6 +68,12 @@ struct IQ4_KS : layout::IQ4_KS {
     sixteen_of_16(r.q.x, r.q.y, r.scale & 1u, w);
     sixteen_of_16(r.q.z, r.q.w, r.scale & 1u, w + 4);
   }
+  using Sixteen = IQ4NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) { return r.q; }
+  static __device__ __forceinline__ void terms(const Raw& r, int, float (&s)[2], float (&c)[2]) {
+    s[0] = scale_of_byte(r.d, r.scale);
+    c[0] = r.scale & 1u ? SECOND : 0.0f;
+  }
   static __device__ __forceinline__ uint32_t halves(const Raw& r, int) { return r.scale & 1u; }
 };
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import ops, prompt, prompt_grouped
+from ....cuda_kernels import ops, prompt, prompt_grouped, prompt_scores
 from ....cuda_kernels.gating import ExpertTerms, Gating
 from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN
 from ...layers.moe import MoE
+from ...weights.linear import Linear
 from ...weights.taps import GroupedRows
 from ..common.context import Context
+from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage, Staged
@@ -37,6 +39,7 @@ class PromptMoE(Staged):
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         if m.router.linear.device != context.device:
             raise Slow(f"the weights of {m.router.linear.role} are not on {context.device}")
+        self.router = _floats(m.router.linear)
         e = m.experts
         own = {"biased": True, "scaled": True}
         self.inputs = [packed(linear, context, **own) for linear in inputs_of(e)]
@@ -79,13 +82,25 @@ class PromptMoE(Staged):
             context.buffer(name, (tokens, m.spec.n_used), dtype)
             for name, dtype in (("expert ids", torch.int32), ("expert weights", torch.float32))
         )
-        logits = m.router.linear(exact)
-        prompt.route(logits, ids, weights, context.ser, self.routing, m.router.bias)
+        if self.router is None:
+            logits, bias = m.router.linear(exact), None
+        else:
+            logits, bias = self._scores(exact, self.router), m.router.linear.bias
+        prompt.route(logits, ids, weights, context.ser, self.routing, m.router.bias, bias)
         if m.owned is not None:
             first, last = m.owned
             ids -= first
             ids.masked_fill_((ids < 0) | (ids >= last - first), -1)
         return ids, weights
+
+    def _scores(self, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        """Return parts of the router's products float32[parts, T, n_experts], without its bias."""
+        linear, n = self.m.router.linear, len(matrix)
+        linear.observe(x)
+        parts = prompt_scores.parts_of(len(x), x.shape[1], n, x.device)
+        out = self.context.buffer("router scores", (parts, len(x), n), torch.float32)
+        operation(prompt_scores.scores, x, matrix, out)
+        return linear.check(out)
 
     def mixed(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -177,6 +192,20 @@ class PromptMoE(Staged):
         weights = stacked([matrix], self.context).view(matrix.n_matrices, matrix.rows, matrix.cols)
         y = self.grouped(x, weights, ends)  # pyright: ignore[reportOptionalCall]  not fused
         return with_terms(y, terms, ends)
+
+
+def _floats(linear: Linear) -> torch.Tensor | None:
+    """Return the matrix of a router float32[n_experts, width] that `prompt_scores` takes as it is
+    stored; None if it is of another type or shape.
+    """
+    held = linear.matrix.packed
+    if held is None or held.device.type != "cuda":
+        return None
+    if held.type.name != "F32" or linear.scale is not None:
+        return None
+    if not prompt_scores.fits(held.rows, held.cols, held.device):
+        return None
+    return held.data.view(torch.float32).view(held.rows, held.cols)
 
 
 def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch.Tensor:

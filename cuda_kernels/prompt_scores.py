@@ -1,0 +1,70 @@
+"""Scores of many rows for few columns, in float32, by tensor cores: routers of prompts."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from .compile.launch import function, launch
+from .compile.spec import KernelSpec
+
+_TOKENS, _COLUMNS, _DEPTH = 64, 128, 32  # of a block's tile
+_THREADS = 256
+_SHARED = 4 * (_TOKENS + _COLUMNS) * (_DEPTH * 4 + 64)
+_FEWEST_STAGES = 4  # of a part
+MOST_PARTS, MOST_COLUMNS = 16, 512
+
+SPEC = KernelSpec("prompt_scores_of_rows", ("prompt/scored.cu",), (), ("scores_of_rows",))
+
+
+def specs() -> list[KernelSpec]:
+    """Return all kernels of this module."""
+    return [SPEC]
+
+
+def fits(n: int, width: int, device: torch.device) -> bool:
+    """Return whether `scores` takes this many columns of scores, and rows of this width."""
+    shared = _facts(device).shared_memory_per_block_optin
+    return n <= MOST_COLUMNS and width % _DEPTH == 0 and shared >= _SHARED
+
+
+def plan(tokens: int, n: int, width: int, multiprocessors: int) -> tuple[int, int]:
+    """Return the number of parts, and the stages of each (but the last)."""
+    tiles, stages = -(-tokens // _TOKENS) * -(-n // _COLUMNS), width // _DEPTH
+    parts = max(1, min(multiprocessors // tiles, stages // _FEWEST_STAGES, MOST_PARTS))
+    depth = -(-stages // parts)
+    return -(-stages // depth), depth
+
+
+def parts_of(tokens: int, width: int, n: int, device: torch.device) -> int:
+    """Return how many parts `scores` writes."""
+    return plan(tokens, n, width, _facts(device).multi_processor_count)[0]
+
+
+def scores(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+    """Compute the scores of rows x float32[T, width] for weights float32[n, width], whose sum over
+    the parts is x W^T: out float32[parts_of(...), T, n].
+    """
+    (tokens, width), n = x.shape, len(weights)
+    parts, depth = plan(tokens, n, width, _facts(x.device).multi_processor_count)
+    launch(
+        function(SPEC, "scores_of_rows", x.device),
+        (-(-tokens // _TOKENS), -(-n // _COLUMNS), parts),
+        _THREADS,
+        x,
+        weights,
+        np.int32(tokens),
+        np.int32(n),
+        np.int32(width),
+        np.int32(depth),
+        out,
+        shared=_SHARED,
+    )
+
+
+@functools.cache
+def _facts(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)

@@ -1,0 +1,42 @@
+"""Scores of routers without a GPU: the kernel compiled by g++ agrees with float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from iqforge.cuda_kernels import prompt_scores
+
+from .kernels_on_host import RUN_SCORES, TF32, library, pointer
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    # the header for the CPU has a warp_sum already
+    spec = replace(prompt_scores.SPEC, defines=(("warp_sum", "prompt_warp_sum"),))
+    return library(tmp_path_factory.mktemp("scores"), spec, RUN_SCORES, before=TF32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n", "width", "processors"), [(70, 128, 448, 8), (5, 60, 160, 100), (64, 129, 32, 1)]
+)
+def test_scores_are_float32(kernel, tokens, n, width, processors):
+    x, w = torch.randn(tokens, width), torch.randn(n, width)
+    parts, depth = prompt_scores.plan(tokens, n, width, processors)
+    out = torch.full((parts, tokens, n), float("nan"))
+    kernel.run(pointer(x), pointer(w), tokens, n, width, depth, parts, pointer(out))
+    expected = x.double() @ w.double().T
+    bound = x.double().abs() @ w.double().abs().T
+    assert float(((out.double().sum(0) - expected).abs() / bound).max()) < 2**-21
+    # one part in TF32 is far from that
+    single = ((x.double() @ w.double().T) - (x.bfloat16().double() @ w.double().T)).abs() / bound
+    assert float(single.max()) > 2**-13
+
+
+def test_a_part_is_no_shorter_than_needed():
+    for tokens in (1, 16, 64, 512, 2048, 5000):
+        for width in (32, 2048, 2880, 7168):
+            parts, depth = prompt_scores.plan(tokens, 128, width, 132)
+            assert 1 <= parts <= prompt_scores.MOST_PARTS
+            assert (parts - 1) * depth < width // 32 <= parts * depth
