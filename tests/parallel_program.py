@@ -56,7 +56,7 @@ def models(names: list[str], ranks: Ranks) -> dict:
     """Return what each model gives on these ranks: twice the logits of a prompt, pieces and steps
     of a sequence.
     """
-    shares = ("1", "1", "2")[-ranks.size :]
+    shares = ("1", "1", "2")[-ranks.size :] if ranks.size < 4 else ("1",) * ranks.size
     options = {"device": "cpu", "tensor_split": ",".join(shares)}
     found = {}
     for mode, name in product(("graph", "layer"), names):

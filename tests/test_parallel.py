@@ -172,20 +172,23 @@ def test_torchrun_starts_ranks(tmp_path):
     check_exchanged(tmp_path, 2)
 
 
-def test_two_hosts(tmp_path):
+@pytest.mark.parametrize("each", [1, pytest.param(4, marks=FULL)])
+def test_two_hosts(each, tmp_path):
     """Two calls of torchrun, each for the ranks of one host, here on one machine."""
+    names = ["llama"] if each == 1 else ["llama", "qwen3_moe", "qwen3_5_moe", "deepseek_v3"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     started = []
     for host in range(2):
         words = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(host)]
-        words += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-        words += command("models", tmp_path, "llama")[1:]
+        words += ["--nproc-per-node", str(each)]
+        words += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        words += command("models", tmp_path, *names)[1:]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
         started.append(subprocess.Popen([sys.executable, *words], env=environment))
-    assert [process.wait(120) for process in started] == [0, 0]
-    check_logits(tmp_path, 2, ["llama"])
+    assert [process.wait(200) for process in started] == [0, 0]
+    check_logits(tmp_path, 2 * each, names)
 
 
 @pytest.mark.parametrize(
