@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..formats.tensor_names import TensorName
-from ..runtime.layers.gemma import DenseAndExperts
+from ..runtime.layers.dense_and_experts import DenseAndExperts
 from ..runtime.layers.moe import MoE
 from ..runtime.model import Model
 from ..runtime.network.network import Network

@@ -11,7 +11,8 @@ from ..formats.source import Source
 from .architectures import build_network
 from .layers.attention import Attention
 from .layers.block import Block
-from .layers.gemma import DenseAndExperts, LayerInput
+from .layers.dense_and_experts import DenseAndExperts
+from .layers.layer_input import LayerInput
 from .layers.mla import MLA
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice

@@ -7,7 +7,7 @@ from iqforge.imatrix.all_experts import moe_layers
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
 from iqforge.runtime.layers.absent import AbsentRows
-from iqforge.runtime.layers.gemma import DenseAndExperts
+from iqforge.runtime.layers.dense_and_experts import DenseAndExperts
 from iqforge.runtime.model import Model
 from iqforge.runtime.state.cache import CacheSettings
 

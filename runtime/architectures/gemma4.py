@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..layers.block import Block, Branch
-from ..layers.gemma import DenseAndExperts, LayerInput, LayerInputs
+from ..layers.dense_and_experts import DenseAndExperts
+from ..layers.layer_input import LayerInput, LayerInputs
 from ..layers.moe import MoE
 from ..layers.specs import FFNSpec
 from ..network.decoder import Decoder

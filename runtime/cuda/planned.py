@@ -15,8 +15,8 @@ from ...cuda_kernels.peer_rows import memory_bytes
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet
+from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
-from ..layers.gemma import DenseAndExperts
 from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..parallel.payload import FEW_ROWS

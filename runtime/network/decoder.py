@@ -16,8 +16,8 @@ from ...errors import ConfigError
 from ..layers.absent import AbsentMixer, AbsentRows
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
+from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
-from ..layers.gemma import DenseAndExperts
 from ..layers.moe import Experts, MoE, Router
 from ..layers.norm import LayerNorm, Norm, RMSNorm
 from ..layers.rope import Rope, Scaling

@@ -14,8 +14,9 @@ from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT
 from ..layers.attention import Attention
 from ..layers.delta_net import DeltaNet
+from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
-from ..layers.gemma import DenseAndExperts, LayerInput
+from ..layers.layer_input import LayerInput
 from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..weights.split_plan import LayerShare, SplitPlan, TensorSplit

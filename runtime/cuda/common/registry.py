@@ -17,8 +17,9 @@ from ...layers.absent import AbsentMixer, AbsentRows
 from ...layers.attention import Attention
 from ...layers.block import Block, Branch
 from ...layers.delta_net import DeltaNet
+from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.ffn import GatedFFN, PlainFFN
-from ...layers.gemma import DenseAndExperts, LayerInput
+from ...layers.layer_input import LayerInput
 from ...layers.mla import MLA
 from ...layers.moe import MoE
 from ...layers.norm import LayerNorm, Norm, RMSNorm

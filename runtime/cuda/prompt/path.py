@@ -20,7 +20,16 @@ from ...weights.ranges import opened, ranged, recording
 from ..common.context import Context
 from ..common.executor import Executor, operation
 from ..common.registry import PROMPT, PlacedBranch, Slow, choose_all, placed
-from . import absent, attention, delta, ffn, gemma, mla, moe  # noqa: F401, they declare executors
+from . import (  # noqa: F401, they declare executors
+    absent,
+    attention,
+    delta,
+    dense_and_experts,
+    ffn,
+    layer_input,
+    mla,
+    moe,
+)
 from .graphs import PromptGraphs, Stage, Staged
 from .links import row_links_of
 from .stream import Stream

@@ -31,10 +31,10 @@ from ...weights.ranges import opened
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.registry import STEP, Slow, choose_all, placed
-from . import absent, attention, mla, moe  # noqa: F401, they declare executors
+from . import absent, attention, dense_and_experts, mla, moe  # noqa: F401, declare executors
 from .delta import StepDeltaLayer
 from .frame import STEP_ROWS, Frame, PendingBranch, StepSequence
-from .gemma import DeviceLayerInputs
+from .layer_input import DeviceLayerInputs
 from .layers import (
     DeviceEmbedding,
     SlowBranch,

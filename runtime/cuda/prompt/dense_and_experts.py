@@ -1,4 +1,4 @@
-"""Executors of a prompt for parts of a block that only Gemma 4 has."""
+"""The executor of a prompt for a dense layer next to experts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import torch
 from ....cuda_kernels import prompt
 from ...layers.batch import Batch
 from ...layers.block import Branch
-from ...layers.gemma import DenseAndExperts, LayerInput
-from ...weights.ranges import ranged
+from ...layers.dense_and_experts import DenseAndExperts
 from ..common.context import Context
-from ..common.executor import Executor
-from ..common.expert_terms import gating_of
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .ffn import PromptFFN
 from .graphs import Stage, Staged
 from .moe import PromptMoE
 from .stream import Stream
-from .weights import Product
 
 
 @executor(PROMPT, DenseAndExperts)
@@ -55,28 +51,3 @@ class PromptDenseAndExperts(Staged):
         delta = context.buffer("delta", shape, context.dtype)
         delta.copy_(both.settled())
         stream.add(delta, post_norm=self.branch.post_norm)
-
-
-@executor(PROMPT, LayerInput)
-class PromptLayerInput(Executor):
-    """h += norm(projection(activation(gate h) * inputs of the layer))."""
-
-    def __init__(self, branch: PlacedBranch, context: Context):
-        m: LayerInput = branch.module
-        self.branch, self.context = branch, context
-        self.gate = Product("layer input", [m.gate], context)
-        self.projection = Product("delta", [m.projection], context)
-        self.gating = gating_of(m.spec)
-
-    @ranged
-    def __call__(self, stream: Stream, batch: Batch) -> None:
-        if batch.inputs is None:
-            raise TypeError("the batch has no inputs for layers")
-        h, context = stream.settled(), self.context
-        x = context.buffer("normed", tuple(h.shape), context.dtype)
-        x.copy_(h)
-        gate = self.gate(x)
-        inputs = batch.inputs[:, self.branch.layer].to(context.device, context.dtype).contiguous()
-        gated = context.buffer("gated", tuple(gate.shape), gate.dtype)
-        prompt.join_gate(gate, inputs, gated, self.gating)
-        stream.add(self.projection(gated), post_norm=self.branch.post_norm)

@@ -1,4 +1,4 @@
-"""Executors of a decoding step for parts of a block that only Gemma 4 has."""
+"""Executors of a decoding step for inputs of layers."""
 
 from __future__ import annotations
 
@@ -7,59 +7,13 @@ import torch
 from ....cuda_kernels import matvec, step_between
 from ....cuda_kernels.matvec_plan import NORM_MATVEC
 from ....cuda_kernels.ops import decode_rows
-from ...layers.block import Branch
-from ...layers.gemma import DenseAndExperts, LayerInput, LayerInputs
-from ...layers.norm import Norm
+from ...layers.layer_input import LayerInput, LayerInputs
 from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import Executor, operation
 from ..common.registry import STEP, PlacedBranch, Slow, executor
-from .frame import Frame, PendingBranch
-from .layers import StepFFN, StepSum, on_device
-from .moe import StepMoE
-
-
-class _Experts(StepMoE):
-    """Experts whose sum, with the result of the dense layer that is pending, is left pending."""
-
-    def __init__(self, branch: PlacedBranch, m: DenseAndExperts, context: Context):
-        if m.moe is None:
-            raise Slow("no experts")
-        norms = Branch(m.expert_norm, m.moe, m.expert_post_norm)
-        super().__init__(PlacedBranch(branch.layer, norms, branch.device), context)
-        self.router_norm, self.router_eps = m.router_scale, m.eps
-        self.last_norm = branch.post_norm
-
-    def end(self, frame: Frame, sum: torch.Tensor, h: torch.Tensor, norm: Norm) -> None:
-        dense, out = frame.pending, frame.buffer("sum of branches", h.shape[1])
-        if dense is None or self.last_norm is None:
-            raise TypeError("no dense layer before the experts, or no norm after them")
-        first, second = (dense.delta, dense.weight, dense.eps), (sum, norm.weight, norm.eps)
-        step_between.sum_normed(*first, *second, out)
-        frame.pending = PendingBranch(out, self.last_norm.weight, self.last_norm.eps)
-
-
-@executor(STEP, DenseAndExperts)
-class StepDenseAndExperts(Executor):
-    """The dense layer, then the experts, which read the same stream."""
-
-    captured = repeatable = joins = True
-
-    def __init__(self, branch: PlacedBranch, context: Context):
-        self.branch, m = branch, branch.module
-        norms = Branch(m.norm, m.dense, m.post_norm)
-        self.dense = StepFFN(PlacedBranch(branch.layer, norms, branch.device), context)
-        if not self.dense.down.leaves_pending or branch.post_norm is None:
-            raise Slow("a dense layer of floats next to experts, or no norm after both")
-        self.experts = _Experts(branch, m, context)
-
-    def check(self, state) -> None:
-        """Takes any."""
-
-    @ranged
-    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        self.dense(frame, h, state)
-        self.experts(frame, frame.h, state)
+from .frame import Frame
+from .layers import StepSum, on_device
 
 
 @executor(STEP, LayerInput)

@@ -1,4 +1,4 @@
-"""Parts of a block that only Gemma 4 has."""
+"""A dense feed-forward layer next to experts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from ..weights.linear import Embedding, Linear
 from ..weights.ranges import opened
-from .batch import Batch
 from .block import FeedForward
-from .ffn import activate
 from .moe import MoE
-from .norm import Norm, RMSNorm
-from .specs import FFNSpec
+from .norm import Norm
 
 
 class DenseAndExperts:
@@ -63,34 +59,3 @@ class DenseAndExperts:
 
     def _summed(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.sum is None else self.sum(x)
-
-
-class LayerInputs:
-    """Vectors of `length` elements for every layer, float32[rows, layers, length], from token ids
-    and their embeddings h: (norm(projection h / sqrt(width)) + sqrt(length) * table[token]) /
-    sqrt(2).
-    """
-
-    def __init__(self, table: Embedding, projection: Linear, norm: RMSNorm):
-        self.table, self.projection, self.norm = table, projection, norm
-        self.length = norm.weight.numel()
-
-    def __call__(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-        projected = (self.projection(h) / h.shape[-1] ** 0.5).unflatten(-1, (-1, self.length))
-        looked_up = self.table(tokens).to(h.device).view(projected.shape)
-        return (self.norm(projected) + self.length**0.5 * looked_up) * 0.5**0.5
-
-
-class LayerInput:
-    """projection(activation(gate h) * inputs of the layer)."""
-
-    experts_used, expert_share = 1, 1.0
-
-    def __init__(self, gate: Linear, projection: Linear, spec: FFNSpec):
-        self.gate, self.projection, self.spec = gate, projection, spec
-
-    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if batch.inputs is None:
-            raise TypeError("the batch has no inputs for layers")
-        inputs = batch.inputs[:, batch.layer].to(x.device)
-        return self.projection(activate(self.spec, self.gate(x)) * inputs)

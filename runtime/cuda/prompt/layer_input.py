@@ -1,0 +1,39 @@
+"""The executor of a prompt for inputs of layers."""
+
+from __future__ import annotations
+
+from ....cuda_kernels import prompt
+from ...layers.batch import Batch
+from ...layers.layer_input import LayerInput
+from ...weights.ranges import ranged
+from ..common.context import Context
+from ..common.executor import Executor
+from ..common.expert_terms import gating_of
+from ..common.registry import PROMPT, PlacedBranch, executor
+from .stream import Stream
+from .weights import Product
+
+
+@executor(PROMPT, LayerInput)
+class PromptLayerInput(Executor):
+    """h += norm(projection(activation(gate h) * inputs of the layer))."""
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        m: LayerInput = branch.module
+        self.branch, self.context = branch, context
+        self.gate = Product("layer input", [m.gate], context)
+        self.projection = Product("delta", [m.projection], context)
+        self.gating = gating_of(m.spec)
+
+    @ranged
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        if batch.inputs is None:
+            raise TypeError("the batch has no inputs for layers")
+        h, context = stream.settled(), self.context
+        x = context.buffer("normed", tuple(h.shape), context.dtype)
+        x.copy_(h)
+        gate = self.gate(x)
+        inputs = batch.inputs[:, self.branch.layer].to(context.device, context.dtype).contiguous()
+        gated = context.buffer("gated", tuple(gate.shape), gate.dtype)
+        prompt.join_gate(gate, inputs, gated, self.gating)
+        stream.add(self.projection(gated), post_norm=self.branch.post_norm)

@@ -1,0 +1,42 @@
+"""Inputs of layers: rows of a table of the token, and a branch that reads its layer's."""
+
+from __future__ import annotations
+
+import torch
+
+from ..weights.linear import Embedding, Linear
+from .batch import Batch
+from .ffn import activate
+from .norm import RMSNorm
+from .specs import FFNSpec
+
+
+class LayerInputs:
+    """Vectors of `length` elements for every layer, float32[rows, layers, length], from token ids
+    and their embeddings h: (norm(projection h / sqrt(width)) + sqrt(length) * table[token]) /
+    sqrt(2).
+    """
+
+    def __init__(self, table: Embedding, projection: Linear, norm: RMSNorm):
+        self.table, self.projection, self.norm = table, projection, norm
+        self.length = norm.weight.numel()
+
+    def __call__(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        projected = (self.projection(h) / h.shape[-1] ** 0.5).unflatten(-1, (-1, self.length))
+        looked_up = self.table(tokens).to(h.device).view(projected.shape)
+        return (self.norm(projected) + self.length**0.5 * looked_up) * 0.5**0.5
+
+
+class LayerInput:
+    """projection(activation(gate h) * inputs of the layer)."""
+
+    experts_used, expert_share = 1, 1.0
+
+    def __init__(self, gate: Linear, projection: Linear, spec: FFNSpec):
+        self.gate, self.projection, self.spec = gate, projection, spec
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if batch.inputs is None:
+            raise TypeError("the batch has no inputs for layers")
+        inputs = batch.inputs[:, batch.layer].to(x.device)
+        return self.projection(activate(self.spec, self.gate(x)) * inputs)
