@@ -373,6 +373,8 @@ class Model:
             )
         if (fast := self._fast) is not None:
             return fast.extend(tokens, state, all_logits)
+        if self.precision == "int8" and self._steps is not None and not self.weights.taps.readers:
+            self._steps.compile_ahead(state, len(tokens))
         if len(tokens) == 1 and (found := self._step(int(tokens[0]), state)) is not None:
             return found[None] if all_logits else found
         logits = []
@@ -444,11 +446,18 @@ class Model:
             yield from fast.steps.follow(token, state, n, sampling)
             return
         largest = None if self._steps is None else self._steps.largest
+        if self.precision == "int8" and self._steps is not None:
+            self._steps.compile_ahead(state, 1)
         for _ in range(n):
-            if (logits := self._step(token, state, copied=False)) is None:
-                logits = self.extend([token], state)
-            token = sample(logits, sampling, state.n_past, largest)
+            token = sample(self._after(token, state), sampling, state.n_past, largest)
             yield token
+
+    def _after(self, token: int, state: State) -> torch.Tensor:
+        """Return what `extend` does for a token that is known to be valid, in memory that the next
+        token may overwrite.
+        """
+        logits = self._step(token, state, copied=False)
+        return self.extend([token], state) if logits is None else logits
 
     @_named_errors
     @torch.no_grad()

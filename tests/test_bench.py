@@ -46,6 +46,11 @@ class Recorder:
         )
         self.extend_inner, self.new_state_inner = self.model.extend, self.model.new_state
         self.model.extend, self.model.new_state = self.extend, self.new_state
+        self.after_inner, self.model._after = self.model._after, self.after
+
+    def after(self, token, state):
+        self.calls.append((state.n_past, 1))
+        return self.after_inner(token, state)
 
     def extend(self, tokens, state, **options):
         self.calls.append((state.n_past, len(tokens)))
@@ -123,10 +128,7 @@ def test_tokens_are_those_that_generate_draws(spec):
     """
     recorder = Recorder(spec)
     model, given, waited = recorder.model, [], []
-    model.extend = lambda tokens, state: (
-        given.append(int(tokens[0])),
-        recorder.extend(tokens, state),
-    )[1]
+    model._after = lambda token, state: (given.append(token), recorder.after(token, state))[1]
     runner = Runner(model, model.new_state(40), 8, torch.Generator().manual_seed(5))
     runner.wait = lambda: waited.append(len(given))
     runner.generate(40)

@@ -18,6 +18,10 @@ class Largest:
     def __init__(self) -> None:
         self._size = 0, 0
 
+    def ask(self) -> None:
+        """Ask for the operation."""
+        operation(choice.largest)
+
     def __call__(self, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the k largest of logits float32[n] and their places, descending, the first place
         first among equals. None if they are not finite, for all of them (k = 0), and for more than

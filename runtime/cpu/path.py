@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from ..layers import many_rows
 from ..layers.attention import Attention
 from ..layers.block import Block
 from ..layers.delta_net import DeltaNet
@@ -19,15 +21,17 @@ from ..layers.moe import MoE
 from ..layers.norm import Norm
 from ..layers.rope import Rope
 from ..network.network import Network
-from ..simd.operations import operation
+from ..simd import tiles
+from ..simd.operations import compile_together, operation, rehearsed
 from ..simd.step import norms
-from ..simd.threads import Program, run
+from ..simd.threads import Program, compile_loops, run
 from ..state.cache import CacheSettings, KVCache
 from ..state.latent import LatentCache
 from ..state.recurrent import RecurrentState
 from ..state.sequence import State
 from ..state.table import BLOCK_TOKENS, Table
 from ..weights.encoded import Matrix
+from ..weights.matrix import FEW_ROWS
 from ..weights.ranges import RangeName, opened, recording
 from ..weights.store import TensorStore
 from .attention import plan_attention
@@ -64,6 +68,7 @@ class StepPath:
         self._lock = threading.Lock()
         self.watched: tuple[str, ...] = ()  # the first and the last product of a step
         self.largest = Largest()
+        self._ahead: set[tuple[bool, bool]] = set()  # kinds of prompts that were compiled for
 
     def step(self, token: int, state: State, copied: bool = True) -> torch.Tensor | None:
         """Append a token: logits float32[vocab] after it, in memory that the next step overwrites
@@ -77,6 +82,27 @@ class StepPath:
             self.watched = program.watched
             logits = program.step(token, state)
             return logits.clone() if copied and logits is not None else logits
+
+    def compile_ahead(self, state: State, n: int) -> None:
+        """Compile what a sequence like `state` needs for prompts of n tokens and for steps, on
+        several processors, unless it is on disk.
+        """
+        kind = n > FEW_ROWS, n >= many_rows.LEAST_ROWS
+        with self._lock:
+            before, self._ahead = self._ahead, self._ahead | {kind}
+            if kind in before:
+                return
+            with rehearsed() as wanted:
+                with contextlib.suppress(NotPlanned):
+                    program = StepProgram(
+                        self._network, state, torch.get_num_threads(), rounds=self._store.rounds
+                    )
+                    if self._store.rounds and n > FEW_ROWS:
+                        program.ask_for_tiles()
+                if self._store.rounds and n >= many_rows.LEAST_ROWS:
+                    _ask_for_rows(self._network)
+                self.largest.ask()
+            compile_together(wanted, [compile_loops])
 
     def has_program(self, states: Iterable[State]) -> bool:
         """Return whether there are programs for all of these sequences."""
@@ -140,6 +166,12 @@ class StepProgram:
         self._ranges: list[tuple[RangeName, Program]] = []
         self._logits = memory.view(found, network.n_vocab)
         self._result = torch.from_numpy(self._logits)
+
+    def ask_for_tiles(self) -> None:
+        """Ask for the operations of prompts with these weights."""
+        if tiles.available():
+            for type in self._plan.rounded_types:
+                tiles.operations_of(type)
 
     def step(self, token: int, state: State) -> torch.Tensor | None:
         """See `StepPath.step`; the logits are not copied."""
@@ -218,6 +250,13 @@ def _lengths(network: Network) -> set[int]:
     mixers = [block.mixer for block in network.blocks]
     ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
     return {rope.long[0] for rope in ropes if isinstance(rope, Rope) and rope.long is not None}
+
+
+def _ask_for_rows(network: Network) -> None:
+    mixers = [block.mixer for block in network.blocks]
+    ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
+    splits = {rope.style != "norm" for rope in ropes if isinstance(rope, Rope)}
+    many_rows.ask_for_operations(splits, any(isinstance(mixer, DeltaNet) for mixer in mixers))
 
 
 def _check(block: Block) -> None:

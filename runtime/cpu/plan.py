@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...formats.types import GGMLType
 from ..layers.norm import LayerNorm, Norm, RMSNorm
 from ..layers.rope import Rope
 from ..simd import dots
@@ -41,7 +42,7 @@ class Plan:
 
     def __init__(self, n_threads: int, settings: CacheSettings, context: int, *, rounds: bool):
         self.memory, self.settings, self.context = Memory(n_threads), settings, context
-        self.rounds = rounds
+        self.rounds, self.rounded_types = rounds, set[GGMLType]()
         self.frame = np.zeros(8, dtype=np.int64)
         self.layer = 0
         self.names: list[str] = []  # of matrices, in order
@@ -205,6 +206,7 @@ class Plan:
         if rows.n_cols % UNIT:
             raise NotPlanned(f"rows of {rows.n_cols} elements are no multiple of {UNIT}")
         if self.rounds and dots.can_be_rounded(rows.type, rows.n_cols):
+            self.rounded_types.add(rows.type)
             rounded = self._rounded_vectors(x, n, rows.n_cols)
             found = dots.multiplications(rows, n_rows, x, rounded, y, chosen, n, biases, scales)
         else:

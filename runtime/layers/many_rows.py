@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -52,6 +52,22 @@ def _operations():
     from ..simd.prompt import attention, rows
 
     return rows, attention, threads
+
+
+def ask_for_operations(rotations: Iterable[bool], recurrent: bool) -> None:
+    """Ask for the operations of layers (see `simd.operations.rehearsed`): rotations that split
+    heads in halves or not, and whether layers are recurrent.
+    """
+    rows, attention, _ = _operations()
+    for ask in (rows.norm, rows.gate, attention.attention):
+        ask()
+    for split_halves in rotations:
+        rows.rotation(split_halves)
+    if recurrent:
+        from ..simd.prompt import delta
+
+        for ask in (rows.convolution, delta.rule):
+            ask()
 
 
 def _run(operation: int, *arguments: int) -> None:

@@ -31,6 +31,8 @@ SCALES_AT, OFFSETS_AT, CHUNK_BYTES = CHUNK, CHUNK + 4 * GROUPS, CHUNK + 8 * GROU
 
 _FLOATS, _INTEGERS = (ir.VectorType(type, GROUP) for type in (FLOAT, INT32))
 
+ROUNDED_PLACE, OUT_PLACE = 15, 5  # of rounded vectors among arguments of products and of rounding
+
 # What `operation` binds.
 unit: Any = None
 add_chunk: Any = None
@@ -188,19 +190,17 @@ def _adding_chunk(type: GGMLType) -> Any:
 
 
 @functools.cache
-def _bound(type: GGMLType) -> int:
-    n_units = max(1, type.block_size // UNIT)
-    return operation(
-        multiply_rounded,
-        f"multiply_rounded_{type.name.lower()}",
-        unit=inlined_function(UNITS[type.name]),
-        add_chunk=_adding_chunk(type),
-        CHUNK_STEP=CHUNK // type.block_size * type.block_bytes,
-        BLOCK_BYTES=type.block_bytes,
-        HEADER_BYTES=type.header_bytes,
-        N_UNITS=n_units,
-        FACTOR=np.float32(PRODUCT_FACTORS.get(type.name, 1)),
-    )
+def _names(type: GGMLType) -> dict[str, Any]:
+    """What `multiply_rounded` needs for a type."""
+    return {
+        "unit": inlined_function(UNITS[type.name]),
+        "add_chunk": _adding_chunk(type),
+        "CHUNK_STEP": CHUNK // type.block_size * type.block_bytes,
+        "BLOCK_BYTES": type.block_bytes,
+        "HEADER_BYTES": type.header_bytes,
+        "N_UNITS": max(1, type.block_size // UNIT),
+        "FACTOR": np.float32(PRODUCT_FACTORS.get(type.name, 1)),
+    }
 
 
 def rounding(x: Vectors, n: int, n_cols: int, out: Vectors) -> tuple[int, np.ndarray]:
@@ -224,6 +224,7 @@ def multiplications(
     """
     arguments = rows.arguments(n_rows, x, y, chosen, n, biases, scales)
     rest = rows.n_cols % CHUNK // rows.type.block_size
-    return _bound(rows.type), np.concatenate(
+    name = f"multiply_rounded_{rows.type.name.lower()}"
+    return operation(multiply_rounded, name, **_names(rows.type)), np.concatenate(
         [arguments, packed(rows.n_cols // CHUNK, *rounded, rest)]
     )

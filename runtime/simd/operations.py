@@ -11,15 +11,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import threading
 import types as python_types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 
 from ...formats import kernel
+from .compiling import in_processes, is_on_disk
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +39,87 @@ def _sources_digest() -> str:
 @functools.cache
 def _announce() -> None:
     """Say once that something is compiled."""
-    log.info(
-        "compiling what runs on this processor (once; about a second for each type of weights, and"
-        " three for the rest)"
-    )
+    log.info("compiling what runs on this processor, once: this takes a few seconds")
 
 
-@functools.cache
-def _compiled(template: Callable, name: str, names: tuple[tuple[str, Any], ...]) -> Any:
-    code = template.__code__.replace(co_name=name, co_qualname=f"{name}-{_sources_digest()}")
-    function = python_types.FunctionType(code, template.__globals__ | dict(names), name)
-    function.__module__, function.__qualname__ = template.__module__, code.co_qualname
-    return kernel.compiled_callback(function, SIGNATURE, _announce)
+class _Wanted(NamedTuple):
+    """An operation by its template, its name, and the free names of the template."""
+
+    template: Callable
+    name: str
+    names: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[Callable, str]:
+        return self.template, self.name
+
+    @property
+    def function(self) -> Callable:
+        """The function to compile. Its `__qualname__` keys its code on disk."""
+        name = self.name
+        code = self.template.__code__.replace(
+            co_name=name, co_qualname=f"{name}-{_sources_digest()}"
+        )
+        function = python_types.FunctionType(code, self.template.__globals__ | self.names, name)
+        function.__module__, function.__qualname__ = self.template.__module__, code.co_qualname
+        return function
+
+
+class _Rehearsal(threading.local):
+    """What is asked for in this thread while nothing is to be compiled."""
+
+    wanted: dict[tuple[Callable, str], _Wanted] | None = None
+
+
+_compiled: dict[tuple[Callable, str], Any] = {}
+_rehearsal = _Rehearsal()
 
 
 def operation(template: Callable, name: str = "", **names: Any) -> int:
     """Return the address of the code of `template`, in which the free `names` have these values.
-    `name` tells it from others of the same template.
+    `name` tells it from others of the same template. In a rehearsal the address is 0.
     """
-    return _compiled(template, name or template.__name__, tuple(names.items())).address
+    wanted = _Wanted(template, name or template.__name__, names)
+    if _rehearsal.wanted is not None:
+        _rehearsal.wanted.setdefault(wanted.key, wanted)
+        return 0
+    return _loaded(wanted).address
+
+
+def _loaded(wanted: _Wanted) -> Any:
+    """Compile an operation, or load its code from the disk."""
+    if wanted.key not in _compiled:
+        _compiled[wanted.key] = kernel.compiled_callback(wanted.function, SIGNATURE, _announce)
+    return _compiled[wanted.key]
+
+
+@contextmanager
+def rehearsed() -> Iterator[dict[tuple[Callable, str], _Wanted]]:
+    """Compile nothing while the context is open, in this thread: gather what `operation` is asked
+    for, for `compile_together`.
+    """
+    before, _rehearsal.wanted = _rehearsal.wanted, {}
+    try:
+        yield _rehearsal.wanted
+    finally:
+        _rehearsal.wanted = before
+
+
+def compile_together(
+    wanted: dict[tuple[Callable, str], _Wanted], others: Sequence[Callable[[], object]] = ()
+) -> None:
+    """Compile operations that are not on disk yet, and what others compile, on several
+    processors.
+    """
+    missing = [
+        operation
+        for key, operation in wanted.items()
+        if key not in _compiled and not is_on_disk(operation.function, SIGNATURE)
+    ]
+    if missing:
+        _announce()
+        missing.sort(key=lambda operation: -len(operation.template.__code__.co_code))
+        in_processes([*(functools.partial(_loaded, operation) for operation in missing), *others])
 
 
 def packed(*values: int | float) -> np.ndarray:

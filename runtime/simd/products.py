@@ -111,21 +111,23 @@ def multiply(arguments, thread, threads):
 
 
 @functools.cache
-def _bound(template: Any, type: GGMLType) -> int:
-    n_units = max(1, type.block_size // UNIT)
+def _names(type: GGMLType) -> dict[str, Any]:
+    """What the templates need for a type."""
     unit = inlined_function(UNITS[type.name])
     before, with_buffer = prepared(type.name, unit)
-    return operation(
-        template,
-        f"{template.__name__}_{type.name.lower()}",
-        unit=unit,
-        prepare=before,
-        unit_with_buffer=with_buffer,
-        N_UNITS=n_units,
-        BLOCK_BYTES=type.block_bytes * max(1, UNIT // type.block_size),  # floats have blocks of 1
-        HEADER_BYTES=type.header_bytes,
-        FACTOR=np.float32(PRODUCT_FACTORS.get(type.name, 1)),
-    )
+    return {
+        "unit": unit,
+        "prepare": before,
+        "unit_with_buffer": with_buffer,
+        "N_UNITS": max(1, type.block_size // UNIT),
+        "BLOCK_BYTES": type.block_bytes * max(1, UNIT // type.block_size),  # blocks of 1: floats
+        "HEADER_BYTES": type.header_bytes,
+        "FACTOR": np.float32(PRODUCT_FACTORS.get(type.name, 1)),
+    }
+
+
+def _bound(template: Any, type: GGMLType) -> int:
+    return operation(template, f"{template.__name__}_{type.name.lower()}", **_names(type))
 
 
 def plain_type(type: GGMLType) -> GGMLType:
@@ -140,8 +142,8 @@ def plain_rows(type: GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
     return unpack_rows(type, data, n_cols) if type.is_interleaved else data
 
 
-_no_matrix = np.zeros(1, dtype=np.int64)
-_ZERO = _no_matrix.ctypes.data  # the number of the only matrix
+_number = np.zeros(1, dtype=np.int64)
+FIRST = _number.ctypes.data  # where the number of the first matrix is
 
 
 class Vectors(NamedTuple):
@@ -173,7 +175,7 @@ class Rows:
         """Return the operation that reads float32[n_cols] at the address x and writes
         float32[rows] at y.
         """
-        return self.multiplications(len(self.data), Vectors(x), Vectors(y), Vectors(_ZERO))
+        return self.multiplications(len(self.data), Vectors(x), Vectors(y), Vectors(FIRST))
 
     def multiplications(
         self,

@@ -127,6 +127,15 @@ def _loops() -> tuple[Any, Any, Any]:
     return CompiledLoop(_lead), CompiledLoop(_follow), CompiledLoop(_publish)
 
 
+def compile_loops() -> None:
+    """Compile what runs programs."""
+    numbers = types.int64, types.int64, types.int64
+    lead, follow, publish = _loops()
+    lead.compile(numbers[:2])
+    follow.compile((*numbers, types.Array(types.int64, 1, "C")))
+    publish.compile(numbers)
+
+
 def _publish(control, program, length):
     """Make a program the next one."""
     _atomic_store(control + PROGRAM, program)

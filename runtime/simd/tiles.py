@@ -260,15 +260,20 @@ def multiply_tiles(arguments, thread, threads):
 
 
 @functools.cache
-def _pack_operation(type: GGMLType) -> int:
-    return operation(
-        pack,
-        f"pack_{type.name.lower()}",
-        unit=inlined_function(UNITS[type.name]),
-        N_UNITS=max(1, type.block_size // UNIT),
-        BLOCK_BYTES=type.block_bytes * max(1, UNIT // type.block_size),
-        HEADER_BYTES=type.header_bytes,
-    )
+def _names(type: GGMLType) -> dict[str, Any]:
+    """What `pack` needs for a type."""
+    return {
+        "unit": inlined_function(UNITS[type.name]),
+        "N_UNITS": max(1, type.block_size // UNIT),
+        "BLOCK_BYTES": type.block_bytes * max(1, UNIT // type.block_size),
+        "HEADER_BYTES": type.header_bytes,
+    }
+
+
+def operations_of(type: GGMLType) -> list[int]:
+    """Return the operations that products with matrices of a type need."""
+    packing = operation(pack, f"pack_{type.name.lower()}", **_names(type))
+    return [packing, operation(round_rows), operation(multiply_tiles)]
 
 
 def packing(rows: Rows, out: int) -> tuple[int, np.ndarray]:
@@ -276,7 +281,7 @@ def packing(rows: Rows, out: int) -> tuple[int, np.ndarray]:
     blocks = rows.n_cols // max(UNIT, rows.type.block_size)
     data = rows.data
     head = [data.ctypes.data, data.strides[0], len(data), blocks, out]
-    return _pack_operation(rows.type), np.array(head, dtype=np.int64)
+    return operations_of(rows.type)[0], np.array(head, dtype=np.int64)
 
 
 def rounding(*arguments: int) -> tuple[int, np.ndarray]:

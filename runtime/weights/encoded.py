@@ -98,7 +98,9 @@ class Matrix:
         if kept is None:
             return None
         if self._multiply is None or self._multiply.whole is not kept:
-            self._multiply = Multiplication(kept, self._first, self._first + self.rows)
+            self._multiply = Multiplication(
+                kept, self._first, self._first + self.rows, rounds=self._store.rounds
+            )
         return self._multiply(x)
 
     def rounded(self) -> torch.Tensor | None:

@@ -23,9 +23,9 @@ X_PLACE, Y_PLACE = 4, 7  # of the addresses among the arguments of a multiplicat
 
 @functools.cache
 def _compiled():
-    from ..simd import products, threads
+    from ..simd import dots, products, threads
 
-    return products, threads
+    return products, threads, dots
 
 
 def can_be_kept(type: GGMLType, n_cols: int) -> bool:
@@ -37,7 +37,7 @@ def kept_rows(type: GGMLType, stored: np.ndarray, n_cols: int) -> Rows:
     """Return rows of `type`, uint8[rows, row_bytes], for products. Interleaved ones are copied one
     after the other, others are used where they are.
     """
-    products, _ = _compiled()
+    products, _, _ = _compiled()
     rows = np.ascontiguousarray(products.plain_rows(type, stored, n_cols))
     return products.Rows(products.plain_type(type), rows, n_cols)
 
@@ -46,7 +46,7 @@ def decoded(type: GGMLType, stored: np.ndarray, n_cols: int) -> torch.Tensor:
     """Return float32[rows, n_cols] of rows of `type`, uint8[rows, row_bytes]: the weights that
     products use.
     """
-    _, threads = _compiled()
+    _, threads, _ = _compiled()
     rows = kept_rows(type, stored, n_cols)
     out = torch.empty(len(rows.data), n_cols)
     threads.run(threads.Program([rows.decoding(out.data_ptr())]), torch.get_num_threads())
@@ -54,21 +54,53 @@ def decoded(type: GGMLType, stored: np.ndarray, n_cols: int) -> torch.Tensor:
 
 
 class Multiplication:
-    """Products of rows start..stop of `whole` with rows x, one by one."""
+    """Products of rows start..stop of `whole` with rows x, one by one. rounds: in 8 bits where that
+    is possible.
+    """
 
-    def __init__(self, whole: Rows, start: int, stop: int):
-        _, threads = _compiled()
+    def __init__(self, whole: Rows, start: int, stop: int, *, rounds: bool):
+        products, threads, dots = _compiled()
         self.whole, self.rows = whole, whole.part(start, stop)
-        operation, self._arguments = self.rows.multiplication(0, 0)
-        self._program, self._run = threads.Program([(operation, self._arguments)]), threads.run
+        self._run, self._n_threads = threads.run, 0
+        if rounds and dots.can_be_rounded(whole.type, whole.n_cols):
+            self._step = -(-dots.rounded_bytes(whole.n_cols) // 64) * 64
+            code, self._rounding = dots.rounding(
+                products.Vectors(0), 1, whole.n_cols, products.Vectors(0, 0, self._step)
+            )
+            operation, self._arguments = dots.multiplications(
+                self.rows,
+                len(self.rows.data),
+                *(products.Vectors(0), products.Vectors(0, 0, self._step), products.Vectors(0)),
+                products.Vectors(products.FIRST),
+            )
+            self._program = threads.Program(
+                [(code, self._rounding), (operation, self._arguments)], [False, True]
+            )
+        else:
+            self._rounding = None
+            operation, self._arguments = self.rows.multiplication(0, 0)
+            self._program = threads.Program([(operation, self._arguments)])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32[n, columns] to float32[n, rows]."""
         x = x.contiguous()
         y = x.new_empty(len(x), len(self.rows.data))
-        at, to = x.data_ptr(), y.data_ptr()
+        at, to, n_threads = x.data_ptr(), y.data_ptr(), torch.get_num_threads()
+        rounded = self._rounding
+        if rounded is not None and n_threads > self._n_threads:
+            self._prepare(n_threads, rounded)
         for i in range(len(x)):
             self._arguments[X_PLACE] = at + 4 * i * x.shape[1]
             self._arguments[Y_PLACE] = to + 4 * i * y.shape[1]
-            self._run(self._program, torch.get_num_threads())
+            if rounded is not None:
+                rounded[0] = self._arguments[X_PLACE]
+            self._run(self._program, n_threads)
         return y
+
+    def _prepare(self, n_threads: int, rounding: np.ndarray) -> None:
+        """Take memory for rounded vectors of so many threads."""
+        _, _, dots = _compiled()
+        self._memory = np.empty(n_threads * self._step + 64, np.uint8)
+        self._n_threads = n_threads
+        address = -(-self._memory.ctypes.data // 64) * 64
+        self._arguments[dots.ROUNDED_PLACE] = rounding[dots.OUT_PLACE] = address

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from ....formats.kernel import inlined_function
@@ -124,7 +122,6 @@ def convolve_silu(arguments, thread, threads):
             v.store_floats(out + r * row + i, _silu(total))
 
 
-@functools.cache
 def rotation(split_halves: bool) -> int:
     """Return the operation `rotate_rows` for pairs of neighbours, or of halves of a head."""
     name = "rotate_halves" if split_halves else "rotate_neighbours"

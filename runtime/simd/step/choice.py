@@ -48,19 +48,21 @@ def largest(arguments, thread, threads):
         v.integer_at(arguments + 16),
     )
     values, ids = v.integer_at(arguments + 24), v.integer_at(arguments + 32)
-    whole, count = n // 16 * 16, 0
-    proof = v.splat(np.float32(0))
-    least = np.float32(-np.inf)
-    for i in range(0, whole, 16):
-        vector = v.load_floats(x + 4 * i)
-        proof = v.fma(vector, v.splat(np.float32(0)), proof)
-        if count < k or _has_larger(vector, least):
-            for lane in range(16):
-                count = _insert(x, i + lane, values, ids, count, k)
+    count, least = 0, np.float32(-np.inf)
+    proof, rest = v.splat(np.float32(0)), np.float32(0)
+    for i in range(0, n, 16):
+        looks = count < k
+        if i + 16 <= n:
+            vector = v.load_floats(x + 4 * i)
+            proof = v.fma(vector, v.splat(np.float32(0)), proof)
+            looks |= _has_larger(vector, least) != 0
+        else:
+            looks = True
+            for j in range(i, n):
+                rest += np.float32(0) * v.float_at(x + 4 * j)
+        if looks:
+            for j in range(i, min(i + 16, n)):
+                count = _insert(x, j, values, ids, count, k)
             if count == k:
                 least = v.float_at(values + 4 * (k - 1))
-    rest = np.float32(0)
-    for i in range(whole, n):
-        rest += np.float32(0) * v.float_at(x + 4 * i)
-        count = _insert(x, i, values, ids, count, k)
     v.store_float(v.integer_at(arguments + 40), v.total(proof) + rest)
