@@ -3,7 +3,7 @@
     python benchmarks/tensor_parallel.py measure -o out.jsonl llama-70b:IQ4_K@0+32768
     python benchmarks/tensor_parallel.py measure -o out.jsonl --ranks 2 llama-70b:IQ4_K
     python benchmarks/tensor_parallel.py measure -o out.jsonl --ranks 2 --mode layer llama-8b:IQ4_K
-    python benchmarks/tensor_parallel.py table out.jsonl
+    python benchmarks/tensor_parallel.py table out.jsonl --predict 2 --predict 4
 
 A model is NAME:TYPE, or NAME:TYPE@DEPTH+DEPTH with tokens in the context before what is measured:
 2,048 tokens of a prompt and 64 steps. Models are measured one after the other in one process per
@@ -46,19 +46,30 @@ def main() -> int:
     one.add_argument("--commit", default="", help="of the code, for the lines")
     two = commands.add_parser("table", help="print the figures as Markdown")
     two.add_argument("lines", type=Path, nargs="+", help="files of `measure`")
+    two.add_argument(
+        "--predict",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="add what `plan-split --simulate` predicts for N GPUs",
+    )
     args = parser.parse_args()
     if args.command == "measure":
         return start(args)
     found = [json.loads(line) for path in args.lines for line in path.read_text().splitlines()]
-    print(table(found))
+    print(table(found, args.predict))
     return 0
 
 
-def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the figures as a table with a column for each number of GPUs."""
+def table(lines: Sequence[dict[str, Any]], predicted: Sequence[int] = ()) -> str:
+    """Return the figures as a table with a column for each number of GPUs; predicted: for these
+    from an empty context.
+    """
     ways = sorted({(line["gpus"], line["mode"]) for line in lines})
     names = {1: "one GPU", 2: "2 GPUs"}
     head = ["model", *(f"{names.get(n, f'{n} GPUs')}{', layer' * (m == 'layer')}" for n, m in ways)]
+    head += [f"{names.get(n, f'{n} GPUs')}, predicted" for n in predicted]
     rows = [head, ["---"] * len(head)]
     for model, depth in dict.fromkeys((line["model"], line["depth"]) for line in lines):
         at = {
@@ -68,8 +79,17 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             f"{at[way]['prompt']:,.0f} / {at[way]['step']:,.1f}" if way in at else "-"
             for way in ways
         ]
+        cells += ["-" if depth else prediction(model, n) for n in predicted]
         rows.append([model + (f" at depth {depth:,}" if depth else ""), *cells])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def prediction(model: str, n: int) -> str:
+    import iqforge
+
+    report = iqforge.plan_split(model, (1,) * max(2, n), synthetic=True)
+    found = report.alone if n == 1 else report.prediction
+    return f"{found.prompt_rate:,.0f} / {found.step_rate:,.0f}"
 
 
 def start(args: argparse.Namespace) -> int:
