@@ -9,6 +9,7 @@ collects its second moments. Results are appended as they come.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -31,6 +32,7 @@ _FAST += " Q2_0 0.5 IQ2_BN 0.4 Q1_0_G128 0.4 MXFP4 0.3"
 _WORDS = f"{_SLOW} {_FAST}".split()
 SECONDS: dict[str, float] = dict(zip(_WORDS[::2], map(float, _WORDS[1::2]), strict=True))
 _OTHER = 2.0
+_PRESETS = {"Q1_0_G128": "Q1_0"}  # types whose preset has another name
 _TURN = 25.0  # seconds that a file should take at most, by using more threads
 
 
@@ -59,36 +61,38 @@ class Task:
     name: str
     guide: str
     threads: int
-    rank: float
+    rank: int
 
     @property
     def is_for_gpu(self) -> bool:
-        """Return whether a GPU has kernels that round the type with second moments."""
+        """Return whether GPUs have kernels that round the type, or the mix, with moments."""
         from iqforge.quantize.rounding.cuda.code_tables import code_tables
         from iqforge.quantize.rounding.ternary_rounder import TWINS
 
-        plain = ":" not in self.name and self.guide == "hessian"
-        return plain and code_tables(TWINS.get(self.name, self.name)) is not None
+        if self.guide != "hessian" or self.name.startswith("bpw:"):
+            return False
+        name = self.name.removeprefix("mix:").removesuffix("_M")
+        return code_tables(TWINS.get(name, name)) is not None
 
     def out(self, work: Path) -> Path:
         return work / f"{self.name.replace(':', '-')}-{self.guide}.gguf"
 
 
 def tasks_of(model: str, names: list[str], done: set[tuple[str, str]], jobs: int) -> list[Task]:
-    """Return what is missing of a model, with threads by how long it takes, at most `jobs`. What
-    takes longest comes first, mixes and targets come last.
+    """Return what is missing of a model in the order of `names`, with threads by how long it takes,
+    at most `jobs`.
     """
     millions = os.path.getsize(model) / 2e6
     found = []
-    for name in names:
+    for rank, name in enumerate(names):
         plain = ":" not in name
-        cost = SECONDS.get(name, _OTHER) * millions * (1 if plain else 2)
+        cost = SECONDS.get(name, _OTHER) * millions * (1 if plain else 1.5)
         for guide in GUIDES:
             if (name, guide) not in done:
                 slow = guide == "hessian" or name.endswith("_KT")
                 took = cost if guide == "hessian" else cost / 4 if slow else cost / 10
                 threads = max(1, min(8, jobs, math.ceil(took / _TURN)))
-                found.append(Task(model, name, guide, threads, -took if plain else 0.0))
+                found.append(Task(model, name, guide, threads, rank))
     return found
 
 
@@ -127,16 +131,17 @@ class _Lane:
     def __init__(self, device: str):
         spawn = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(1, mp_context=spawn)
-        self.device, self.name = device, ""
+        self.device, self.name, self.busy = device, "", False
         self.task: Task | None = None
 
-    def choose(self, ready: list[Task]) -> Task | None:
-        """Return the next file: of the type that this process has compiled, or what takes longest
-        on the CPU.
+    def choose(self, ready: list[Task], others: set[str]) -> Task | None:
+        """Return the next file: of the type that this process has compiled, else of one that the
+        `others` have not, else the first.
         """
         suitable = [task for task in ready if task.is_for_gpu]
         same = [task for task in suitable if task.name == self.name]
-        return (same or suitable or [None])[0]
+        new = [task for task in suitable if task.name not in others]
+        return (same or new or suitable or [None])[0]
 
 
 def _schedule(
@@ -152,6 +157,7 @@ def _schedule(
     spawn = multiprocessing.get_context("spawn")
     devices = [one for one in settings.devices if one != "cpu"]
     lanes = [_Lane(device) for _ in range(settings.round_jobs) for device in devices]
+    for_gpu = {t.name: t for tasks in waiting.values() for t in tasks if t.is_for_gpu}
     with ProcessPoolExecutor(settings.jobs, mp_context=spawn) as pool:
 
         def start(lane: _Lane | None, threads: int, function: Any, *args: Any) -> None:
@@ -160,35 +166,37 @@ def _schedule(
             future = (lane.pool if lane else pool).submit(function, *args)
             future.add_done_callback(lambda one: finished.put((threads, lane, one)))
 
+        for lane, task in zip(lanes, for_gpu.values(), strict=False):
+            lane.busy, lane.name = True, task.name
+            start(lane, 0, compile_type_on, task.name.removeprefix("mix:"), lane.device)
         while wanted:
             while warm and free > 0:
                 start(None, 1, compile_type, warm.popleft())
             ready.sort(key=lambda task: task.rank)
             for lane in lanes:
-                if lane.task is None and (task := lane.choose(ready)) is not None:
+                others = {other.name for other in lanes if other is not lane}
+                if not lane.busy and (task := lane.choose(ready, others)) is not None:
                     ready.remove(task)
-                    lane.task, lane.name = task, task.name
+                    lane.busy, lane.task, lane.name = True, task, task.name
                     start(lane, 0, quantize, task, settings, 2, lane.device)
             while not warm and (fitting := [t for t in ready if t.threads <= free]):
                 task = fitting[0]
                 ready.remove(task)
                 start(None, task.threads, quantize, task, settings, task.threads, "cpu")
-            try:
+            with contextlib.suppress(queue.Empty):
                 threads, lane, future = finished.get(timeout=0.05)
-            except queue.Empty:
-                made = None
-            else:
                 free += threads
-                made = future.result()
-                if lane is not None and (task := lane.task) is not None:
-                    lane.task = None
-                    if "failed" in made:  # the CPU rounds it, and all that this process would have
+                made = _result(future)
+                if lane is not None:
+                    lane.busy = False
+                    if "failed" in made:  # the CPU does what this process would have done
                         lanes.remove(lane)
-                        ready.append(task)
-                if made is not None and "failed" in made:
-                    wanted -= lane is None
+                        ready += [lane.task] if lane.task is not None else []
+                    lane.task = None
+                if "failed" in made:
+                    wanted -= lane is None and "model" in made
                     print(json.dumps(made), flush=True)
-                elif made is not None:
+                elif made:
                     inbox[made["model"]].put(made)
             while not out.empty():
                 kind, model, result = out.get()
@@ -199,6 +207,14 @@ def _schedule(
                     result["at"] = round(time.monotonic() - started, 1)
                     write_result(settings.work / Path(model).stem, result)
                 print(json.dumps(result), flush=True)
+
+
+def _result(future: Future) -> dict[str, Any]:
+    """Return what a worker returned, or how it failed."""
+    try:
+        return future.result() or {}
+    except Exception:  # the others go on
+        return {"failed": traceback.format_exc(limit=-4)}
 
 
 def compile_type(name: str) -> None:
@@ -216,6 +232,42 @@ def compile_type(name: str) -> None:
         x = np.random.default_rng(1).standard_normal((4, 512)).astype(np.float32)
         out = np.empty((4, type.row_bytes(512)), dtype=np.uint8)
         rounder_of(type, 512, factored(np.eye(512), 0.25), 2)(x, out)
+
+
+def compile_type_on(name: str, device: str) -> None:
+    """Compile what a type needs to be rounded on a GPU in this process."""
+    import numpy as np
+    from iqforge.api.rounding import rounders_of
+    from iqforge.formats.types import ggml_type
+    from iqforge.quantize.rounding.tensor_moments import MatrixMoments
+
+    rounders = rounders_of([int(device.removeprefix("cuda:"))])
+    type, moments = ggml_type(name.removesuffix("_M")), MatrixMoments(_Identity(), 0)
+    x = np.random.default_rng(1).standard_normal((4, 512)).astype(np.float32)
+    out = np.empty((4, type.row_bytes(512)), dtype=np.uint8)
+    rounders.search(type, 512, np.ones(512, dtype=np.float32))(x, out)
+    rounders.rounder(type, 512, moments, 0.25, 2, name)(x, out)
+
+
+class _Identity:
+    """Second moments of vectors without correlations."""
+
+    def fit(self, index: int) -> Any:
+        import numpy as np
+
+        return np.eye(512)
+
+    def hold(self, index: int) -> Any:
+        return self.fit(index)
+
+    def tokens(self, index: int) -> int:
+        return 1 << 20
+
+    def origin(self, index: int) -> str:
+        return "nothing"
+
+    def on_device(self, index: int, hold: bool) -> None:
+        return None
 
 
 def quantize(task: Task, settings: Settings, threads: int, device: str) -> dict[str, Any]:
@@ -244,17 +296,30 @@ def _quantize(task: Task, settings: Settings, out: Path, **how: Any) -> None:
     recipe: Any = task.name
     fixed = {"token_embedding_type": "q8_0", "output_tensor_type": "q8_0"}
     if task.name.startswith("bpw:"):
-        bpw = float(task.name.removeprefix("bpw:"))
+        bpw = total_bpw(task.model, float(task.name.removeprefix("bpw:")))
         given = {**keywords, **fixed, "threads": how["threads"]}
         recipe = iqforge.recipe_for_target(task.model, bpw=bpw, **given).recipe
     elif task.name.startswith("mix:"):
         recipe = task.name.removeprefix("mix:")
         keywords |= fixed
     else:
+        recipe = _PRESETS.get(task.name, task.name)
         keywords |= {**fixed, "pure": True}
     if task.guide == "hessian":
         keywords["hessian_shrink"] = settings.shrink
     iqforge.quantize_model(task.model, out, recipe, restart=True, **keywords, **how)
+
+
+def total_bpw(model: str, bpw: float) -> float:
+    """Return the bits per weight of a whole model whose matrices have `bpw`, and whose embeddings
+    and output are Q8_0.
+    """
+    from iqforge.formats.gguf.reader import open_gguf
+
+    with open_gguf(model) as source:
+        sizes = {one.name: one.n_elements for one in source.tensors}
+    fixed = sum(sizes.get(name, 0) for name in ("token_embd.weight", "output.weight"))
+    return (bpw * (sum(sizes.values()) - fixed) + 8.5 * fixed) / sum(sizes.values())
 
 
 def judge_files(
