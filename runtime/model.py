@@ -19,6 +19,7 @@ from . import describe, memory
 from .architectures import build_network
 from .arguments import check_options
 from .layers.batch import Batch
+from .layers.moe import MoE
 from .network.network import Network
 from .network.sampling import Sampling, sample
 from .parallel.share import Meeting, Peers, Share
@@ -156,7 +157,23 @@ class Model:
         self._reference = ReferencePath(
             self.network, self.weights.taps, source.path, self.precision == "int8"
         )
+        if self.device.type != "cpu":
+            self._offload_experts()
         self.n_vocab = self.network.n_vocab
+
+    def _offload_experts(self) -> None:
+        """Let experts on the CPU run as programs, if there are any."""
+        devices = {
+            branch.module.experts.down.device.type
+            for block in self.network.blocks
+            for branch in block.branches
+            if isinstance(branch.module, MoE)
+        }
+        if "cpu" in devices:
+            from .cpu.offloaded import offload_experts
+
+            rounds, weights = self.precision != "f32", self.weights
+            offload_experts(self.network, weights.store, weights.taps, rounds=rounds)
 
     def __repr__(self) -> str:
         """Architecture, size, type, device and context, in a line."""

@@ -106,7 +106,7 @@ def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
         *(chosen.address, weights.address, weights.at(used + 16).address, chosen.thread_step),
         meet=False,
     )
-    slots = _plan_experts(plan, module, x, chosen)
+    slots = plan_experts(plan, module, x, chosen)
     shared = None
     if module.shared is not None:
         shared = plan_gated(plan, module.shared, x, "shared")
@@ -120,7 +120,7 @@ def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
     return y
 
 
-def _plan_experts(plan: Plan, module: MoE, x: Buffer, chosen: Buffer) -> Buffer:
+def plan_experts(plan: Plan, module: MoE, x: Buffer, chosen: Buffer) -> Buffer:
     """Add the results of the chosen experts, one after the other in memory."""
     e, memory, used = module.experts, plan.memory, module.spec.n_used
     n, width = e.down.cols, e.down.rows

@@ -1,0 +1,101 @@
+"""Experts that are on the CPU while the other layers are on a GPU, for few rows."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from ..layers.moe import MoE
+from ..network.network import Network
+from ..simd.operations import operation
+from ..simd.step import experts
+from ..simd.threads import Program, run
+from ..state.cache import CacheSettings
+from ..weights.matrix import FEW_ROWS
+from ..weights.store import TensorStore
+from ..weights.taps import Taps
+from .feed_forward import plan_experts
+from .memory import Buffer
+from .plan import LANES, NotPlanned, Plan
+
+
+class OffloadedExperts:
+    """The weighted sum of the experts of a layer, as a program without Python between its
+    operations. rounds: see `Plan`.
+    """
+
+    def __init__(self, module: MoE, store: TensorStore, taps: Taps, *, rounds: bool):
+        self._module, self._store, self._taps, self._rounds = module, store, taps, rounds
+        self._lock = threading.Lock()
+        self._key = 0, -1
+        self._program: Program | None = None
+
+    def __call__(
+        self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return what `MoE.mix` does; None if there are more rows than `FEW_ROWS`, if somebody
+        observes products, or if the experts cannot be planned.
+        """
+        if len(x) > FEW_ROWS or self._taps.observers:
+            return None
+        with self._lock:
+            if not self._is_planned():
+                return None
+            n, used = x.shape[1], chosen.shape[1]
+            # One copy to the CPU, for which the device is waited for once. Numbers are exact.
+            together = torch.cat([x.float(), weights.float(), chosen.float()], 1).cpu()
+            y = torch.empty(len(x), n)
+            for row, out in zip(together, y, strict=True):
+                self._x.copy_(row[:n])
+                self._weights.copy_(row[n : n + used])
+                self._chosen.copy_(row[n + used :])
+                self._run()
+                out.copy_(self._y)
+        return y.to(x.device)
+
+    def _run(self) -> None:
+        if self._program is not None:
+            run(self._program, torch.get_num_threads())
+
+    def _is_planned(self) -> bool:
+        key = torch.get_num_threads(), self._store.n_changes
+        if key[0] > self._key[0] or key[1] != self._key[1]:
+            self._key = key
+            try:
+                self._plan(key[0])
+            except NotPlanned:
+                self._program = None
+        return self._program is not None
+
+    def _plan(self, n_threads: int) -> None:
+        module, used = self._module, self._module.spec.n_used
+        plan = Plan(n_threads, CacheSettings(), 0, rounds=self._rounds)
+        memory, width = plan.memory, module.experts.down.rows
+        if width % LANES:
+            raise NotPlanned(f"experts that give {width} elements")
+        x, weights = memory.floats("x", width), memory.floats("weights", used)
+        y, self._chosen = memory.floats("y", width), torch.zeros(used, dtype=torch.int64)
+        slots = plan_experts(plan, module, x, Buffer(self._chosen.data_ptr()))
+        plan.add(
+            operation(experts.combine),
+            *(slots.address, 4 * width, used, *weights, 0, 0, width, y.address),
+        )
+        self._x, self._weights, self._y = (
+            torch.from_numpy(memory.view(buffer, n))
+            for buffer, n in ((x, width), (weights, used), (y, width))
+        )
+        self._memory, self._program = plan, plan.program()
+
+
+def offload_experts(network: Network, store: TensorStore, taps: Taps, *, rounds: bool) -> None:
+    """Let layers whose experts are on the CPU, and whose other weights are on a GPU, use
+    `OffloadedExperts`.
+    """
+    for block in network.blocks:
+        for branch in block.branches:
+            module = branch.module
+            if not isinstance(module, MoE) or module.owned is not None:
+                continue
+            if module.experts.down.device.type == "cpu" != block.device.type:
+                module.few_rows = OffloadedExperts(module, store, taps, rounds=rounds)

@@ -1,0 +1,58 @@
+"""Experts on the CPU under a GPU: as a program, for few rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cpu.offloaded import OffloadedExperts, offload_experts
+from iqforge.runtime.layers.moe import MoE
+from iqforge.runtime.model import Model
+
+
+def moe_of(model: Model) -> MoE:
+    modules = [branch.module for block in model.network.blocks for branch in block.branches]
+    return next(module for module in modules if isinstance(module, MoE))
+
+
+@pytest.fixture(scope="module")
+def model():
+    with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as model:
+        yield model
+
+
+@pytest.mark.parametrize(("rounds", "tolerance"), [(False, 1e-5), (True, 2e-2)])
+def test_few_rows_are_those_of_the_layer(model, rounds, tolerance):
+    module, weights = moe_of(model), model.weights
+    few = OffloadedExperts(module, weights.store, weights.taps, rounds=rounds)
+    for n in (1, 4, 2):
+        x = torch.randn(n, model.network.width)
+        chosen, shares = module.router(x)
+        expected, found = module.mix(x, chosen, shares), few(x, chosen, shares)
+        assert found is not None
+        assert (found - expected).norm() <= tolerance * expected.norm()
+    assert few(torch.randn(5, model.network.width), chosen, shares) is None
+
+
+def test_observers_see_every_product(model):
+    module, weights = moe_of(model), model.weights
+    few = OffloadedExperts(module, weights.store, weights.taps, rounds=False)
+    x = torch.randn(1, model.network.width)
+    with model.observe(lambda *_: None):
+        assert few(x, *module.router(x)) is None
+
+
+def test_only_layers_below_a_gpu_have_them(model):
+    offload_experts(model.network, model.weights.store, model.weights.taps, rounds=True)
+    assert moe_of(model).few_rows is None
+    block = model.network.blocks[0]
+    before, block.device = block.device, torch.device("meta")
+    offload_experts(model.network, model.weights.store, model.weights.taps, rounds=True)
+    block.device = before
+    module = block.branches[1].module
+    assert isinstance(module, MoE) and module.few_rows is not None
+    x = torch.randn(1, model.network.width)
+    rounded = module(x)
+    module.few_rows = None
+    exact = module(x)
+    assert 0 < (rounded - exact).norm() <= 2e-2 * exact.norm()
