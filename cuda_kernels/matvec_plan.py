@@ -53,10 +53,12 @@ _STAGE_STEPS = 2
 _MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
 _FEW_BITS = 2.6  # per weight
 _MOST_POINTERS = 6
-# Types with so much arithmetic that its registers are worth more than the pointers kept in them,
-# and, as experts' gate and up, more than a place next to the block in front.
+# Types with so much arithmetic that its registers are worth more than the pointers kept in them.
 _POINTERLESS = ("IQ3_KT", "IQ3_S", "IQ3_XXS", "IQ5_K", "IQ5_KS", "IQ6_K")
-_ALONE = ("IQ5_K", "IQ6_K")
+# Types whose steps of a stage are a loop, because the code of all steps is too long for the
+# instruction cache: of experts, and of other matrices.
+_ROLLED_EXPERTS = ("IQ3_KT", "IQ5_K", "IQ5_KS", "IQ6_K", "Q8_K_R8", "Q8_K_R16")
+_ROLLED = ("IQ2_KT",)
 RESERVED = (
     2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 )
@@ -168,7 +170,7 @@ def plan(
         slots,
         warps,
         x + warps * slots * slot(stage_steps),
-        _resident(type, n, kind),
+        2 if n == 1 or kind == EXPERT_DOWN else 1,  # blocks whose registers fit
         spread,
         joinable and stage_steps == steps,
         _advances(type, stage_rows),
@@ -178,13 +180,6 @@ def plan(
 def _stage_rows(type: GGMLType, n: int, kind: int) -> int:
     """Return how many rows of weights a warp works on at once."""
     return {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
-
-
-def _resident(type: GGMLType, n: int, kind: int) -> int:
-    """Return how many blocks' registers are to fit on a multiprocessor."""
-    if kind == EXPERT_GATE_UP and type.name in _ALONE:
-        return 1
-    return 2 if n == 1 or kind == EXPERT_DOWN else 1
 
 
 def _advances(type: GGMLType, stage_rows: int) -> bool:
@@ -235,6 +230,7 @@ def quantized_spec(
         "BLOCKS": plan.resident,
         "ACROSS": _ACROSS,
         "ADVANCES": int(plan.advances),
+        "ROLLED": int(type.name in (_ROLLED_EXPERTS if experts else _ROLLED)),
         "SPREAD_X": int(plan.spread),
         "JOINED_SLOTS": int(plan.joined),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
@@ -336,12 +332,11 @@ class DeviceLimits:
 def limits(device: int) -> DeviceLimits:
     """Return the limits of a CUDA device, by number."""
     facts = torch.cuda.get_device_properties(device)
-    alone = min(
-        facts.shared_memory_per_multiprocessor // 2, facts.shared_memory_per_block_optin - RESERVED
-    )
-    most = facts.shared_memory_per_block_optin
+    half, most = facts.shared_memory_per_multiprocessor // 2, facts.shared_memory_per_block_optin
+    # A block also has 1 KB of the system's: two of `alone` bytes do not fit, one of `beside` does.
+    alone = min(half - 1024 + 128, most - RESERVED)
     # Kernels overlap from sm_90 on.
-    beside = facts.shared_memory_per_multiprocessor - alone - RESERVED if facts.major >= 9 else most
+    beside = min(half, most - RESERVED) - RESERVED if facts.major >= 9 else most
     return DeviceLimits(facts.multi_processor_count, most, alone, beside)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,7 +33,8 @@ class LatentShape:
     """The shape that the kernels are compiled for. `rows` new positions; heads of `nope` + `rope`
     elements, values of `value`; `rank`: length of the latent vector. type: of the cache, by ggml
     name; half: of the matrices. temperature: (scale, original context). chosen: so many positions
-    at most, of a list, are seen by a row; 0 for all.
+    at most, of a list, are seen by a row; 0 for all. warpgroup: attention by products of a
+    warpgroup, for sm_90 alone.
     """
 
     rows: int
@@ -47,6 +48,20 @@ class LatentShape:
     neox: bool = False
     temperature: tuple[float, int] | None = None
     chosen: int = 0
+    warpgroup: bool = False
+
+    def on(self, device: torch.device) -> LatentShape:
+        """Return the shape with the products that are fastest on a device."""
+        shape = replace(self, warpgroup=True)
+        if (
+            torch.cuda.get_device_capability(device) == (9, 0)
+            and not self.encoded
+            and not self.chosen
+            and self.rope % 64 == self.rank % 64 == 0
+            and shape.tile(shared_limit(device))[1] == 2
+        ):
+            return shape
+        return self
 
     @property
     def width(self) -> int:
@@ -96,6 +111,9 @@ class LatentShape:
 
     def shared_bytes(self, tile: int, stages: int) -> int:
         """Return the bytes of shared memory, as `SHARED` of the kernel."""
+        if self.warpgroup:
+            halves = (stages * tile + 2 * PAIRS) * self.width + 2 * PAIRS * tile
+            return 2 * halves + 2 * 4 * PAIRS * 4 + 2 * 8 * stages + 1024
         stride = 2 * self.width + 16
         probabilities = 2 * PAIRS * (2 * tile + 16)
         scores = SHARES * tile + 3  # with rescaling, maximum and sum
@@ -152,14 +170,17 @@ class LatentShape:
             "CHOSEN": self.chosen,
             "SHARED_BYTES": self.shared_bytes(tile, stages),
             "PART_FLOATS": self.part_floats,
+            "WARPGROUP": int(self.warpgroup),
         }
         sizes = f"{self.heads}x{self.width}x{self.nope}x{self.rows}"
         sizes += f"_{self.chosen}" if self.chosen else ""
+        sizes += "_warpgroup" * self.warpgroup
         return KernelSpec(
             f"latent_{self.type}_{sizes}".lower(),
             ("attention/mla.cu",),
             tuple((key, str(value)) for key, value in values.items()),
             FUNCTIONS,
+            ("sm_90a",) if self.warpgroup else (),
         )
 
 
@@ -187,7 +208,7 @@ class StepLatentAttention:
 
     def __init__(self, shape: LatentShape, splits: int, device: torch.device):
         """A shape that `fits`. splits: of `splits_of`."""
-        limit = shared_limit(device)
+        limit, shape = shared_limit(device), shape.on(device)
         spec = shape.spec(limit)
         self.shape, self.splits = shape, splits
         self._kernels = [function(spec, name, device) for name in FUNCTIONS]
@@ -321,4 +342,5 @@ def specs() -> list[KernelSpec]:
         LatentShape(2, 4, 192, 64, 256, 128, "F16", torch.bfloat16, True, (0.1, 8192)),
         LatentShape(1, 64, 192, 64, 512, 256, "F16", torch.float16, chosen=2048),
     ]
+    shapes += [replace(shape, warpgroup=True) for shape in shapes[:3]]
     return [shape.spec(224 * 1024) for shape in shapes]

@@ -111,6 +111,7 @@ SLOW_MODULES = {
     "test_kernel_races.py",
     "test_latent_on_host.py",
     "test_latent_prompt_on_host.py",
+    "test_latent_warpgroup_on_host.py",
     "test_many_rows.py",
     "test_matvec_on_host.py",
     "test_mla_commands.py",

@@ -28,7 +28,7 @@ extern "C" void AnnotateIgnoreWritesEnd(const char*, int);
 
 constexpr int MOST_FIBERS = 1024;
 constexpr size_t FIBER_STACK = 256 << 10;
-enum Waits { RUNS, FOR_WARP, FOR_BLOCK, HAS_ENDED };
+enum Waits { RUNS, FOR_WARP, FOR_BLOCK, HAS_ENDED, FOR_OTHERS };
 
 struct Fiber {
   void* stack;
@@ -174,33 +174,68 @@ UNSEEN static void wait_for_block() {
 #endif
 }
 
+// Let others run until done() is true. To the sanitizer, all that waited or arrived before comes first.
+#ifdef __SANITIZE_THREAD__
+static char poll_order;
+#endif
+UNSEEN inline void announce() {
+#ifdef __SANITIZE_THREAD__
+  __tsan_release(&poll_order);
+#endif
+}
+template <class F>
+UNSEEN void wait_until(F done) {
+  while (!done()) {
+    fibers[current].waits = FOR_OTHERS;
+    to_scheduler();
+  }
+#ifdef __SANITIZE_THREAD__
+  __tsan_acquire(&poll_order);
+#endif
+}
+
 // Run the fibers of a block. False if some wait at a barrier that others will not come to.
 UNSEEN static bool run_fibers(int threads, bool backwards, void (*started)(int)) {
   const int warps = threads / 32;
+  int idle = 0;   // rounds in which nobody did anything but look at what it waits for
   for (;;) {
-    int at_block = 0, ended = 0;
+    int at_block = 0, ended = 0, polls = 0;
+    bool moved = false;
     for (int w = 0; w < warps; w++) {
       const int warp = backwards ? warps - 1 - w : w;
-      int counts[4];
-      do {   // until its threads wait for the block or have ended
+      int counts[5];
+      bool again;
+      do {   // until its threads wait for the block or for other warps, or have ended
+        again = false;
+        bool together = true;   // all that have not ended wait for the warp
+        for (int i = 0; i < 32; i++) together &= fibers[32 * warp + i].waits == FOR_WARP;
         memset(counts, 0, sizeof counts);
         for (int i = 0; i < 32; i++)
-          if (Fiber& f = fibers[32 * warp + i]; f.waits == FOR_WARP) f.waits = RUNS;
+          if (Fiber& f = fibers[32 * warp + i]; f.waits == FOR_WARP && together) f.waits = RUNS;
         for (int i = 0; i < 32; i++) {
           current = 32 * warp + (backwards ? 31 - i : i);
           Fiber& f = fibers[current];
-          if (f.waits == RUNS) {
+          if (f.waits == RUNS || f.waits == FOR_OTHERS) {
+            const bool polled = f.waits == FOR_OTHERS;
+            f.waits = RUNS;
             started(current);
             to_fiber(f);
+            if (!polled || f.waits != FOR_OTHERS) again = moved = true;
           }
           counts[f.waits]++;
         }
-        if (counts[FOR_WARP] != 32 && counts[FOR_BLOCK] != 32 && counts[HAS_ENDED] != 32) return false;
-      } while (counts[FOR_WARP]);
+        if (!counts[FOR_OTHERS] && counts[FOR_WARP] != 32 && counts[FOR_BLOCK] != 32 && counts[HAS_ENDED] != 32) return false;
+      } while (counts[FOR_WARP] == 32 || (counts[FOR_OTHERS] && again));
       at_block += counts[FOR_BLOCK];
       ended += counts[HAS_ENDED];
+      polls += counts[FOR_OTHERS];
     }
     if (ended == threads) return true;
+    if (polls) {
+      if (!moved && ++idle > 2) return false;
+      if (moved) idle = 0;
+      continue;
+    }
     if (at_block != threads) return false;
     for (int t = 0; t < threads; t++) fibers[t].waits = RUNS;
   }

@@ -29,7 +29,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 static Index threadIdx, blockIdx, gridDim;
-alignas(16) static char shared[232 * 1024];
+alignas(1024) static char shared[232 * 1024];
 
 inline void __syncthreads() { wait_for_block(); }
 inline void __syncwarp() { wait_for_warp(true); }
@@ -158,6 +158,60 @@ void product(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
         }
         return 0;
     });
+}
+
+// Products of a warpgroup: operands in shared memory, where a descriptor says, rows of 128 bytes whose sixteens are permuted.
+inline unsigned place_in_shared(const void* p) { return (unsigned)((const char*)p - shared); }
+struct HostBarrier { unsigned short expected, left; unsigned phase; };
+inline void barrier_init(unsigned long long* b, unsigned count) { const HostBarrier all = {(unsigned short)count, (unsigned short)count, 0}; memcpy(b, &all, 8); }
+inline void barrier_arrive(unsigned long long* b) {
+    announce();
+    HostBarrier* at = (HostBarrier*)b;
+    if (!--at->left) at->left = at->expected, at->phase++;
+}
+inline void barrier_wait(unsigned long long* b, unsigned phase) {
+    wait_until([=] { return (((HostBarrier*)b)->phase & 1) != phase; });
+}
+template <int COUNT> void barrier_of(int number) {
+    static unsigned arrived[16];
+    announce();
+    const unsigned mine = arrived[number]++ / COUNT;
+    wait_until([=] { return arrived[number] / COUNT > mine; });
+}
+inline void computing_barrier() { barrier_of<128>(1); }
+inline void show_to_products() {}
+inline void begin_products() {}
+inline void end_products() {}
+inline void store_turned(char* at, const unsigned (&r)[4]) {
+    struct Given { char* at; unsigned r[4]; };
+    exchange(Given{at, {r[0], r[1], r[2], r[3]}}, [&](const Given (&w)[32], int lane) {
+        // This lane's row of its matrix is a column of what lanes gave.
+        for (int i = 0; i < 8; i++) {
+            const int column = lane % 8;
+            const unsigned short half = w[4 * i + column / 2].r[lane / 8] >> 16 * (column % 2);
+            memcpy(at + 2 * i, &half, 2);
+        }
+        return 0;
+    });
+}
+template <int N, bool TURNED, bool BFLOAT>
+void product_of_warpgroup(float (&d)[N / 2], unsigned long long a, unsigned long long b, bool add) {
+    const auto half_at = [](unsigned long long operand, int row, int column) {
+        unsigned at = (operand & 0x3fff) << 4;
+        at += row / 8 * ((operand >> 32 & 0x3fff) << 4) + row % 8 * 128 + column * 2;
+        at ^= (at >> 7 & 7) << 4;
+        unsigned short bits;
+        memcpy(&bits, shared + at, 2);
+        return (double)(BFLOAT ? bf16_to_float(bits) : half_to_float(bits));
+    };
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    for (int i = 0; i < N / 2; i++) {
+        const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + lane % 4 * 2 + i % 2;
+        double sum = add ? d[i] : 0.;
+        for (int k = 0; k < 16; k++)
+            sum += half_at(a, TURNED ? k : row, TURNED ? row : k) * half_at(b, column, k);
+        d[i] = (float)sum;
+    }
 }
 
 UNSEEN static void set_index(int thread) { threadIdx = {(unsigned)thread, 0, 0}; }

@@ -22,6 +22,10 @@ MMA = """
 inline void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     product<TYPE_K == BF16>(c, a, b);
 }
+template <bool TURNED>
+inline void warpgroup_product(float (&d)[16], u64 a, u64 b, bool add) {
+    product_of_warpgroup<32, TURNED, TYPE_K == BF16>(d, a, b, add);
+}
 """
 
 

@@ -301,7 +301,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         // The share of every part in each row comes first, then sums whose loads do not wait.
         const float* parts = partial + (long long)head * gridDim.x * PART;
         float* share = (float*)queries;  // R shares of each block fit: the launching side sees to that
-        for (int r = warp; r < R; r += WARPS) shares_of_ranges<PART, R>(parts + R * DV + r, active, share + r * active, lane);
+        for (int r = warp; r < R; r += WARPS) shares_of_ranges<PART, R, 2>(parts + R * DV + r, active, share + r * active, lane);
         __syncthreads();
         for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
             const int r = i / DV;

@@ -3,16 +3,27 @@
 #pragma once
 #include "step/common.cuh"
 
-// How much each of the `active` ranges counts in a row, to share[0 .. active-1]; by one warp.
-template <int PART, int R>
+// How much each of the `active` ranges counts in a row, to share[0 .. active-1]; by one warp, whose lanes read AHEAD ranges at once.
+template <int PART, int R, int AHEAD>
 __device__ __forceinline__ void shares_of_ranges(const float* maxima, int active, float* share, int lane) {
     float most = -INFINITY, sum = 0.f;
-    for (int s = lane; s < active; s += 32) {
-        const float m = __ldcg(maxima + s * PART), l = __ldcg(maxima + s * PART + R);
-        const float now = fmaxf(most, m), base = now == -INFINITY ? 0.f : now;
-        sum = fmaf(sum, exp2f(most - base), l * exp2f(m - base));
-        most = now;
-        share[s] = m;
+    for (int first = lane; first < active; first += 32 * AHEAD) {
+        float m[AHEAD], l[AHEAD];  // what is read does not wait for what is added
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int s = first + 32 * i;
+            m[i] = s < active ? __ldcg(maxima + s * PART) : -INFINITY;
+            l[i] = s < active ? __ldcg(maxima + s * PART + R) : 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int s = first + 32 * i;
+            if (s >= active) break;
+            const float now = fmaxf(most, m[i]), base = now == -INFINITY ? 0.f : now;
+            sum = fmaf(sum, exp2f(most - base), l[i] * exp2f(m[i] - base));
+            most = now;
+            share[s] = m[i];
+        }
     }
     const float all = warp_max(most);
     sum = warp_sum(sum * exp2f(most - all));

@@ -17,7 +17,8 @@
 // Compiled per shape: ROWS, HEADS, NOPE, ROPE, RANK, VALUE, TYPE_K and TYPE_V (the cache's), HALF (of
 // the matrices: 1 float16, 0 bfloat16), NEOX_PAIRS, TEMPERATURE, TEMPERATURE_LENGTH, TILE (positions
 // in shared memory), STAGES (tiles in flight), TEAMS, THREADS (of a team), SHARES, SHORTEST (range, a multiple of TILE), MOST_SPLITS,
-// KEY_ROWS and VALUE_ROWS (of a matrix, per block), CLUSTER (blocks of a head in latent_values, on devices with clusters), CHOSEN, SHARED_BYTES, PART_FLOATS.
+// KEY_ROWS and VALUE_ROWS (of a matrix, per block), CLUSTER (blocks of a head in latent_values, on devices with clusters), CHOSEN, SHARED_BYTES, PART_FLOATS,
+// WARPGROUP (attention by products of a warpgroup).
 #define MMA 1  // encoded rows are decoded to halves
 #include "attention/cache.cuh"
 #include "attention/join.cuh"
@@ -42,7 +43,7 @@ constexpr int AT_T = STAGES * STAGE, AT_S = AT_T + (ENCODED ? TILE * STRIDE_K : 
 static_assert(!ENCODED || ROW_K % 4 == 0, "rows that copies of 4 bytes make up");
 static_assert(TEAMS == 1 || AT_S >= 4 * R * DV, "the mixes of a team fit into its tiles");
 constexpr int PART = R * DV + 2 * R;  // floats that a range leaves in memory: mixes, maxima, sums
-static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
+static_assert((WARPGROUP || SHARED == SHARED_BYTES) && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(ROPE % 16 == 0 && RANK % 16 == 0 && NOPE % 8 == 0 && SHORTEST % TILE == 0 && ROWS <= WARPS, "a shape this is made for");
 
 constexpr int ROW_TILES = (HEADS + R - 1) / R;  // with CHOSEN
@@ -219,6 +220,9 @@ latent_queries(const float* q, const float* kv, const float* __restrict__ norm, 
     for (int i = lane; i < ROPE; i += 32) put(warp, i, row[i] * factor(warp));
 }
 
+#if WARPGROUP
+#include "attention/latent_warpgroup.cuh"
+#else
 // A barrier of the THREADS threads of a team. The host has none for some threads only, so that all teams pass as many.
 __device__ __forceinline__ void team_barrier(int team) {
 #ifdef ON_HOST
@@ -414,6 +418,7 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
         *(float2*)(mine + r * DV + i) = make_float2(fmaf(x, a, other.x * b), fmaf(y, a, other.y * b));
     });
 }
+#endif
 
 // On devices with clusters, the blocks of a head are one cluster: each joins its CHUNK of every row and stores it in the shared memory
 // of all.
@@ -457,7 +462,7 @@ latent_values(const float* partial, const int* __restrict__ position, int splits
             if (from + j < until) ahead[j] = __ldcg((const float4*)(mixes + (from + j) * PART));
     }
     if (warp < ROWS)
-        shares_of_ranges<PART, R>(parts(warp) + R * DV + place_of(warp, head), active, share + warp * MOST_SPLITS, lane);
+        shares_of_ranges<PART, R, 4>(parts(warp) + R * DV + place_of(warp, head), active, share + warp * MOST_SPLITS, lane);
     __syncthreads();
     if (together) {
         if (group < GROUPS)

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
         stage[k] = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row + k * up_from, chunk);
         if (F::HEADER_STAGED && chunk == 0) by[k] = Ring<F>::row_factor(matrices.slot + k * Ring<F>::ROW, row + k * up_from);
       }
-      #pragma unroll
+      #pragma unroll (ROLLED ? 1 : P)
       for (int p = 0; p < P; p++) {
         if (!has_step(chunk, p)) break;
         const typename F::Input in = F::input(words + chunk * (512 * P), records + chunk * (32 * A::RECORD * P), p);
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
       if (F::HEADER_STAGED && chunk == 0 && factor != 0)
         weight *= Ring<F>::row_factor(matrices.slot + lane * Ring<F>::ROW, own_row(item));
       constexpr int OF_ROW = COLS / F::G, ALL = JOINED_SLOTS ? N * OF_ROW : 0;
-      #pragma unroll
+      #pragma unroll (ROLLED ? 1 : 32)
       for (int first = 0; first < ALL; first += 32) {
         const int at = first + lane, slot = min(at / OF_ROW, N - 1), granule = min(at - slot * OF_ROW, OF_ROW - 1);
         const int64_t row = row_of(item, slot);
@@ -213,13 +213,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
         products<F, 1>(w, F::input(x, x + 16 * A::PARTS * A::GRANULES, 0), v);
         if (by != 0 && at < ALL) sum += by * v[0];   // keeps out, too, what is not a number in an expert that nobody chose
       }
-      #pragma unroll
+      #pragma unroll (ROLLED ? 1 : N)
       for (int k = 0; k < (JOINED_SLOTS ? 0 : N); k++) {
         const int64_t row = row_of(item, k);
         const float by = __shfl_sync(~0u, weight, k);
         float part = 0;
         const Stage stage = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row, chunk);
-        #pragma unroll
+        #pragma unroll (ROLLED ? 1 : P)
         for (int p = 0; p < P; p++) {
           if (!has_step(chunk, p)) break;
           const int at = chunk * P;

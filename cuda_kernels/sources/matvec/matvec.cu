@@ -1,6 +1,6 @@
 // Matrix-vector products on quantized weights for 1..8 rows of activations.
 //
-// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, ADVANCES (see feed.cuh), MATRICES (1..3), BLOCKS (thread blocks per
+// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, ADVANCES (see feed.cuh), ROLLED (steps of a stage are a loop), MATRICES (1..3), BLOCKS (thread blocks per
 // multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
 // KIND:
 // NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x + bias (norm_weight, or null); GATE_UP  out = joined(G norm(x), U norm(x));
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
         stage[k] = Ring<F>::stage(weights.slot + k * Ring<F>::ROW, row, chunk);
         if (F::HEADER_STAGED && chunk == 0) by[k] = Ring<F>::row_factor(weights.slot + k * Ring<F>::ROW, row);
       }
-      #pragma unroll
+      #pragma unroll (ROLLED ? 1 : P)
       for (int p = 0; p < P; p++) {
         if (!has_step(chunk, p)) break;
         typename F::Weights w[R];
