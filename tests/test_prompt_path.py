@@ -228,6 +228,18 @@ def test_graphs_repeat_the_captured_passes(monkeypatch, opened, spec):
     assert list(path._graphs._kept) == [5, 3]  # 16 came once
 
 
+def test_graphs_after_experts_read_the_results_of_their_pass(monkeypatch, opened):
+    monkeypatch.setitem(SHAPES, "three-layers", replace(SHAPES["qwen3moe-tiny"], n_layers=3))
+    model, _, path = opened("three-layers:Q8_0")
+    plain = PromptPath(model.network, Context(CPU, torch.float16))
+    prompt_on_cpu.captures(monkeypatch)
+    for shift in range(3):
+        tokens = TOKENS[:1, :9].roll(shift)
+        plain._graphs._recent.clear()  # never captures
+        assert torch.equal(path.run(tokens, 0), plain.run(tokens, 0))
+    assert prompt_on_cpu.Graph.replays > 0
+
+
 def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkeypatch, opened):
     monkeypatch.setitem(SHAPES, "four-layers", replace(SHAPES["llama-tiny"], n_layers=4))
     model, _, path = opened("four-layers:Q8_0")  # of 9 tokens are full ones

@@ -181,7 +181,9 @@ class PromptMoE(Staged):
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt.join_gate(gate, up, gated, self.gating)
         self._show_gated(gated, ends)
-        return self._product(gated, self.down, self.down_terms, ends)
+        result = self._product(gated, self.down, self.down_terms, ends)
+        # In a buffer, as graphs after it read it in the same place again.
+        return self.context.buffer("delta", tuple(result.shape), result.dtype).copy_(result)
 
     def _product(
         self, x: torch.Tensor, matrix: ops.PackedMatrix, terms: ExpertTerms, ends: torch.Tensor
