@@ -205,6 +205,7 @@ class Calibration:
             refine=self._options.refine,
             threads=thread_count(self._options.threads),
             rounders=rounders,
+            one_text=len(self.texts) == 1,
         )
 
     @staticmethod

@@ -115,6 +115,7 @@ def rounding_plans(
             threads=thread_count(options.threads),
             progress=shown.choosing,
             rounders=rounders,
+            one_text=len(file.texts) == 1,
         )
         shown.rounding_chosen(plan.choices)
         made.append(plan)

@@ -422,13 +422,14 @@ def test_more_shrinking_wins_where_errors_are_close(monkeypatch):
         target = type("Target", (), {"name": "blk.0.x.weight", "type": ggml_type("Q4_0")})
         source = type("Source", (), {"n_cols": 256})
 
-    def chosen(*errors):
+    def chosen(*errors, **keywords):
         monkeypatch.setattr(choice, "trials", lambda *_, **__: [Trial(one) for one in errors])
-        found = choice.choose("x", None, [(Plan, None)], None, None, True, 2)
+        found = choice.choose("x", None, [(Plan, None)], None, None, True, 2, **keywords)
         return found.shrink, found.passes
 
     least_at_first = [[0.5, 0.4, 0.39], [0.5, 0.41, 0.4], [0.6, 0.5, 0.45], [0.7, 0.6, 0.6]]
     assert chosen(least_at_first) == (0.25, 2)
+    assert chosen(least_at_first, one_text=True) == (0.75, 1)
     assert chosen([[0.9, 0.8, 0.3], [0.9, 0.8, 0.5], [1, 1, 1], [1, 1, 1]]) == (0.1, 2)
     assert chosen([[1.2, 1.1, 1.1]] * 4) == (None, 0)
 

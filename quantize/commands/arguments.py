@@ -27,10 +27,11 @@ def notes(args: argparse.Namespace) -> list[str]:
             "--max-buffer-size has no effect: tensors are read in pieces, and memory stays below"
             " 1 GB whatever their size"
         )
-    if args.calibrate and len(args.calibrate) == 1 and args.calibrate != ["default"]:
+    one_text = args.calibrate and len(args.calibrate) == 1 and args.calibrate != ["default"]
+    if one_text and args.hessian_shrink is None:
         said.append(
-            "with one text, the result may gain on that kind of text and lose on others; add"
-            " --calibrate default"
+            "with one text, correlations are shrunk by 0.75, as they say little of other kinds of"
+            " text; add --calibrate default, or set --hessian-shrink"
         )
     return said
 

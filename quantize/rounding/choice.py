@@ -4,7 +4,8 @@ Some rows of some tensors of each role are rounded with every combination. The h
 tr(dW H dW^T) with the moments of text that no rounding has seen, relative to the error of the
 search with the importance matrix. Of the combinations whose geometric mean is within 3 % of the
 least, the one that shrinks most wins, as it loses less on other kinds of text. Where nothing is
-below 1, the search with the importance matrix is used.
+below 1, the search with the importance matrix is used. Held-out text of the only kind there is says
+nothing of other kinds, so with one text correlations are always shrunk by `ONE_TEXT_SHRINK`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .trials import in_threads, trials
 
 SHRINKS = (0.1, 0.25, 0.5, 0.75)
 PASSES = 2
+ONE_TEXT_SHRINK = 0.75
 DEFAULT_SHRINK, DEFAULT_PASSES = 0.3, 1  # without held-out text
 _MATRICES = 4  # of a role that are tried
 _TOLERANCE = 1.03
@@ -87,12 +89,13 @@ def plan_rounding(
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
     rounders: Rounders = ON_CPU,
+    one_text: bool = False,
 ) -> RoundingPlan:
     """Return how each tensor of a plan is rounded.
 
     shrink: this instead of a choice; refine: whether codes and scales may be refined. progress:
-    called with (combinations done, all). rounders: where rows are rounded. Reads some rows of the
-    source.
+    called with (combinations done, all). rounders: where rows are rounded. one_text: whether the
+    moments are of a single text. Reads some rows of the source.
     """
     groups: dict[tuple[str, str], list[PlannedTensor]] = defaultdict(list)
     for plan in planned:
@@ -116,7 +119,9 @@ def plan_rounding(
             made.choices.append(RoleChoice(role, type, left, None, why=why))
         if not usable:
             continue
-        choice = choose(role, source, usable, importance, shrink, refine, threads, rounders)
+        choice = choose(
+            role, source, usable, importance, shrink, refine, threads, rounders, one_text
+        )
         made.choices.append(choice)
         if choice.shrink is not None:
             for plan, m in usable:
@@ -136,10 +141,13 @@ def choose(
     refine: bool,
     threads: int = 1,
     rounders: Rounders = ON_CPU,
+    one_text: bool = False,
 ) -> RoleChoice:
     """Return how tensors of a role that become one type are rounded; see `plan_rounding`."""
     type = usable[0][0].target.type.plain
     names = tuple(plan.target.name for plan, _ in usable)
+    if shrink is None and one_text:
+        shrink = ONE_TEXT_SHRINK
     shrinks = SHRINKS if shrink is None else (shrink,)
     tried_of = [(plan.source, m) for plan, m in usable]
     found = list(trials(source, tried_of, importance, _MATRICES, rounders=rounders))

@@ -40,7 +40,8 @@ class LateRounding:
     needed any more; both are called by the thread that plans the run.
 
     shrink: instead of a choice on held-out text; refine: whether codes and scales may be refined;
-    threads: that try combinations; rounders: where rows are rounded.
+    threads: that try combinations; rounders: where rows are rounded; one_text: whether all moments
+    are of a single text.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class LateRounding:
         refine: bool = True,
         threads: int = 1,
         rounders: Rounders = ON_CPU,
+        one_text: bool = False,
     ):
         self.source, self.plan, self.shrink, self.refine = source, plan, shrink, refine
-        self.threads, self.rounders = threads, rounders
+        self.threads, self.rounders, self.one_text = threads, rounders, one_text
         self.choice: RoleChoice | None = None  # once a row has been rounded
         self._find, self._done = find, done
         self._found: Late | None = None
@@ -98,6 +100,7 @@ class LateRounding:
             self.refine,
             self.threads,
             self.rounders,
+            self.one_text,
         )
 
 
