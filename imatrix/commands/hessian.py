@@ -68,8 +68,8 @@ def run(args: argparse.Namespace, api) -> int:
             read_text(path)  # an error before the model is loaded
     if len(args.file) == 1 and args.file != [DEFAULT]:
         print(
-            "note: with one text, quantize shrinks correlations by 0.75, as they say little of other"
-            " kinds of text; add -f default, or set --hessian-shrink there",
+            "note: with one text, quantize shrinks correlations by 0.75, as they say little of"
+            " other kinds of text; add -f default, or set --hessian-shrink there",
             file=sys.stderr,
         )
     load = LoadOptions.from_flags(args)
