@@ -572,3 +572,9 @@ def test_from_python():
         pp, tg = iqforge.benchmark_model(model, prompts=[8], generations=[2], repetitions=2)
     assert (pp.test.label, tg.test.label) == ("pp8", "tg2") and len(tg.samples_ts) == 2
     assert pp.flop_per_second > 0 and pp.bytes_per_second is None and tg.bytes_per_second > 0
+
+
+def test_a_slower_path_is_always_said(capsys):
+    flags = ("-p", "0", "-n", "1", "-r", "1")
+    assert "layer by layer" not in bench(capsys, *flags, "-ctk", "q8_0").err
+    assert "layer by layer" in bench(capsys, *flags, "-ctk", "q8_0", "-khad").err

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from iqforge.errors import NonFiniteError, UsageError
+from iqforge.formats.kernel import inlined_function
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.choice import Largest
@@ -16,10 +18,16 @@ from iqforge.runtime.layers.mla import MLA
 from iqforge.runtime.layers.specs import Temperature
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling, candidates, sample
+from iqforge.runtime.simd import vectors as v
+from iqforge.runtime.simd.operations import operation, packed
+from iqforge.runtime.simd.step.kept_types import STORES
+from iqforge.runtime.simd.threads import Program, run
 from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.state.cache_types import CACHE_TYPES
 
 from .short_shapes import shortened
 
+store: Any = None  # what `operation` binds
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 # Rounding of keys and values to f16 may differ where float32 sums do.
 CLOSE = 2e-3
@@ -206,6 +214,46 @@ def test_a_product_that_is_not_finite_is_named():
     with pytest.raises(NonFiniteError) as error:
         model.extend([5], state)
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "type",
+    [
+        pytest.param(name, marks=() if name in ("q8_0", "q5_1") else pytest.mark.slow)
+        for name, found in CACHE_TYPES.items()
+        if found.is_quantized
+    ],
+)
+def test_rows_of_quantized_caches_are_those_of_the_reference_path(type):
+    """Byte for byte, also of zeros and of numbers that a half cannot hold."""
+    rng = np.random.default_rng()
+    x = rng.standard_normal((40, 128)).astype(np.float32) * np.logspace(-6, 5, 40)[:, None]
+    x = x.astype(np.float32)
+    x[3], x[4, :32], x[30] = 0, np.abs(x[4, :32]), np.round(x[30])
+    found = CACHE_TYPES[type]
+    assert found.encode is not None
+    expected = found.encode(torch.from_numpy(x)).numpy()
+    out = np.zeros_like(expected)
+    store = operation(_store_rows, f"store_rows_{type}", store=inlined_function(STORES[found.name]))
+    arguments = packed(out.ctypes.data, x.ctypes.data, len(x), x.shape[1], out.shape[1])
+    run(Program([(store, arguments)]), 1)
+    assert np.array_equal(out, expected)
+
+
+def _store_rows(arguments, thread, threads):
+    to, x = v.integer_at(arguments), v.integer_at(arguments + 8)
+    n = v.integer_at(arguments + 24)
+    for i in range(v.integer_at(arguments + 16)):
+        store(to + i * v.integer_at(arguments + 32), x + 4 * n * i, n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["llama-tiny:BF16", "deepseek"])
+@pytest.mark.parametrize(("keys", "values"), [("q8_0", "q4_0"), ("q8_kv", "iq4_nl")])
+def test_steps_with_quantized_caches(spec, keys, values, monkeypatch):
+    spec = small("deepseek-v3", monkeypatch) if spec == "deepseek" else spec
+    model, settings = opened(spec), CacheSettings(keys, values)
+    assert_close(steps(model, TOKENS, settings), reference(model, TOKENS, settings), 2e-2)
 
 
 def test_what_is_not_planned_runs_layer_by_layer_and_is_said():

@@ -90,7 +90,10 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("where and how the model runs")
     LoadOptions.add_flags(group, only=SPLIT_FIELDS, device="auto")
     group.add_argument(
-        "-v", "--verbose", action="store_true", help="say what runs on a slower path"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="what runs on a slower path is always said on stderr; accepted as other commands do",
     )
     bench_flags.add_options(group)
 
@@ -198,7 +201,7 @@ def measure(
                     device,
                     setting,
                     context=max(test.n_ctx for test in tests),
-                    verbose=args.verbose,
+                    verbose=True,
                     said=said,
                 )
                 loaded_as, limits = load_as, _whole_on(opened, device) and facts

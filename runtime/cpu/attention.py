@@ -11,6 +11,7 @@ from ..layers.specs import Temperature
 from ..simd.operations import operation
 from ..simd.step import attention as attention_step
 from ..simd.step import heads as heads_step
+from ..simd.step.kept_types import STORES
 from ..simd.units import UNITS
 from ..simd.vectors.core import has_feature, is_arm
 from ..state.cache import CacheType
@@ -21,6 +22,7 @@ _STORES = {
     "F32": heads_step.store_f32,
     "F16": heads_step.store_f16,
     "BF16": heads_step.store_bf16,
+    **STORES,
 }
 
 
@@ -36,9 +38,10 @@ class Stored(NamedTuple):
     @classmethod
     def of(cls, type: CacheType, hadamard: bool) -> Stored:
         if type.name not in _STORES or (type.is_quantized and hadamard):
-            raise NotPlanned(f"a cache in {type.name.lower()}")
-        if type.name == "F16" and not (has_feature("f16c") or is_arm()):
-            raise NotPlanned("a cache in f16 on this processor")
+            turned = " after a Hadamard transform" if hadamard else ""
+            raise NotPlanned(f"a cache in {type.name.lower()}{turned}")
+        if type.name not in ("F32", "BF16") and not (has_feature("f16c") or is_arm()):
+            raise NotPlanned(f"a cache in {type.name.lower()} on this processor")
         plain = ggml_type(type.name)
         units = max(1, UNIT // plain.block_size)
         return cls(type.name, plain.header_bytes, units * plain.block_bytes)
@@ -69,6 +72,7 @@ def keeping(keys: Stored, values: Stored) -> int:
         f"rotate_and_keep_{keys.name}_{values.name}".lower(),
         store_key=keys.store,
         store_value=values.store,
+        KEY_HEADER=keys.header,
         KEY_BYTES=keys.unit_bytes // 2,
         VALUE_BYTES=values.unit_bytes // 2,
     )

@@ -42,6 +42,7 @@ def plan_latent(plan: Plan, module: MLA, x: Buffer) -> Buffer:
             latent_step.rotate_and_keep_latent,
             f"rotate_and_keep_latent_{stored.name}".lower(),
             store_key=stored.store,
+            KEY_HEADER=stored.header,
             KEY_BYTES=stored.unit_bytes // 2,
         ),
         *(plan.frame_address, plan.layer_offset, q.address, s.heads, s.key_length, s.nope_length),

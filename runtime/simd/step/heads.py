@@ -11,11 +11,11 @@ from ....formats.kernel import inlined_function
 from .. import vectors as v
 from .norms import rms_factor
 
-# What `operation` binds: how vectors are stored in the cache, 16 elements at a time, and the bytes
-# that these take.
+# What `operation` binds: how vectors are stored in the cache, bytes before their elements (values
+# have none), and bytes of 16 elements.
 store_key: Any = None
 store_value: Any = None
-KEY_BYTES, VALUE_BYTES = 64, 64
+KEY_HEADER, KEY_BYTES, VALUE_BYTES = 0, 64, 64
 
 # The frame: the position of the token, and the address of what belongs to its sequence.
 POSITION, SEQUENCE = 0, 8
@@ -112,7 +112,8 @@ def rotate_and_keep(arguments, thread, threads):
         if original and not is_key:
             warm(x, n_key, scale, original, position)
         if is_key:
-            to = v.integer_at(layer) + (row * kv_heads + head) * (n_key // 16 * KEY_BYTES)
+            to = (row * kv_heads + head) * (KEY_HEADER + n_key // 16 * KEY_BYTES)
+            to += v.integer_at(layer)
             store_key(to, x, n_key)
             to = v.integer_at(layer + 8) + (row * kv_heads + head) * (n_value // 16 * VALUE_BYTES)
             store_value(to, values + 4 * n_value * head, n_value)

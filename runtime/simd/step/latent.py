@@ -9,7 +9,7 @@ from .heads import POSITION, SEQUENCE, norm_head, rotate, row_of, warm
 
 # What `operation` binds, as for `heads`.
 store_key: Any = None
-KEY_BYTES = 64
+KEY_HEADER, KEY_BYTES = 0, 64
 
 
 def rotate_and_keep_latent(arguments, thread, threads):
@@ -52,4 +52,5 @@ def rotate_and_keep_latent(arguments, thread, threads):
                 v.store_floats(row + 4 * rotated + i, v.load_floats(latent + i))
             number = row_of(v.integer_at(layer + 16), position)
             elements = rotated + rank
-            store_key(v.integer_at(layer) + number * (elements // 16 * KEY_BYTES), row, elements)
+            to = v.integer_at(layer) + number * (KEY_HEADER + elements // 16 * KEY_BYTES)
+            store_key(to, row, elements)
