@@ -574,7 +574,8 @@ def test_from_python():
     assert pp.flop_per_second > 0 and pp.bytes_per_second is None and tg.bytes_per_second > 0
 
 
+@pytest.mark.slow
 def test_a_slower_path_is_always_said(capsys):
     flags = ("-p", "0", "-n", "1", "-r", "1")
     assert "layer by layer" not in bench(capsys, *flags, "-ctk", "q8_0").err
-    assert "layer by layer" in bench(capsys, *flags, "-ctk", "q8_0", "-khad").err
+    assert "layer by layer" in bench(capsys, *flags, "-ctk", "q8_0", "-khad", "1").err
