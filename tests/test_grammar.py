@@ -209,6 +209,10 @@ def test_malformed_grammars(text, problem):
         ('{"type": "string", "pattern": "("}', "not supported"),
         ('{"$ref": "http://example.org/x"}', "not supported"),
         ('{"items":' * 3000 + "{}" + "}" * 3000, "nested too deeply"),
+        ('{"minimum": 100000000000000000000}', "a value in the JSON schema is not supported"),
+        ('{"const": "\\ud800"}', "a value in the JSON schema is not supported"),
+        ('{"const": NaN}', "NaN is not a value"),
+        ('{"const": ' + "1" * 5000 + "}", "cannot be read"),
     ],
 )
 def test_malformed_schemas(tokenizer, end, text, problem):

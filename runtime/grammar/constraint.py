@@ -124,17 +124,27 @@ class _Vocabulary:
 
 def _schema(text: str) -> str:
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise UsageError(f"the JSON schema is not JSON: line {error.lineno}: {error.msg}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise UsageError(f"the JSON schema cannot be read: {_first_line(str(error))}") from None
     except RecursionError:
         raise UsageError("the JSON schema is nested too deeply") from None
     if not isinstance(schema, (dict, bool)):
         raise UsageError("the JSON schema is not an object")
     schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
-    return llguidance.LLMatcher.grammar_from_json_schema(
-        schema, overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
-    )
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(
+            schema, overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
+        )
+    except ValueError as error:  # integers beyond 64 bits, halves of surrogate pairs
+        problem = _first_line(str(error))
+        raise UsageError(f"a value in the JSON schema is not supported: {problem}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise UsageError(f"the JSON schema is not JSON: {name} is not a value")
 
 
 def _first_line(text: str) -> str:
