@@ -41,10 +41,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Parameters up to which sensitivities are measured: they need the model in float32, and up to twice
+# the time of the importance matrix.
+_MOST_MEASURED = 1_000_000_000
 _REFERENCE = "IQ4_K"  # the preset whose speed the plan is estimated from
 _TITLES = {
     "convert": "Convert the checkpoint to GGUF",
     "imatrix": "Collect an importance matrix",
+    "sensitivity": "Measure how much each tensor matters",
     "choose": "Choose types",
     "quantize": "Quantize and read back",
     "compare": "Compare with the unquantized model",
@@ -86,6 +90,12 @@ class Auto:
                 printable(source, 400),
                 ", ".join(self.origin.quantized),
             )
+        self.measures = (
+            options.sensitivity
+            and options.damage is None
+            and load.split_mode in (None, "none")
+            and self.origin.n_parameters <= _MOST_MEASURED
+        )
         self.files = AutoFiles(folder, self.origin, options.name, self.target.label)
         self.stages, self.finished = Stages(write), Finished(self.files.stages)
         self.work = AutoStages(
@@ -109,10 +119,14 @@ class Auto:
         damage = stat_of(o.damage) if o.damage else None
         convert = digest(__version__, self.origin.address, self.origin.provenance, o.name)
         collect = digest(convert, texts, o.n_ctx, o.chunks)
-        choose = digest(collect, asdict(self.aim), damage, list(o.types))
+        sensitivity = digest(collect, auto_plan.PROBE_BYTES)
+        before = sensitivity if self.measures else collect
+        choose = digest(before, asdict(self.aim), damage, list(o.types))
         compare = digest(choose, tests, o.n_ctx, o.test_chunks, load)
-        keys = {"convert": convert, "imatrix": collect, "choose": choose, "quantize": choose}
-        keys["compare"] = compare
+        keys = {"convert": convert, "imatrix": collect, "sensitivity": sensitivity}
+        keys |= {"choose": choose, "quantize": choose, "compare": compare}
+        if not self.measures:
+            del keys["sensitivity"]
         if self.origin.is_gguf:
             del keys["convert"]
         return keys
@@ -142,6 +156,7 @@ class Auto:
                 allow_requantize=origin.is_gguf,
             ).estimate
             quantize = estimate.working + estimate.finishing
+        probes = origin.n_probes / auto_plan.probe_layers(origin.n_probes)
         record = record_type(*entries(origin.n_vocab)).itemsize
         costs = {
             "convert": (
@@ -149,6 +164,10 @@ class Auto:
                 origin.n_bytes,
             ),
             "imatrix": (calibrate / rate, 0),
+            "sensitivity": (
+                quantize + (probes + 1) * auto_plan.PROBE_TOKENS / rate,
+                2 * origin.n_vocab * auto_plan.PROBE_TOKENS // 2,
+            ),
             "choose": (quantize * origin.choose_share, 0),
             "quantize": (quantize * 1.3, self.aim.file_bytes(origin.sizes)),
             "compare": (2.5 * measure / rate, record * measure // 2),
@@ -179,7 +198,9 @@ class Auto:
         if not self.origin.is_gguf:
             self._stage("convert", self.work.convert)
         self._stage("imatrix", self.work.collect)
-        chosen = self._stage("choose", self.work.choose)
+        if self.measures:
+            self._stage("sensitivity", self.work.sensitivities)
+        chosen = self._stage("choose", functools.partial(self.work.choose, self.measures))
         made = self._stage("quantize", functools.partial(self.work.quantize, chosen))
         found = self._stage("compare", self.work.compare)
         comparison = Comparison(

@@ -70,8 +70,9 @@ def auto_model(
     - texts: calibration texts, by default the one that comes with iqforge. tests: texts to measure
       on, by default the last fifth of every calibration text.
     - n_ctx (512), chunks (all), test_chunks (20): see `collect_imatrix` and `measure_perplexity`.
-    - types, damage: see `recipe_for_target`. name: of the model and its files. clean: remove the
-      unquantized file at the end.
+    - types, damage: see `recipe_for_target`. sensitivity (True): measure how much each tensor
+      matters, for models of up to a billion parameters. name: of the model and its files. clean:
+      remove the unquantized file at the end.
 
     Raise UsageError for a target that cannot be reached, before anything is written.
     """

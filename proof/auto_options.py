@@ -108,7 +108,15 @@ class AutoOptions(Options):
         None,
         "--damage",
         metavar="F",
-        help="how much each tensor matters, as measured by iqforge sensitivity (default: by role)",
+        help="how much each tensor matters, as measured by iqforge sensitivity (default: measure"
+        " it here)",
+    )
+    sensitivity: bool = option(
+        True,
+        "--no-sensitivity",
+        off=True,
+        help="do not measure how much each tensor matters, but take what is usual for its role, as"
+        " for models of more than a billion parameters",
     )
     name: str | None = option(
         None, "--model-name", kind=str, metavar="NAME", help="name in the file and of the files"

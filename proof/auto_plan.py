@@ -4,6 +4,7 @@ will take.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _COPIED, _FETCHED = 250e6, 50e6  # bytes/s that converting reaches, of a disk and of the Hub
 _BYTES_PER_TOKEN = 4.0
+_MOST_PROBES = 48  # measurements of sensitivities: more layers are measured together
+PROBE_TOKENS = 4096  # that each of them evaluates
+PROBE_BYTES = int(PROBE_TOKENS * _BYTES_PER_TOKEN)  # of text
 _MARGIN = 0.04  # of a GPU's memory, for the driver and for what torch keeps
 _LEAST_MARGIN = 512 << 20
 
@@ -118,6 +122,11 @@ def token_count(texts: dict[str, str], chunks: int, n_ctx: int) -> int:
     counts = [len(text.encode()) / _BYTES_PER_TOKEN for text in texts.values()]
     limit = chunks * n_ctx if chunks > 0 else float("inf")
     return int(sum(min(count, limit) for count in counts))
+
+
+def probe_layers(n_probes: int) -> int:
+    """Return of how many layers a tensor is replaced at a time when sensitivities are measured."""
+    return max(1, math.ceil(n_probes / _MOST_PROBES))
 
 
 def convert_seconds(n_bytes: int, remote: bool) -> float:

@@ -7,12 +7,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ValidationError, printable
 from ..formats.output import PartFile
 from ..quantize.plan.recipe import Recipe
+from .auto_plan import PROBE_BYTES, probe_layers
+from .auto_texts import sample
 from .figures import size_of
 from .progress import Bar, StatsBar
 
@@ -35,6 +38,7 @@ class AutoFiles:
         self.folder, self.work = folder, folder / "work"
         self.base = Path(origin.address) if origin.is_gguf else self.work / f"{name}.gguf"
         self.imatrix = folder / f"{name}.imatrix.gguf"
+        self.sensitivity = folder / f"{name}.sensitivity.json"
         self.types = folder / f"{name}-{label}.plan.json"
         self.out = folder / f"{name}-{label}.gguf"
         self.card, self.page = folder / "README.md", folder / "compare.html"
@@ -103,14 +107,31 @@ class AutoStages:
         self.say(f"{len(imatrix.entries)} tensors, {imatrix.chunk_count} chunks of {o.n_ctx}")
         return [self.files.imatrix], {"chunks": imatrix.chunk_count, "n_ctx": o.n_ctx}
 
-    def choose(self) -> Found:
+    def sensitivities(self) -> Found:
+        with self._shown(Bar()) as bar:
+            probes = self.api.measure_sensitivity(
+                self.files.base,
+                sample(self.texts.calibration.values(), PROBE_BYTES),
+                self.files.sensitivity,
+                self.files.imatrix,
+                n_ctx=self.options.n_ctx,
+                chunks=-1,
+                layers=probe_layers(self.origin.n_probes),
+                load=replace(self.load, precision=None),
+                progress=None if bar is None else bar.probe,
+            )
+        self.say(f"{len(probes)} sensitivities")
+        return [self.files.sensitivity], {}
+
+    def choose(self, measured: bool) -> Found:
+        """measured: `sensitivities` has run."""
         with self._shown(StatsBar()) as bar:
             fitted = self.api.recipe_for_target(
                 self.files.base,
                 self.files.imatrix,
                 size=self.aim.n_bytes,
                 bpw=self.aim.bpw,
-                damage=self.options.damage,
+                damage=self.files.sensitivity if measured else self.options.damage,
                 types=self.options.types,
                 device=self.load.device,
                 allow_requantize=self.origin.is_gguf,

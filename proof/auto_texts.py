@@ -53,6 +53,13 @@ class AutoTexts:
         return cls(calibration, measured, True)
 
 
+def sample(texts: Iterable[str], n_bytes: int) -> str:
+    """Return the beginnings of all texts, about `n_bytes` together."""
+    own = list(texts)
+    share = max(1, n_bytes // max(1, len(own)))
+    return "".join(text.encode()[:share].decode("utf-8", "ignore") + "\n" for text in own)
+
+
 def _unique(path: str | os.PathLike, taken: dict[str, str]) -> str:
     name = Path(path).stem
     number, found = 2, name

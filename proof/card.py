@@ -183,6 +183,7 @@ def _command(card: Card) -> str:
     words += [word for text in o.tests for word in ("--test", Path(text).name)]
     words += ["--target-types", ",".join(o.types)] if o.types else []
     words += ["--damage", Path(o.damage).name] if o.damage else []
+    words += [] if o.sensitivity else ["--no-sensitivity"]
     words += ["--model-name", o.name] if o.name else []
     words += ["-c", str(o.n_ctx)] if o.n_ctx != 512 else []
     words += ["--chunks", str(o.chunks)] if o.chunks > 0 else []

@@ -15,6 +15,7 @@ from ..quantize.encode import encodable_types
 from ..quantize.plan.budget import DRAFT, allowed_types
 from ..quantize.plan.recipe import Recipe
 from ..quantize.plan.size_range import SizeRange, size_range
+from ..quantize.report.probe import probe_groups
 from . import auto_plan
 from .card import LICENSE_KEYS
 
@@ -22,9 +23,10 @@ from .card import LICENSE_KEYS
 @dataclass(frozen=True)
 class Origin:
     """A source. address: what opens it, pinned to a commit if it is remote. provenance: its name,
-    and what distinguishes it. active: weights that a token is multiplied with. choose_share:
-    how long errors of types take, compared with quantizing everything once. sizes: what results
-    can have. quantized: types of a GGUF file that are not floats.
+    and what distinguishes it. n_probes: measurements of sensitivities, layer by layer. active:
+    weights that a token is multiplied with. choose_share: how long errors of types take, compared
+    with quantizing everything once. sizes: what results can have. quantized: types of a GGUF file
+    that are not floats.
     """
 
     address: str
@@ -32,6 +34,7 @@ class Origin:
     n_parameters: int
     n_bytes: int
     n_vocab: int
+    n_probes: int
     active: float
     choose_share: float
     license: dict[str, str]
@@ -60,6 +63,7 @@ class Origin:
             sum(tensor.n_elements for tensor in opened.tensors),
             sum(tensor.n_bytes for tensor in opened.tensors),
             _vocabulary(opened),
+            len(probe_groups(opened.tensors, str(opened.metadata["general.architecture"].data))),
             auto_plan.active_parameters(opened),
             auto_plan.choose_seconds(opened, 1.0),
             {

@@ -42,6 +42,11 @@ class Bar(CompileBar, RunProgress):
     def end(self, report) -> None:
         self.close()
 
+    def probe(self, done: int, total: int, probe: object) -> None:
+        """One more sensitivity is measured."""
+        bar = self._bar or self._open(total, "tensor", False)
+        bar.update(done - bar.n)
+
     def chunk(self, progress) -> None:
         bar = self._bar
         if bar is None:

@@ -16,7 +16,11 @@ import yaml
 from iqforge import api
 from iqforge.cli import main
 from iqforge.errors import IqforgeError, UsageError
+from iqforge.proof import auto
 from iqforge.proof.auto_options import AutoOptions, Target
+from iqforge.proof.auto_plan import probe_layers
+from iqforge.proof.auto_texts import sample
+from iqforge.runtime.options import LoadOptions
 
 from .hub_server import COMMIT, Hub
 from .tiny_checkpoint import PROSE, make_tiny_llama
@@ -42,8 +46,9 @@ def words(checkpoint, out, *more):
     return [
         *("auto", str(folder), "-f", str(text), "-o", str(out), "-c", "64", "--device", "cpu"),
         *("--target-types", ",".join(TYPES), "--test-chunks", "3"),
+        *([] if "--sensitivity" in more else ["--no-sensitivity"]),
         *(target + ["6"] if target else []),
-        *more,
+        *(word for word in more if word != "--sensitivity"),
     ]
 
 
@@ -113,6 +118,45 @@ def test_what_is_finished_is_not_repeated(whole, checkpoint, tmp_path, capsys):
     assert len(list(out.glob("*bpw.gguf"))) == 2
 
 
+@pytest.mark.full
+def test_types_are_chosen_by_what_each_tensor_matters(whole, checkpoint, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(words(checkpoint, out, "--sensitivity")) == 0
+    measured = json.loads((out / "tiny.sensitivity.json").read_text())
+    with iqforge.open_source(checkpoint[0]) as source:
+        matrices = {t.name for t in source.tensors if len(t.shape) > 1}
+    assert {name for probe in measured["probes"] for name in probe["tensors"]} == matrices
+    assert "| Sensitivities | tiny.sensitivity.json |" in (out / "README.md").read_text()
+    assert "| Sensitivities | roles |" in (whole / "README.md").read_text()
+    # Another target measures nothing again.
+    capsys.readouterr()
+    assert main(words(checkpoint, out, "--sensitivity", "--target-bpw", "7")) == 0
+    assert capsys.readouterr().out.count("already done") == 3
+
+
+def test_when_sensitivities_are_measured(checkpoint, tmp_path, monkeypatch):
+    def stages(**options):
+        chain = auto.Auto(
+            api,
+            str(checkpoint[0]),
+            tmp_path,
+            AutoOptions(target_bpw=6, texts=[checkpoint[1]], types=TYPES, **options),
+            LoadOptions("cpu"),
+        )
+        return list(chain.keys)
+
+    assert stages() == ["convert", "imatrix", "sensitivity", "choose", "quantize", "compare"]
+    assert "sensitivity" not in stages(sensitivity=False)
+    assert "sensitivity" not in stages(damage=checkpoint[1])
+    monkeypatch.setattr(auto, "_MOST_MEASURED", 1000)
+    assert "sensitivity" not in stages()
+    assert [probe_layers(n) for n in (1, 48, 49, 560)] == [1, 1, 2, 12]
+
+
+def test_a_sample_has_something_of_every_text():
+    assert sample(["abc", "é" * 9, "x\ny" * 9], 12) == "abc\néé\nx\nyx\n"
+
+
 STAGES = ["collect_imatrix", "recipe_for_target", "quantize_model", "compare_models"]
 
 
@@ -136,7 +180,14 @@ def test_an_interrupted_run_ends_with_the_same_bytes(
 
     monkeypatch.setattr(api, stage, stopped)
     out = tmp_path / "elsewhere" / "out"
-    options = AutoOptions(target_bpw=6, texts=[checkpoint[1]], n_ctx=64, test_chunks=3, types=TYPES)
+    options = AutoOptions(
+        target_bpw=6,
+        texts=[checkpoint[1]],
+        n_ctx=64,
+        test_chunks=3,
+        types=TYPES,
+        sensitivity=False,
+    )
     lines: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         iqforge.auto_model(checkpoint[0], out, options=options)
@@ -160,6 +211,7 @@ def test_a_name_on_the_hub_becomes_a_file_with_proof(checkpoint, tmp_path, monke
         monkeypatch.setenv("NO_PROXY", "*")
         words = ["auto", "--remote", "org/model", "--target-bpw", "6", "-f", str(checkpoint[1])]
         words += ["--target-types", ",".join(TYPES), "-c", "64", "--device", "cpu", "--clean"]
+        words += ["--no-sensitivity"]
         assert main(words) == 0
     folder = tmp_path / "model-gguf"
     card = (folder / "README.md").read_text()
@@ -242,7 +294,7 @@ def test_the_command_of_a_card_names_all_that_matters(whole, checkpoint, tmp_pat
     [command] = [line for line in lines if line.startswith("iqforge auto")]
     assert command == (
         "iqforge auto tiny --target-bpw 6 -f text.txt --target-types Q4_0,Q5_0,Q8_0"
-        " --model-name other -c 64 --chunks 4 --test-chunks 3"
+        " --no-sensitivity --model-name other -c 64 --chunks 4 --test-chunks 3"
     )
 
 
