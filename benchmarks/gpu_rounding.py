@@ -31,15 +31,15 @@ from iqforge.imatrix.moments.lookup import moments_of
 from iqforge.imatrix.moments.options import HessianOptions
 from iqforge.imatrix.texts import Text
 from iqforge.quantize.plan.plan import PlannedTensor
-from iqforge.quantize.rounding.cuda.code_rounder import CodeRounder
-from iqforge.quantize.rounding.cuda.factor import factored_there
+from iqforge.quantize.rounding.cuda.factor import Wanted, factored_there
 from iqforge.quantize.rounding.cuda.memory import Memory
-from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
+from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, rounder_there
 from iqforge.quantize.rounding.late import Encoder, Late, LateRounding
 from iqforge.quantize.rounding.layout import SCALES
 from iqforge.quantize.rounding.methods import ON_CPU
 from iqforge.quantize.rounding.tensor_moments import MatrixMoments, SumsOnDevice
 from iqforge.quantize.rounding.ternary_rounder import TWINS
+from iqforge.quantize.rounding.vector_layout import VECTORS
 from iqforge.quantize.run.cuda_device import CudaDevice
 from iqforge.quantize.run.piece import ROUNDED_ELEMENTS
 from iqforge.runtime.bench.synthetic import SyntheticSource
@@ -85,7 +85,7 @@ def compare(args: argparse.Namespace) -> None:
     n, given = 768, MatrixMoments(Given(768), 0)
     gpu, x = DeviceRounders([CudaDevice(0)]), weights(100, 768)
     wrong = []
-    for name in args.type or [*SCALES, *TWINS]:
+    for name in args.type or [*SCALES, *VECTORS, *TWINS]:
         type = ggml_type(name)
         made = [list(on.rounder(type, n, given, 0.25, 2, name).stages(x)) for on in (ON_CPU, gpu)]
         same = [bool((a == b).all()) for a, b in zip(*made, strict=True)]
@@ -109,14 +109,19 @@ def shapes(args: argparse.Namespace) -> None:
             given, x = MatrixMoments(Given(n), 0), weights(rows, n)
             for turn in range(2):  # the first one compiles
                 started = time.perf_counter()
-                factor = factored_there(given, 0.25, "x", 0, memory, stream)
+                factor = factored_there([Wanted(given, 0.25, "x")], 0, memory, stream)
                 if turn:
                     print(f"{rows} x {n}: factored in {time.perf_counter() - started:.3f} s")
             for name in args.type or TYPES:
-                rounder = CodeRounder(ggml_type(name), n, factor, 2, memory, stream)
-                list(rounder.stages(x[:256]))
+                type = ggml_type(name)
+                make = rounder_there(type)
+                if make is None:
+                    print(f"{name}: no kernels")
+                    continue
+                rounder = make(type, n, factor, 2, memory, stream)
+                list(rounder.stages([x[:256]]))
                 seconds, started = [], time.perf_counter()
-                for _ in rounder.stages(x):
+                for _ in rounder.stages([x]):
                     seconds.append(time.perf_counter() - started)
                     started = time.perf_counter()
                 said = ", ".join(f"{one:.3f}" for one in seconds)

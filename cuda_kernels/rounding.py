@@ -1,9 +1,10 @@
-"""The kernels that round with second moments: codes column by column, and products whose sums have
-the order of the CPU.
+"""The kernels that round with second moments: codes column by column, vectors of eight columns, and
+products whose sums have the order of the CPU.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,19 @@ COLUMNS = KernelSpec(
         "refit_scale",
         "follow_scale",
         "write_rows",
+    ),
+    fma=False,
+)
+VECTORS = KernelSpec(
+    "round_vectors",
+    ("rounding/vectors.cu",),
+    (),
+    (
+        "round_vectors",
+        "errors_of_vectors",
+        "descend_vectors",
+        "blocks_of_diagonal",
+        "write_vectors",
     ),
     fma=False,
 )
@@ -48,6 +62,7 @@ MOST_CODES = 64
 FACTORED = 32  # columns that are factored together
 SQUARE = 64  # rows and columns of a CUDA block of `subtract_products`
 MOST_LEVELS = 512
+MOST_MAGNITUDES = 8192  # of a table of vectors
 
 
 @dataclass(frozen=True)
@@ -60,9 +75,10 @@ class From:
 
 def specs() -> list[KernelSpec]:
     """Return the kernels for rounding."""
-    return [COLUMNS, PRODUCTS, FACTOR]
+    return [COLUMNS, VECTORS, PRODUCTS, FACTOR]
 
 
+@functools.cache
 def spec_of(kernel: str) -> KernelSpec:
     """Return the spec that holds a kernel."""
     return next(spec for spec in specs() if kernel in spec.functions)

@@ -47,6 +47,9 @@ class HostDevice(FakeDevice):
     def encoder(self, type, n_cols, weighted):
         return FakeEncoder(type, n_cols, weighted)
 
+    def address(self, array):
+        return array.ctypes.data
+
     def launch(self, kernel, grid, threads, stream, *arguments):
         self.launched += 1
         run = getattr(self.library, f"run_{kernel}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
+import time
 import unittest.mock
 from dataclasses import dataclass
 
@@ -12,15 +14,14 @@ import numpy as np
 import pytest
 from iqforge.errors import ImatrixError
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.rounding.cuda.code_rounder import CodeRounder
-from iqforge.quantize.rounding.cuda.factor import factored_there, held_out_error_there
+from iqforge.quantize.rounding.cuda.factor import Wanted, factored_there, held_out_error_there
 from iqforge.quantize.rounding.cuda.memory import Memory
-from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
-from iqforge.quantize.rounding.factor import factored
+from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, _Place, rounder_there
+from iqforge.quantize.rounding.factor import Factor, factored
 from iqforge.quantize.rounding.layout import SCALES
-from iqforge.quantize.rounding.methods import ON_CPU
-from iqforge.quantize.rounding.rounder import Rounder
-from iqforge.quantize.rounding.vector_rounder import VectorRounder
+from iqforge.quantize.rounding.methods import ON_CPU, rounder_of
+from iqforge.quantize.rounding.vector_layout import VECTORS
+from iqforge.quantize.rounding.word_rounder import WordRounder
 
 from .imatrices import N_CTX, tiny_llama_file
 from .rounding_on_host import HostDevice, rounding_library
@@ -39,19 +40,28 @@ def both(library, name, x, h, passes=1, shrink=0.25):
     """Return the bytes of the CPU and of the kernels after every stage."""
     type, n = ggml_type(name), x.shape[1]
     factor = factored(h, shrink)
-    expected = list(Rounder(type, n, factor, passes).stages(x))
+    expected = list(rounder_of(type, n, factor, passes).stages(x))
     memory = Memory(HostDevice(library))
-    there = factored_there(moments_of(h), shrink, "x", 0, memory, None)
-    np.testing.assert_array_equal(there.feedback, factor.feedback)
-    np.testing.assert_array_equal(there.moments, factor.moments)
-    np.testing.assert_array_equal(there.weights, factor.weights)
-    made = CodeRounder(type, n, there, passes, memory, None)
-    return expected, list(made.stages(x))
+    there = factored_there([Wanted(moments_of(h), shrink, "x")], 0, memory, None)
+    np.testing.assert_array_equal(there.feedback[0], factor.feedback)
+    np.testing.assert_array_equal(there.moments[0], factor.moments)
+    np.testing.assert_array_equal(there.weights[0], factor.weights)
+    made = rounder_there(type)(type, n, there, passes, memory, None)
+    return expected, list(made.stages([x]))
+
+
+def one_factored(given, shrink, memory):
+    """Return the factor of one matrix."""
+    made = factored_there([Wanted(given, shrink, "x")], 0, memory, None)
+    return Factor(made.moments[0], made.feedback[0], made.weights[0])
 
 
 # The others of a family run the same code with other numbers.
-FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4")
-ALL = [name if name in FEW else pytest.param(name, marks=pytest.mark.full) for name in SCALES]
+FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4", "IQ2_XXS", "IQ3_S")
+ALL = [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.full)
+    for name in (*SCALES, *VECTORS)
+]
 
 
 @pytest.mark.slow
@@ -65,6 +75,54 @@ def test_bytes_are_those_of_the_cpu(library, name):
     for one, other in zip(expected, made, strict=True):
         np.testing.assert_array_equal(other, one)
     assert (made[0] != made[1]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["IQ3_K", "IQ2_XS", pytest.param("IQ2_KS", marks=pytest.mark.full)]
+)
+def test_matrices_are_rounded_together_as_alone(library, name):
+    """Those that wait for the GPU together, also where one of them cannot be factored."""
+    type, n, count = ggml_type(name), 256, 5
+    device, given = HostDevice(library), [correlated(n, seed) for seed in range(count)]
+    given[2] = np.kron(np.eye(n // 2), np.array([[1.0, 50], [50, 1]]))
+    rounders, made, errors = DeviceRounders([device]), {}, {}
+    together, answer = [], _Place.answer
+    go = threading.Event()
+
+    def waiting(place, batch):
+        together.append(len(batch))
+        go.wait()  # until all others wait
+        answer(place, batch)
+
+    def run(index):
+        rounder = rounders.rounder(type, n, moments_of(given[index]), 0.25, 1, f"x{index}")
+        try:
+            if index % 2:
+                made[index] = list(rounder.stages(weights(rows=3, n=n, seed=index)))
+            else:
+                rounder(
+                    weights(rows=3, n=n, seed=index), out := np.empty((3, type.row_bytes(n)), "u1")
+                )
+                made[index] = [out]
+        except ImatrixError as error:
+            errors[index] = error
+
+    with unittest.mock.patch.object(_Place, "answer", waiting):
+        threads = [threading.Thread(target=run, args=(i % count,)) for i in range(2 * count)]
+        for thread in threads:
+            thread.start()
+        while sum(together) + len(rounders._waiting) < len(threads):
+            time.sleep(0.001)
+        go.set()
+        for thread in threads:
+            thread.join()
+    assert max(together) > 2 and errors.keys() == {2} and errors[2].tensor == "x2"
+    for index in set(range(count)) - {2}:
+        factor, x = factored(given[index], 0.25), weights(rows=3, n=n, seed=index)
+        expected = list(rounder_of(type, n, factor, 1).stages(x))
+        for one, other in zip(expected if index % 2 else expected[-1:], made[index], strict=True):
+            np.testing.assert_array_equal(other, one)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +167,10 @@ def test_types_without_kernels_are_rounded_on_the_cpu(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             found = rounders.rounder(
-                ggml_type("IQ2_XS"), 256, moments_of(correlated(256)), 0.3, 1, "x"
+                ggml_type("IQ2_KL"), 256, moments_of(correlated(256)), 0.3, 1, "x"
             )
-            assert isinstance(found, VectorRounder)
-    assert caplog.text.count("IQ2_XS: no GPU kernel") == 1
+            assert isinstance(found, WordRounder)
+    assert caplog.text.count("IQ2_KL: no GPU kernel") == 1
 
 
 @dataclass(frozen=True)
@@ -134,7 +192,7 @@ def test_sums_on_a_device_are_factored_as_on_the_cpu(library, n, caplog):
     h = sums.astype(np.float64) / 777
     memory = Memory(HostDevice(library))
     given = moments_of(h, hold=h, there=Sums(sums, 777, np.diagonal(h).copy()))
-    made, expected = factored_there(given, 0.1, "x", 0, memory, None), factored(h, 0.1)
+    made, expected = one_factored(given, 0.1, memory), factored(h, 0.1)
     np.testing.assert_array_equal(made.feedback, expected.feedback)
     np.testing.assert_array_equal(made.moments, expected.moments)
     rest = weights(rows=11, n=n).astype(np.float64)
@@ -144,17 +202,17 @@ def test_sums_on_a_device_are_factored_as_on_the_cpu(library, n, caplog):
         mixed = 0.7 * h + 0.3 * (np.diag(np.diagonal(h)) if prior is None else prior)
         there = Sums(sums, 777, np.diagonal(mixed).copy(), 0.3, prior)
         given = moments_of(mixed, there=there)
-        made, expected = factored_there(given, 0.1, "x", 0, memory, None), factored(mixed, 0.1)
+        made, expected = one_factored(given, 0.1, memory), factored(mixed, 0.1)
         np.testing.assert_array_equal(made.feedback, expected.feedback)
         np.testing.assert_array_equal(made.moments, expected.moments)
     # Not definite at first, and never.
     close = np.kron(np.eye(n // 2), np.array([[1.0, 1.05], [1.05, 1]]))
-    made, expected = factored_there(moments_of(close), 0, "x", 0, memory, None), factored(close, 0)
+    made, expected = one_factored(moments_of(close), 0, memory), factored(close, 0)
     np.testing.assert_array_equal(made.feedback, expected.feedback)
     assert caplog.text.count("damping is now 0.1") == 2
     far = np.kron(np.eye(n // 2), np.array([[1.0, 50], [50, 1]]))
     with pytest.raises(ImatrixError, match="cannot be factored"):
-        factored_there(moments_of(far), 0, "x", 0, memory, None)
+        one_factored(moments_of(far), 0, memory)
 
 
 @pytest.mark.full

@@ -98,10 +98,21 @@ def metric_of_words(factor: Factor, size: int) -> tuple[np.ndarray, np.ndarray]:
     I + feedback, the target is w + (compensation of the columns before) B^-1, and the metric of
     what is left is B diag(weights) B^T.
     """
-    b = diagonal_blocks(factor.feedback.astype(np.float64), size) + np.eye(size)
-    weights = factor.weights.reshape(-1, 1, size)
-    metric = (b * weights) @ b.transpose(0, 2, 1)
-    return (
-        np.ascontiguousarray(np.linalg.inv(b), dtype=np.float32),
-        np.ascontiguousarray(metric, dtype=np.float32),
+    return metric_of_blocks(
+        diagonal_blocks(factor.feedback.astype(np.float64), size), factor.weights
     )
+
+
+def metric_of_blocks(feedback: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `metric_of_words` does, for the blocks float64[words, size, size] of the feedback
+    on the diagonal.
+    """
+    size = feedback.shape[-1]
+    b = feedback + np.eye(size)
+    metric = (b * weights.reshape(-1, 1, size)) @ b.transpose(0, 2, 1)
+    return inverses(b), np.ascontiguousarray(metric, dtype=np.float32)
+
+
+def inverses(blocks: np.ndarray) -> np.ndarray:
+    """Return float32[words, size, size], the inverses of float64 blocks."""
+    return np.ascontiguousarray(np.linalg.inv(blocks), dtype=np.float32)

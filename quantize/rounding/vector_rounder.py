@@ -16,7 +16,7 @@ from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
 from ..encode import row_encoder
 from . import kernels, vector_kernels
-from .factor import Factor, diagonal_blocks, metric_of_words
+from .factor import Factor, diagonal_blocks, inverses, metric_of_words
 from .vector_kernels import SIZE
 from .vector_layout import VectorLayout, vector_layout
 
@@ -39,7 +39,7 @@ class VectorRounder:
         ]
         self._inverse, self._metric = metric_of_words(factor, SIZE)
         blocks = diagonal_blocks(factor.moments.astype(np.float64), SIZE)
-        self._inverse_moments = np.linalg.inv(blocks).astype(np.float32)
+        self._inverse_moments = inverses(blocks)
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         step = max(1, _TILE_ELEMENTS // self.n_cols)

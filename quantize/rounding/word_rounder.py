@@ -25,7 +25,7 @@ from ..search.trellis import SETTINGS
 from ..search.trellis import rows as trellis_rows
 from ..search.trellis.tree import CODEBOOKS, FAN, LEAF
 from . import kernels, word_kernels
-from .factor import Factor, diagonal_blocks, metric_of_words
+from .factor import Factor, diagonal_blocks, inverses, metric_of_words
 from .word_layout import ParityLayout, WordLayout, word_layout
 
 _TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
@@ -130,7 +130,7 @@ class WordRounder:
         )
         self._inverse, self._metric = metric_of_words(factor, layout.dim)
         blocks = diagonal_blocks(factor.moments.astype(np.float64), layout.dim)
-        self._inverse_moments = np.linalg.inv(blocks).astype(np.float32)
+        self._inverse_moments = inverses(blocks)
         self._round, self._descend, self._row_scales = _loops(
             type.name, layout.dim, isinstance(layout, ParityLayout)
         )

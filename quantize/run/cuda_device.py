@@ -309,6 +309,10 @@ class CudaDevice:
             kernel = _join_kernel(self.number)
         kernel[2048, 256, stream](heads, bodies.reshape(len(out), -1), out)
 
+    def address(self, array: DeviceArray) -> int:
+        """Return where an array is."""
+        return int(_argument(array))
+
     def launch(
         self, kernel: str, grid: int, threads: int, stream: Stream, *arguments: DeviceArray
     ) -> None:

@@ -1,4 +1,5 @@
-// Error feedback, descent and refitting for types with a code per element, a block of columns at a time.
+// Error feedback, descent and refitting for types with a code per element, a block of columns at a time. Rows may be of
+// several matrices, `matrix_rows` of each, with feedback, moments and weights of their own one after another.
 #include "rounding/common.cuh"
 
 // Columns from `first` of t, side by side.
@@ -43,14 +44,17 @@ extern "C" __global__ void __launch_bounds__(256) read_block(
 extern "C" __global__ void __launch_bounds__(256) round_columns(
     const float* w, const float* piece, const float* feedback, const float* weights, float* delta, uint8_t* codes, uint16_t* choices,
     const float* scales, const float* factors, const float* shifts, const uint8_t* patterns, const float* all_levels,
-    const uint16_t* near, int rows, int n, int first, int width, int owners, int owner, int n_scales, int groups, int n_choices,
-    int n_codes, int n_levels, int ordered, int n_near) {
+    const uint16_t* near, int rows, int matrix_rows, int n, int first, int width, int owners, int owner, int n_scales, int groups,
+    int n_choices, int n_codes, int n_levels, int ordered, int n_near) {
   __shared__ float levels[MOST_LEVELS];
   __shared__ float values[WARPS][MOST_COLUMNS];
   for (int i = threadIdx.x; i < n_levels; i += 256) levels[i] = all_levels[i];
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
   if (row >= rows) return;
+  const int64_t matrix = row / matrix_rows;
+  feedback += matrix * n * n;
+  weights += matrix * n;
   float* t = values[warp];
   for (int k = lane; k < width; k += 32) t[k] = piece[int64_t(row) * width + k];
   __syncwarp();
@@ -142,8 +146,8 @@ extern "C" __global__ void __launch_bounds__(256) errors_of_codes(
 // the moments, kept up for these columns; steps: float[rows, width], how much values fell, for the other columns.
 extern "C" __global__ void __launch_bounds__(256) descend_columns(
     const float* h, float* g, float* steps, uint8_t* codes, const uint16_t* choices, const float* scales, const float* factors,
-    const float* shifts, const uint8_t* patterns, const float* all_levels, int rows, int n, int first, int width, int owner_width,
-    int n_scales, int group, int groups, int n_choices, int n_codes, int n_levels, int ordered) {
+    const float* shifts, const uint8_t* patterns, const float* all_levels, int rows, int matrix_rows, int n, int first, int width,
+    int owner_width, int n_scales, int group, int groups, int n_choices, int n_codes, int n_levels, int ordered) {
   __shared__ float levels[MOST_LEVELS];
   __shared__ float values[WARPS][MOST_CODES];
   __shared__ float gradients[WARPS][MOST_COLUMNS];
@@ -152,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(256) descend_columns(
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
   if (row >= rows) return;
+  h += int64_t(row / matrix_rows) * n * n;
   float *value = values[warp], *gradient = gradients[warp];
   const int64_t begin = int64_t(row) * n + first;
   for (int k = lane; k < width; k += 32) {

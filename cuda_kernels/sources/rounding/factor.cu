@@ -4,15 +4,28 @@
 constexpr int BLOCK = 32;   // columns that are factored together
 constexpr int SQUARE = 64;  // rows and columns of a CUDA block of the rest
 
-// Moments shrunk and damped: float32 as they are, and float64 with both axes reversed. h: double[n, n], or sums:
-// float[n, n] to divide by `count` and then, for a `share` above 0, to mix with `prior` double[n, n] (null: with their
-// diagonal): (1 - share) M + share P, own = 1 - share. diagonal: double[n], what is on it at the end; dead: columns that
-// are always zero.
+// Kernels work on several matrices, `per_matrix` CUDA blocks on each (one where that is not said).
+
+// Moments shrunk and damped: float32 as they are, and float64 with both axes reversed. addresses: [3, matrices], of h
+// double[n, n]; or, where that is null, of sums float[n, n] to divide by `count` and then, for a `share` above 0, to mix
+// with `prior` double[n, n] (null: with their diagonal): (1 - share) M + share P, own = 1 - share. numbers: [4, matrices],
+// count, own, share, and the part of what is not on the diagonal that is kept. diagonal: double[matrices, n], what is on it
+// at the end; dead: columns that are always zero.
 extern "C" __global__ void __launch_bounds__(256) shrink_moments(
-    const double* h, const float* sums, double count, double own, double share, const double* prior, const double* diagonal, const uint8_t* dead, double kept, float* moments,
-    double* reversed, int n) {
+    const int64_t* addresses, const double* numbers, const double* diagonal, const uint8_t* dead, float* moments, double* reversed,
+    int n, int matrices, int per_matrix) {
   const int64_t total = int64_t(n) * n;
-  for (int64_t at = blockIdx.x * int64_t(256) + threadIdx.x; at < total; at += gridDim.x * int64_t(256)) {
+  const int matrix = blockIdx.x / per_matrix;
+  const double* h = (const double*)addresses[matrix];
+  const float* sums = (const float*)addresses[matrices + matrix];
+  const double* prior = (const double*)addresses[2 * matrices + matrix];
+  const double count = numbers[matrix], own = numbers[matrices + matrix], share = numbers[2 * matrices + matrix];
+  const double kept = numbers[3 * matrices + matrix];
+  diagonal += int64_t(matrix) * n;
+  dead += int64_t(matrix) * n;
+  moments += matrix * total;
+  reversed += matrix * total;
+  for (int64_t at = blockIdx.x % per_matrix * int64_t(256) + threadIdx.x; at < total; at += per_matrix * int64_t(256)) {
     const int i = int(at / n), j = int(at % n);
     double value = h ? h[at] : double(sums[at]) / count;
     if (share > 0.0) value = own * value + share * (prior ? prior[at] : 0.0);
@@ -24,16 +37,17 @@ extern "C" __global__ void __launch_bounds__(256) shrink_moments(
   }
 }
 
-// Factor the block on the diagonal. One warp; failed[0] is set if it is not definite.
+// Factor the block on the diagonal. One warp; failed is set for a matrix that is not definite.
 extern "C" __global__ void __launch_bounds__(32) factor_block(double* a, int n, int start, int width, int* failed) {
   __shared__ double tile[BLOCK][BLOCK + 1];
   const int i = threadIdx.x;
+  a += blockIdx.x * int64_t(n) * n;
   for (int j = 0; j < width && i < width; ++j)
     if (j <= i) tile[i][j] = a[int64_t(start + i) * n + start + j];
   __syncwarp();
   for (int j = 0; j < width; ++j) {
     if (i == j) {
-      if (!(tile[j][j] > 0.0)) failed[0] = 1;
+      if (!(tile[j][j] > 0.0)) failed[blockIdx.x] = 1;
       tile[j][j] = sqrt(tile[j][j]);
     }
     __syncwarp();
@@ -48,10 +62,11 @@ extern "C" __global__ void __launch_bounds__(32) factor_block(double* a, int n, 
 }
 
 // The rows after that block, one for each thread.
-extern "C" __global__ void __launch_bounds__(64) factor_rows(double* a, int n, int start, int width) {
+extern "C" __global__ void __launch_bounds__(64) factor_rows(double* a, int n, int start, int width, int per_matrix) {
   __shared__ double tile[BLOCK][BLOCK + 1];
   __shared__ double rows[64][BLOCK + 1];
-  const int first = start + width + blockIdx.x * 64;
+  const int first = start + width + blockIdx.x % per_matrix * 64;
+  a += blockIdx.x / per_matrix * int64_t(n) * n;
   for (int at = threadIdx.x; at < width * width; at += 64)
     if (at % width <= at / width) tile[at / width][at % width] = a[int64_t(start + at / width) * n + start + at % width];
   for (int at = threadIdx.x; at < 64 * width; at += 64)
@@ -73,8 +88,9 @@ extern "C" __global__ void __launch_bounds__(64) factor_rows(double* a, int n, i
 extern "C" __global__ void __launch_bounds__(256) subtract_products(double* a, int n, int start, int width, int across) {
   __shared__ double left[SQUARE][BLOCK + 1];
   __shared__ double right[SQUARE][BLOCK + 1];
-  const int down = blockIdx.x / across, along = blockIdx.x % across;
+  const int square = blockIdx.x % (across * across), down = square / across, along = square % across;
   if (along > down) return;
+  a += blockIdx.x / (across * across) * int64_t(n) * n;
   const int first = start + width, row0 = first + down * SQUARE, column0 = first + along * SQUARE;
   for (int at = threadIdx.x; at < SQUARE * width; at += 256) {
     const int i = at / width, k = at % width;
@@ -108,9 +124,13 @@ extern "C" __global__ void __launch_bounds__(256) subtract_products(double* a, i
 }
 
 // Feedback float[n, n], strictly upper, and pivots double[n], from the factor of the reversed moments.
-extern "C" __global__ void __launch_bounds__(256) feedback_of_factor(const double* a, float* feedback, double* pivots, int n) {
+extern "C" __global__ void __launch_bounds__(256) feedback_of_factor(const double* a, float* feedback, double* pivots, int n, int per_matrix) {
   const int64_t total = int64_t(n) * n;
-  for (int64_t at = blockIdx.x * int64_t(256) + threadIdx.x; at < total; at += gridDim.x * int64_t(256)) {
+  const int matrix = blockIdx.x / per_matrix;
+  a += matrix * total;
+  feedback += matrix * total;
+  pivots += int64_t(matrix) * n;
+  for (int64_t at = blockIdx.x % per_matrix * int64_t(256) + threadIdx.x; at < total; at += per_matrix * int64_t(256)) {
     const int i = int(at / n), j = int(at % n);
     const double pivot = a[int64_t(n - 1 - j) * n + n - 1 - j];
     feedback[at] = i < j ? float(a[total - 1 - at] / pivot) : 0.0f;

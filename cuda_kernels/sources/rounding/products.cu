@@ -4,14 +4,19 @@
 constexpr int TILE = 128, DEPTH = 8;
 
 // c[r, k] += a[r, j] * b[j, k], j = 0, 1, .., depth - 1; from zero if `fresh`. Columns from skip_from to skip_to stay as
-// they are. The number of columns, the depth and all strides are multiples of 8.
+// they are. The number of columns, the depth and all strides are multiples of 8. Rows are of several matrices, `rows` of
+// each, whose b are `b_matrix` elements apart.
 extern "C" __global__ void __launch_bounds__(256) add_products(
     const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c, int64_t c_stride, int rows, int depth,
-    int columns, int skip_from, int skip_to, int fresh) {
+    int columns, int skip_from, int skip_to, int fresh, int64_t b_matrix) {
   __shared__ __align__(16) float as[2][DEPTH][TILE + 4];
   __shared__ __align__(16) float bs[2][DEPTH][TILE];
-  const int across = (columns + TILE - 1) / TILE;
-  const int row0 = blockIdx.x / across * TILE, column0 = blockIdx.x % across * TILE;
+  const int across = (columns + TILE - 1) / TILE, tiles = (rows + TILE - 1) / TILE * across;
+  const int64_t matrix = blockIdx.x / tiles;
+  a += matrix * rows * a_stride;
+  b += matrix * b_matrix;
+  c += matrix * rows * c_stride;
+  const int tile = blockIdx.x % tiles, row0 = tile / across * TILE, column0 = tile % across * TILE;
   if (column0 >= skip_from && (column0 + TILE < columns ? column0 + TILE : columns) <= skip_to) return;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int a_row = threadIdx.x / 2, a_at = threadIdx.x % 2 * 4, b_row = threadIdx.x / 32, b_at = threadIdx.x % 32 * 4;

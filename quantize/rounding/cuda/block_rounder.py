@@ -1,0 +1,292 @@
+"""Round rows with second moments on a GPU, a block of columns at a time, with the bytes of the CPU:
+what all types share. Rows of several matrices of one size are rounded together, each with its own
+moments, as small matrices leave most of a GPU free.
+
+The errors of a block go to all later columns in one product, whose sums are in index order as on
+the CPU; so do steps of a refinement.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ....cuda_kernels.rounding import MOST_COLUMNS, TILE, From
+from ....formats.types import GGMLType
+from ...encode import prepare_weights
+from .factor import DeviceFactor
+from .memory import Memory
+
+_GRID = 4096  # CUDA blocks of a kernel over all elements
+MOST_ELEMENTS = 1 << 26  # of the rows that are worked on together
+
+
+class BlockRounder(ABC):
+    """Round rows to a plain type; used by one thread at a time. n_scales: of a block, or of a row
+    where the type has a header.
+    """
+
+    def __init__(
+        self,
+        type: GGMLType,
+        n_cols: int,
+        factor: DeviceFactor,
+        passes: int,
+        memory: Memory,
+        stream: Any,
+        n_scales: int,
+    ):
+        self.type, self.n_cols, self.passes, self._n_scales = type, n_cols, passes, n_scales
+        self._factor, self._memory, self._stream = factor, memory, stream
+        self._device, self._matrices = memory.device, len(factor.weights)
+        self._blocks = n_cols // type.block_size
+        self._owners = 1 if type.header_bytes else self._blocks
+        self._owner_width = n_cols // self._owners
+        self._encoder = self._device.encoder(type, self._owner_width, True)
+        searched = np.stack(
+            [
+                prepare_weights(weights[at : at + self._owner_width], self._owner_width)
+                for weights in factor.weights
+                for at in range(0, n_cols, self._owner_width)
+            ]
+        )
+        put = memory.filled
+        there = put("search weights", searched, stream)
+        self._search_weights = [there[number] for number in range(len(searched))]
+        self._weights = put("weights", factor.weights.astype(np.float32), stream)
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        """Round rows of one matrix, x float32[rows, n_cols], to out uint8[rows, row_bytes]."""
+        step = max(1, MOST_ELEMENTS // self.n_cols)
+        for start in range(0, len(x), step):
+            rows = slice(start, min(start + step, len(x)))
+            for _ in self._steps([x[rows]]):
+                pass
+            self._fetch(out[rows])
+
+    def together(self, x: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the bytes uint8[matrices * rows, row_bytes] of as many rows of every matrix."""
+        for _ in self._steps(x):
+            pass
+        return self._fetched()
+
+    def stages(self, x: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Yield the bytes of as many rows of every matrix after error feedback, and after each
+        refinement.
+        """
+        for _ in self._steps(x):
+            yield self._fetched()
+
+    def _fetched(self) -> np.ndarray:
+        out = np.empty((self._rows, self.type.row_bytes(self.n_cols)), dtype=np.uint8)
+        self._fetch(out)
+        return out
+
+    def _steps(self, x: Sequence[np.ndarray]) -> Iterator[None]:
+        self._matrix_rows = len(x[0])
+        self._rows = rows = len(x) * len(x[0])
+        n, new = self.n_cols, self._memory.array
+        self._w = new("w", (rows, n), np.float32)
+        for index, one in enumerate(x):
+            start = index * self._matrix_rows
+            part = self._w if len(x) == 1 else self._w[start : start + self._matrix_rows]
+            self._device.upload(np.ascontiguousarray(one, dtype=np.float32), part, self._stream)
+        self._g = new("gradient", (rows, n), np.float32)
+        self._scales = new("scales", (rows, self._owners, self._n_scales), np.float32)
+        self._bodies = new("bodies", (rows, self._blocks, self.type.block_bytes), np.uint8)
+        self._heads: Any = None
+        self._begin()
+        self._feed_back()
+        yield
+        if not self.passes:
+            return
+        self._measure()
+        for _ in range(self.passes):
+            self._descend()
+            if self._n_scales:
+                self._refit()
+                self._descend()
+            yield
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make the arrays of a type for the rows."""
+
+    @abstractmethod
+    def _read_block(self, number: int, bytes_of_block: Any) -> None:
+        """Read scales and choices of a block as the search left them."""
+
+    @abstractmethod
+    def _round_block(self, number: int, piece: Any, delta: Any) -> None:
+        """Round the columns of a block, float32[rows, block_size], and set what is left of them."""
+
+    @abstractmethod
+    def _errors(self, out: Any) -> None:
+        """Set out float32[rows, n] to what is left of the weights."""
+
+    @abstractmethod
+    def _units(self, out: Any, first: int, which: int) -> None:
+        """Set out float32[rows, owner width] to what scale `which` is multiplied by."""
+
+    @abstractmethod
+    def _descend_chunk(self, steps: Any, first: int, width: int) -> None:
+        """Move codes of some columns, and set by how much values fell."""
+
+    @abstractmethod
+    def _write(self, there: Any) -> None:
+        """Write the bytes of rows."""
+
+    def _start(self, kernel: str, count: int, per_block: int, *arguments: Any) -> None:
+        threads = 128 if kernel == "refit_scale" else 256
+        self._device.launch(kernel, -(-count // per_block), threads, self._stream, *arguments)
+
+    def _over(self, kernel: str, elements: int, *arguments: Any) -> None:
+        grid = min(_GRID, -(-elements // 256))
+        self._device.launch(kernel, grid, 256, self._stream, *arguments)
+
+    def _multiply(
+        self, a: Any, b: From, c: Any, first: int, stop: int, skip: range, fresh: bool = False
+    ) -> None:
+        """Add a float32[rows, depth] times b of each matrix, rows of n numbers from an element on,
+        to the columns of c from `first` to `stop` that are not in `skip`.
+        """
+        columns = stop - first
+        if columns <= 0:
+            return
+        n, depth = self.n_cols, a.shape[1]
+        self._start(
+            "add_products",
+            self._matrices * -(-self._matrix_rows // TILE) * -(-columns // TILE),
+            1,
+            a,
+            np.int64(depth),
+            From(b.array, b.elements + first),
+            np.int64(n),
+            From(c, first),
+            np.int64(n),
+            *map(np.int32, (self._matrix_rows, depth, columns)),
+            *map(np.int32, (skip.start - first, skip.stop - first, fresh)),
+            np.int64(n * n),
+        )
+
+    def _search(self, first: int, width: int) -> list[Any]:
+        """Return the encoder's results for the columns from `first` of what is to be rounded."""
+        arrays = self._encoder.arrays(self._rows, _Named(self._memory, "search"))
+        whole = width == self.n_cols and self._owners == 1
+        self._copy(self._w if whole else self._g, arrays[0], first, width)
+        for index in range(self._matrices):
+            weights = self._search_weights[index * self._owners + first // width]
+            own = arrays
+            if self._matrices > 1:  # equal sections of all arrays belong to the same rows
+                own = [array[_section(array, index, self._matrices)] for array in arrays]
+            self._encoder.launch(own, stream=self._stream, weights=weights)
+        return arrays
+
+    def _copy(self, source: Any, target: Any, first: int, width: int) -> None:
+        self._over(
+            "gather_columns",
+            self._rows * width,
+            source,
+            target,
+            np.int64(self._rows),
+            *map(np.int32, (self.n_cols, first, width)),
+        )
+
+    def _feed_back(self) -> None:
+        n, size, has_head = self.n_cols, self.type.block_size, self.type.header_bytes > 0
+        self._copy(self._w, self._g, 0, n)
+        piece = self._memory.array("piece", (self._rows, size), np.float32)
+        bytes_of_block: Any = None
+        if has_head:
+            _, self._heads, self._bodies, *_ = self._search(0, n)
+        delta = self._memory.array("delta", (self._rows, size), np.float32)
+        for number, first in enumerate(range(0, n, size)):
+            if has_head:
+                self._copy(self._g, piece, first, size)
+            else:
+                piece, bytes_of_block, *_ = self._search(first, size)
+            self._read_block(number, bytes_of_block)
+            self._round_block(number, piece, delta)
+            rows_of_block = From(self._factor.feedback, first * n)
+            self._multiply(delta, rows_of_block, self._g, first + size, n, range(0))
+
+    def _measure(self) -> None:
+        """Set the gradient to (weights - values) H."""
+        rest = self._memory.array("along", (self._rows, self.n_cols), np.float32)
+        self._errors(rest)
+        moments = From(self._factor.moments, 0)
+        self._multiply(rest, moments, self._g, 0, self.n_cols, range(0), fresh=True)
+
+    def _descend(self) -> None:
+        n = self.n_cols
+        for first in range(0, n, MOST_COLUMNS):
+            width = min(MOST_COLUMNS, n - first)
+            steps = self._memory.array("delta", (self._rows, width), np.float32)
+            self._descend_chunk(steps, first, width)
+            along = From(self._factor.moments, first * n)
+            self._multiply(steps, along, self._g, 0, n, range(first, first + width))
+
+    def _refit(self) -> None:
+        n, width, half = self.n_cols, self._owner_width, self._scale_is_half
+        units = self._memory.array("units", (self._rows, width), np.float32)
+        along = self._memory.array("along", (self._rows, n), np.float32)
+        moved = self._memory.array("moved", (self._rows,), np.float32)
+        for owner, first in enumerate(range(0, n, width)):
+            for which in range(self._n_scales):
+                self._units(units, first, which)
+                rows_of_block = From(self._factor.moments, first * n)
+                self._multiply(units, rows_of_block, along, 0, n, range(0), fresh=True)
+                self._start(
+                    "refit_scale",
+                    self._rows,
+                    128,
+                    units,
+                    along,
+                    self._g,
+                    self._scales,
+                    moved,
+                    *map(np.int32, (self._rows, n, first, width, self._owners, owner)),
+                    *map(np.int32, (self._n_scales, which, half)),
+                )
+                self._over(
+                    "follow_scale",
+                    self._rows * n,
+                    self._g,
+                    along,
+                    moved,
+                    np.int64(self._rows),
+                    np.int32(n),
+                )
+
+    @property
+    @abstractmethod
+    def _scale_is_half(self) -> bool:
+        """Return whether scales are halves, else float32."""
+
+    def _fetch(self, out: np.ndarray) -> None:
+        there = self._memory.array("rows", out.shape, np.uint8)
+        self._write(there)
+        made = out if out.flags.c_contiguous else np.empty_like(out)
+        self._device.download(there, made, self._stream)
+        self._device.wait(self._stream)
+        if made is not out:
+            out[...] = made
+
+
+def _section(array: Any, index: int, count: int) -> slice:
+    each = array.shape[0] // count
+    return slice(index * each, (index + 1) * each)
+
+
+class _Named:
+    """new(shape, dtype) for the arrays of an encoder, by their order."""
+
+    def __init__(self, memory: Memory, name: str):
+        self._memory, self._name, self._taken = memory, name, 0
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        self._taken += 1
+        return self._memory.array(f"{self._name} {self._taken}", shape, dtype)
