@@ -1,5 +1,5 @@
-"""The kernels that round with second moments: codes column by column, vectors of eight columns, and
-products whose sums have the order of the CPU.
+"""The kernels that round with second moments: codes column by column, vectors of eight columns,
+words, and products whose sums have the order of the CPU.
 """
 
 from __future__ import annotations
@@ -40,6 +40,21 @@ VECTORS = KernelSpec(
     ),
     fma=False,
 )
+WORDS = KernelSpec(
+    "round_words",
+    ("rounding/words.cu",),
+    (),
+    (
+        "round_words",
+        "round_codes_of_words",
+        "errors_of_words",
+        "descend_words",
+        "order_moments",
+        "order_columns",
+        "write_words",
+    ),
+    fma=False,
+)
 PRODUCTS = KernelSpec("round_products", ("rounding/products.cu",), (), ("add_products",), fma=False)
 FACTOR = KernelSpec(
     "round_factor",
@@ -75,7 +90,7 @@ class From:
 
 def specs() -> list[KernelSpec]:
     """Return the kernels for rounding."""
-    return [COLUMNS, VECTORS, PRODUCTS, FACTOR]
+    return [COLUMNS, VECTORS, WORDS, PRODUCTS, FACTOR]
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from iqforge.quantize.rounding.factor import Factor, factored
 from iqforge.quantize.rounding.layout import SCALES
 from iqforge.quantize.rounding.methods import ON_CPU, rounder_of
 from iqforge.quantize.rounding.vector_layout import VECTORS
+from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.rounding.word_rounder import WordRounder
 
 from .imatrices import N_CTX, tiny_llama_file
@@ -57,10 +58,10 @@ def one_factored(given, shrink, memory):
 
 
 # The others of a family run the same code with other numbers.
-FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4", "IQ2_XXS", "IQ3_S")
+FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4", "IQ3_S", "IQ1_M", "IQ4_KSS")
 ALL = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.full)
-    for name in (*SCALES, *VECTORS)
+    for name in (*SCALES, *VECTORS, *TABLES, "IQ4_KSS")
 ]
 
 
@@ -167,10 +168,10 @@ def test_types_without_kernels_are_rounded_on_the_cpu(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             found = rounders.rounder(
-                ggml_type("IQ2_KL"), 256, moments_of(correlated(256)), 0.3, 1, "x"
+                ggml_type("IQ2_KT"), 256, moments_of(correlated(256)), 0.3, 1, "x"
             )
             assert isinstance(found, WordRounder)
-    assert caplog.text.count("IQ2_KL: no GPU kernel") == 1
+    assert caplog.text.count("IQ2_KT: no GPU kernel") == 1
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ extern "C" __global__ void __launch_bounds__(256) gather_columns(const float* t,
 }
 
 // Scales and choices of one block of every row, as the search left them, whose bytes are copied to `bodies`.
-// choice_bits: short[groups, bits].
+// choice_bits: short[groups, bits]. half: a scale is a half (1), a float (0), or the half of IQ1_M (2), whose nibbles are at
+// the top of bytes 49, 51, 53 and 55.
 extern "C" __global__ void __launch_bounds__(256) read_block(
     const uint8_t* pieces, const uint8_t* heads, uint8_t* bodies, float* scales, uint16_t* choices, const short* choice_bits,
     int rows, int block_bytes, int header_bytes, int blocks, int number, int groups, int n_bits, int n_scales, int half,
@@ -33,7 +34,10 @@ extern "C" __global__ void __launch_bounds__(256) read_block(
     const uint8_t* from = header_bytes ? heads + int64_t(row) * header_bytes : piece;
     from += lane ? offset1 : offset0;
     const uint32_t low = from[0] | uint32_t(from[1]) << 8;
-    const float value = half ? value_of_half(low) : bits_as_float(low | uint32_t(from[2]) << 16 | uint32_t(from[3]) << 24);
+    uint32_t nibbles = 0;
+    if (half == 2)
+      for (int i = 0; i < 4; ++i) nibbles |= uint32_t(piece[49 + 2 * i] >> 4) << 4 * i;
+    const float value = half ? value_of_half(half == 2 ? nibbles : low) : bits_as_float(low | uint32_t(from[2]) << 16 | uint32_t(from[3]) << 24);
     scales[(int64_t(row) * (header_bytes ? 1 : blocks) + number) * n_scales + lane] = value;
   }
 }

@@ -89,11 +89,14 @@ class BlockRounder(ABC):
         self._matrix_rows = len(x[0])
         self._rows = rows = len(x) * len(x[0])
         n, new = self.n_cols, self._memory.array
-        self._w = new("w", (rows, n), np.float32)
+        self._searched = new("w", (rows, n), np.float32)
         for index, one in enumerate(x):
             start = index * self._matrix_rows
-            part = self._w if len(x) == 1 else self._w[start : start + self._matrix_rows]
+            part = self._searched
+            if len(x) > 1:
+                part = part[start : start + self._matrix_rows]
             self._device.upload(np.ascontiguousarray(one, dtype=np.float32), part, self._stream)
+        self._w = self._ordered(self._searched)
         self._g = new("gradient", (rows, n), np.float32)
         self._scales = new("scales", (rows, self._owners, self._n_scales), np.float32)
         self._bodies = new("bodies", (rows, self._blocks, self.type.block_bytes), np.uint8)
@@ -110,6 +113,10 @@ class BlockRounder(ABC):
                 self._refit()
                 self._descend()
             yield
+
+    def _ordered(self, x: Any) -> Any:
+        """Return float32[rows, n] with the columns in the order in which they are rounded."""
+        return x
 
     @abstractmethod
     def _begin(self) -> None:
@@ -176,7 +183,7 @@ class BlockRounder(ABC):
         """Return the encoder's results for the columns from `first` of what is to be rounded."""
         arrays = self._encoder.arrays(self._rows, _Named(self._memory, "search"))
         whole = width == self.n_cols and self._owners == 1
-        self._copy(self._w if whole else self._g, arrays[0], first, width)
+        self._copy(self._searched if whole else self._g, arrays[0], first, width)
         for index in range(self._matrices):
             weights = self._search_weights[index * self._owners + first // width]
             own = arrays
@@ -194,6 +201,17 @@ class BlockRounder(ABC):
             np.int64(self._rows),
             *map(np.int32, (self.n_cols, first, width)),
         )
+
+    def _blocks_of_diagonal(self, matrices: Any, size: int) -> np.ndarray:
+        """Return the blocks float64[matrices * n / size, size, size] on the diagonals."""
+        n, device = self.n_cols, self._device
+        here = np.empty((self._matrices * n // size, size, size), dtype=np.float32)
+        there = self._memory.array("blocks", here.shape, np.float32)
+        sizes = np.int64(self._matrices), np.int32(n), np.int32(size)
+        self._over("blocks_of_diagonal", here.size, matrices, there, *sizes)
+        device.download(there, here, self._stream)
+        device.wait(self._stream)
+        return here.astype(np.float64)
 
     def _feed_back(self) -> None:
         n, size, has_head = self.n_cols, self.type.block_size, self.type.header_bytes > 0

@@ -150,6 +150,34 @@ def _mean(alive: np.ndarray) -> float:
     return float(alive.mean()) if alive.size else 1.0
 
 
+def ordered_there(
+    factor: DeviceFactor, order: np.ndarray, name: str, memory: Memory, stream: Any
+) -> DeviceFactor:
+    """Return factors for columns in another order, int64[n], as `rounding.factor.Factor.ordered`
+    makes them. name: of a tensor, for messages.
+    """
+    device, (count, n) = memory.device, factor.weights.shape
+    moments = memory.array("ordered moments", (count, n, n), np.float32)
+    lower = memory.array("lower", (count, n, n), np.float64)
+    grid = min(_GRID, -(-n * n // 256))
+    there = memory.filled("order", order.astype(np.int32), stream)
+    at = np.int32(n), np.int32(grid)
+    arrays = factor.moments, there, moments, lower
+    device.launch("order_moments", count * grid, 256, stream, *arrays, *at)
+    failed = memory.filled("failed", np.zeros(count, dtype=np.int32), stream)
+    _launch_factoring(lower, failed, device, stream)
+    pivots = memory.array("pivots", (count, n), np.float64)
+    arrays = lower, factor.feedback, pivots
+    device.launch("feedback_of_factor", count * grid, 256, stream, *arrays, *at)
+    here, wrong = np.empty((count, n)), np.empty(count, dtype=np.int32)
+    device.download(pivots, here, stream)
+    device.download(failed, wrong, stream)
+    device.wait(stream)
+    if wrong.any():
+        raise ImatrixError("its second moments cannot be factored", tensor=name)
+    return DeviceFactor(moments, factor.feedback, here**2)
+
+
 def _launch_factoring(lower: Any, failed: Any, device: RoundingDevice, stream: Any) -> None:
     """Start the factorization of float64[matrices, n, n] in place."""
     count, n = lower.shape[:2]

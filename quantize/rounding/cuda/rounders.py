@@ -30,6 +30,8 @@ from .factor import DeviceFactor, Wanted, factored_there, held_out_error_there
 from .memory import Memory
 from .vector_rounder import DeviceVectorRounder
 from .vector_tables import vector_tables
+from .word_rounder import DeviceWordRounder
+from .word_tables import word_tables
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,9 @@ def rounder_there(type: GGMLType) -> Callable[..., BlockRounder] | None:
     """Return what makes the rounder of a plain type on a GPU, or None if no kernel rounds it."""
     if code_tables(type.name) is not None:
         return CodeRounder
-    return None if vector_tables(type.name) is None else DeviceVectorRounder
+    if vector_tables(type.name) is not None:
+        return DeviceVectorRounder
+    return None if word_tables(type.name) is None else DeviceWordRounder
 
 
 @dataclass

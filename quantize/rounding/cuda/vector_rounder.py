@@ -39,30 +39,14 @@ class DeviceVectorRounder(BlockRounder):
         names = ("factors", "entries", "choice_bits", "fields")
         self._given = {name: memory.filled(name, getattr(tables, name), stream) for name in names}
         # Of the CPU's functions, so that the CPU's bytes are made.
-        inverse, metric = metric_of_blocks(self._diagonal(factor.feedback), factor.weights)
+        feedback = self._blocks_of_diagonal(factor.feedback, SIZE)
+        inverse, metric = metric_of_blocks(feedback, factor.weights)
         self._inverse = memory.filled("inverse of feedback", inverse, stream)
         self._metric = memory.filled("metric", metric, stream)
         self._inverse_moments: Any = None
         if passes:
-            made = inverses(self._diagonal(factor.moments))
+            made = inverses(self._blocks_of_diagonal(factor.moments, SIZE))
             self._inverse_moments = memory.filled("inverse of moments", made, stream)
-
-    def _diagonal(self, matrices: Any) -> np.ndarray:
-        """Return the blocks float64[matrices * n / 8, 8, 8] on the diagonals."""
-        n, device = self.n_cols, self._device
-        here = np.empty((self._matrices * n // SIZE, SIZE, SIZE), dtype=np.float32)
-        there = self._memory.array("blocks", here.shape, np.float32)
-        self._over(
-            "blocks_of_diagonal",
-            here.size,
-            matrices,
-            there,
-            np.int64(self._matrices),
-            *map(np.int32, (n, SIZE)),
-        )
-        device.download(there, here, self._stream)
-        device.wait(self._stream)
-        return here.astype(np.float64)
 
     @property
     def _scale_is_half(self) -> bool:

@@ -1,0 +1,521 @@
+// Error feedback and descent for types that store words: an index into a table for every DIM columns, and a scale for
+// every group of words. As quantize/rounding/word_kernels.py does, to the last bit. Rows may be of several matrices,
+// `matrix_rows` of each, with feedback, moments, metrics and inverses of their own one after another.
+#include "rounding/common.cuh"
+
+constexpr int MOST_DIM = 8, MOST_GROUP = 32;  // columns of a word and of a group
+constexpr int CODES = 16;                     // of an element of IQ4_KSS
+
+// What a warp knows of the word and the group that it chooses.
+struct Words {
+  float target[MOST_DIM], t[MOST_DIM], twice[MOST_DIM], part[MOST_DIM], metric[MOST_DIM * MOST_DIM], made[MOST_DIM];
+  float now[MOST_GROUP], rest[MOST_GROUP], best_rest[MOST_GROUP];
+  int trial[MOST_GROUP / 2], best[MOST_GROUP / 2];
+};
+
+// The word nearest to now.target by the metric m[i * stride + j]; sets now.made and `index`, and returns its error.
+template <int DIM>
+__device__ inline float nearest_word(
+    Words& now, const float* m, int64_t stride, float scale, const float* table, int count, int lane, int& index) {
+  __syncwarp();
+  if (lane < DIM) now.t[lane] = now.target[lane] * (1.0f / scale);
+  __syncwarp();
+  if (lane < DIM) {
+    float total = 0.0f;
+    for (int j = 0; j < DIM; ++j) {
+      const float entry = m[lane * stride + j];
+      total += entry * now.t[j];
+      now.metric[DIM * lane + j] = lane == j ? entry : entry + entry;
+    }
+    now.twice[lane] = total + total;
+    now.part[lane] = total * now.t[lane];
+  }
+  __syncwarp();
+  float energy = 0.0f, metric[DIM][DIM], twice[DIM];
+#pragma unroll
+  for (int i = 0; i < DIM; ++i) {
+    energy += now.part[i];
+    twice[i] = now.twice[i];
+#pragma unroll
+    for (int j = 0; j <= i; ++j) metric[i][j] = now.metric[DIM * i + j];
+  }
+  float least = bits_as_float(0x7F800000u);
+  int best = 0x7FFFFFFF;
+  for (int c = lane; c < count; c += 32) {
+    float v[DIM], score = 0.0f;
+#pragma unroll
+    for (int i = 0; i < DIM; ++i) v[i] = table[i * count + c];
+#pragma unroll
+    for (int i = 0; i < DIM; ++i) {
+      float inner = metric[i][i] * v[i] - twice[i];
+#pragma unroll
+      for (int j = 0; j < i; ++j) inner += metric[i][j] * v[j];
+      score += inner * v[i];
+    }
+    if (score < least) {
+      least = score;
+      best = c;
+    }
+  }
+  for (int by = 16; by; by >>= 1) {
+    const float other = __shfl_xor_sync(~0u, least, by);
+    const int word = __shfl_xor_sync(~0u, best, by);
+    if (other < least || (other == least && word < best)) {
+      least = other;
+      best = word;
+    }
+  }
+  index = best == 0x7FFFFFFF ? 0 : best;
+  if (lane < DIM) now.made[lane] = scale * table[lane * count + index];
+  __syncwarp();
+  const float error = energy + least;
+  return (scale * scale) * (error > 0.0f ? error : 0.0f);
+}
+
+// Scales and words of the columns from `first` (one block), with the errors of each fed back to those after it. piece, delta:
+// float[rows, width]; inverse, metric: float[matrices, n / DIM, DIM, DIM]; factors: float[choices], what the scale of the
+// block is multiplied by, and book_of: int[choices]; near: u16[choices, n_near], the choices that are tried after each;
+// books: float[books, DIM, count]; found: u16[rows, n / DIM].
+template <int DIM>
+__device__ inline void round_rows(
+    float (*values)[MOST_COLUMNS], Words* all, const float* w, const float* piece, const float* feedback, const float* inverse,
+    const float* metric, float* delta, uint16_t* found, uint16_t* choices, const float* scales, const float* factors,
+    const int* book_of, const uint16_t* near, const float* books, int rows, int matrix_rows, int n, int first, int width, int owners,
+    int owner, int groups, int count, int n_near) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
+  if (row >= rows) return;
+  const int64_t matrix = row / matrix_rows;
+  feedback += matrix * n * n;
+  inverse += matrix * n * DIM;
+  metric += matrix * n * DIM;
+  float* t = values[warp];
+  Words& now = all[warp];
+  for (int k = lane; k < width; k += 32) t[k] = piece[int64_t(row) * width + k];
+  __syncwarp();
+  const int size = width / groups, per_group = size / DIM;
+  const float d = scales[int64_t(row) * owners + owner];
+  for (int g = 0; g < groups; ++g) {
+    const int at = g * size, column = first + at;
+    const int64_t place = int64_t(row) * (n / size) + column / size;
+    const float* weight = w + int64_t(row) * n + column;
+    const float* a = feedback + int64_t(column) * n + column;
+    const int start = choices[place];
+    int pick = start;
+    float least = bits_as_float(0x7F800000u);
+    for (int turn = 0; turn < n_near && d != 0.0f; ++turn) {
+      const int choice = near[start * n_near + turn];
+      const float scale = d * factors[choice];
+      if (scale == 0.0f) continue;
+      float total = 0.0f;
+      __syncwarp();
+      for (int k = lane; k < size; k += 32) now.now[k] = t[at + k];
+      for (int v = 0; v < per_group; ++v) {
+        const int here = DIM * v, number = column / DIM + v;
+        __syncwarp();
+        if (lane < DIM) {
+          float moved = 0.0f;
+          for (int j = 0; j < DIM; ++j) moved += (now.now[here + j] - weight[here + j]) * inverse[(number * DIM + j) * DIM + lane];
+          now.target[lane] = weight[here + lane] + moved;
+        }
+        int index;
+        total += nearest_word<DIM>(now, metric + number * DIM * DIM, DIM, scale, books + int64_t(book_of[choice]) * DIM * count, count, lane, index);
+        if (lane == 0) now.trial[v] = index;
+        if (!(total < least)) break;  // cannot win
+        if (lane < DIM) now.rest[here + lane] = weight[here + lane] - now.made[lane];
+        __syncwarp();
+        for (int k = here + DIM + lane; k < size; k += 32) {
+          float value = now.now[k];
+          for (int i = 0; i < DIM; ++i) value += now.rest[here + i] * a[int64_t(here + i) * n + k];
+          now.now[k] = value;
+        }
+      }
+      if (total < least) {
+        least = total;
+        pick = choice;
+        __syncwarp();
+        for (int k = lane; k < size; k += 32) now.best_rest[k] = now.rest[k];
+        if (lane < per_group) now.best[lane] = now.trial[lane];
+      }
+    }
+    if (least == bits_as_float(0x7F800000u)) {
+      if (lane < per_group) now.best[lane] = 0;
+      for (int k = lane; k < size; k += 32) now.best_rest[k] = weight[k];
+    }
+    __syncwarp();
+    if (lane == 0) choices[place] = uint16_t(pick);
+    if (lane < per_group) found[int64_t(row) * (n / DIM) + column / DIM + lane] = uint16_t(now.best[lane]);
+    for (int k = lane; k < size; k += 32) delta[int64_t(row) * width + at + k] = now.best_rest[k];
+    for (int k = at + size + lane; k < width; k += 32) {
+      float value = t[k];
+      for (int i = 0; i < size; ++i) value += now.best_rest[i] * feedback[int64_t(column + i) * n + first + k];
+      t[k] = value;
+    }
+    __syncwarp();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) round_words(
+    const float* w, const float* piece, const float* feedback, const float* inverse, const float* metric, float* delta,
+    uint16_t* found, uint16_t* choices, const float* scales, const float* factors, const int* book_of, const uint16_t* near,
+    const float* books, int rows, int matrix_rows, int n, int first, int width, int owners, int owner, int groups, int count,
+    int n_near, int dim) {
+  __shared__ float values[WARPS][MOST_COLUMNS];
+  __shared__ Words all[WARPS];
+  if (dim == 8)
+    round_rows<8>(values, all, w, piece, feedback, inverse, metric, delta, found, choices, scales, factors, book_of, near, books,
+                  rows, matrix_rows, n, first, width, owners, owner, groups, count, n_near);
+  else
+    round_rows<2>(values, all, w, piece, feedback, inverse, metric, delta, found, choices, scales, factors, book_of, near, books,
+                  rows, matrix_rows, n, first, width, owners, owner, groups, count, n_near);
+}
+
+// The value of a column of a word, without the scale of its block or row if `scales` is null. codes: words of four codes of
+// four bits, books float[books, CODES].
+__device__ inline float value_of_word(
+    const float* scales, const float* factors, const int* book_of, const float* books, const uint16_t* found, const uint16_t* choices,
+    int64_t row, int column, int n, int owner_width, int group, int count, int dim, int codes) {
+  const int choice = choices[row * (n / group) + column / group], index = found[row * (n / dim) + column / dim], i = column % dim;
+  const float scale = scales ? scales[row * (n / owner_width) + column / owner_width] * factors[choice] : factors[choice];
+  const float* book = books + int64_t(book_of[choice]) * (codes ? CODES : dim * count);
+  return scale * (codes ? book[index >> 4 * i & 15] : book[i * count + index]);
+}
+
+// What is left of w: w minus the value of each element; or, without w, what the scale is multiplied by in the `width` columns
+// from `first`.
+extern "C" __global__ void __launch_bounds__(256) errors_of_words(
+    const float* w, float* out, const uint16_t* found, const uint16_t* choices, const float* scales, const float* factors,
+    const int* book_of, const float* books, int64_t rows, int n, int first, int width, int owner_width, int group, int count, int dim,
+    int codes) {
+  const int64_t total = rows * width;
+  for (int64_t i = blockIdx.x * int64_t(256) + threadIdx.x; i < total; i += gridDim.x * int64_t(256)) {
+    const int64_t row = i / width;
+    const int column = first + int(i % width);
+    const float value = value_of_word(w ? scales : nullptr, factors, book_of, books, found, choices, row, column, n, owner_width, group,
+                                      count, dim, codes);
+    out[i] = w ? w[row * n + column] - value : value;
+  }
+}
+
+// B and W of m = B diag(W) B^T, B upper with ones on its diagonal; m float[4, 4].
+__device__ inline void split_metric(const float* m, int64_t stride, float (&b)[4][4], float (&weight)[4]) {
+#pragma unroll
+  for (int k = 3; k >= 0; --k) {
+    float own = m[k * stride + k];
+#pragma unroll
+    for (int l = k + 1; l < 4; ++l) own -= b[k][l] * b[k][l] * weight[l];
+    weight[k] = own;
+#pragma unroll
+    for (int j = 0; j < k; ++j) {
+      float total = m[j * stride + k];
+#pragma unroll
+      for (int l = k + 1; l < 4; ++l) total -= b[j][l] * b[k][l] * weight[l];
+      b[j][k] = total / own;
+    }
+  }
+}
+
+// Codes of a word whose elements are chosen one after another, four bits each, and their parity at bit 16. flipped: the
+// element that takes the nearest code of the parity that its nearest code does not have; the last one then makes the parity
+// even. 4 for none.
+__device__ inline int codes_in_turn(
+    const float (&x)[4], float scale, const float* values, int flipped, const float (&b)[4][4], const float (&weight)[4], float& error) {
+  int codes = 0, parity = 0;
+  float off[4];
+  error = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    float target = x[k];
+#pragma unroll
+    for (int j = 0; j < k; ++j) target += off[j] * b[j][k];
+    int even_code = 0, odd_code = 0;
+    float even_least = bits_as_float(0x7F800000u), odd_least = even_least;
+    for (int c = 0; c < CODES; ++c) {
+      const float rest = size_of(target - scale * values[c]);
+      const int ones = c ^ c >> 2;
+      if ((ones ^ ones >> 1) & 1) {
+        if (rest < odd_least) {
+          odd_least = rest;
+          odd_code = c;
+        }
+      } else if (rest < even_least) {
+        even_least = rest;
+        even_code = c;
+      }
+    }
+    int odd = even_least <= odd_least ? 0 : 1;
+    if (k == flipped) odd = 1 - odd;
+    if (flipped < 4 && k == 3) odd = parity;
+    parity ^= odd;
+    const int code = odd ? odd_code : even_code;
+    const float rest = odd ? odd_least : even_least;
+    codes |= code << 4 * k;
+    off[k] = x[k] - scale * values[code];
+    error += weight[k] * (rest * rest);
+  }
+  return codes | parity << 16;
+}
+
+// Codes of about the best word with an even number of ones.
+__device__ inline int nearest_even(
+    const float (&x)[4], float scale, const float* values, const float (&b)[4][4], const float (&weight)[4], float& error) {
+  int codes = codes_in_turn(x, scale, values, 4, b, weight, error);
+  if (!(codes >> 16)) return codes;
+  codes &= 65535;
+  float least = bits_as_float(0x7F800000u);
+  for (int flipped = 0; flipped < 4; ++flipped) {
+    float one;
+    const int made = codes_in_turn(x, scale, values, flipped, b, weight, one) & 65535;
+    if (one < least) {
+      codes = made;
+      least = one;
+    }
+  }
+  error = least;
+  return codes;
+}
+
+// round_words for IQ4_KSS: each lane tries a scale of the group, of which there are at most 32.
+extern "C" __global__ void __launch_bounds__(256) round_codes_of_words(
+    const float* w, const float* piece, const float* feedback, const float* inverse, const float* metric, float* delta,
+    uint16_t* found, uint16_t* choices, const float* scales, const float* factors, const int* book_of, const uint16_t* near,
+    const float* books, int rows, int matrix_rows, int n, int first, int width, int owners, int owner, int groups, int count,
+    int n_near, int dim) {
+  constexpr int GROUP = 32;
+  __shared__ float values[WARPS][MOST_COLUMNS];
+  __shared__ float all_rests[WARPS][GROUP];
+  __shared__ float levels[2 * CODES];
+  for (int i = threadIdx.x; i < 2 * CODES; i += 256) levels[i] = books[i];
+  __syncthreads();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
+  if (row >= rows) return;
+  const int64_t matrix = row / matrix_rows;
+  feedback += matrix * n * n;
+  inverse += matrix * n * 4;
+  metric += matrix * n * 4;
+  float *t = values[warp], *rests = all_rests[warp];
+  for (int k = lane; k < width; k += 32) t[k] = piece[int64_t(row) * width + k];
+  __syncwarp();
+  const float d = scales[int64_t(row) * owners + owner];
+  for (int g = 0; g < groups; ++g) {
+    const int at = g * GROUP, column = first + at;
+    const int64_t place = int64_t(row) * (n / GROUP) + column / GROUP;
+    const float* weight = w + int64_t(row) * n + column;
+    const float* a = feedback + int64_t(column) * n + column;
+    const int start = choices[place], choice = near[start * n_near + (lane < n_near ? lane : 0)];
+    const float scale = d * factors[choice];
+    const float* level = levels + book_of[choice] * CODES;
+    float now[GROUP], total = 0.0f;
+    int words[GROUP / 4];
+#pragma unroll
+    for (int k = 0; k < GROUP; ++k) now[k] = t[at + k];
+#pragma unroll
+    for (int v = 0; v < GROUP / 4; ++v) {
+      const int number = column / 4 + v;
+      float target[4], b[4][4], own[4], error;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float moved = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) moved += (now[4 * v + j] - weight[4 * v + j]) * inverse[(number * 4 + j) * 4 + i];
+        target[i] = weight[4 * v + i] + moved;
+      }
+      split_metric(metric + number * 16, 4, b, own);
+      words[v] = nearest_even(target, scale, level, b, own, error);
+      total += error;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float off = weight[4 * v + i] - scale * level[words[v] >> 4 * i & 15];
+        now[4 * v + i] = off;  // what is left, from here on
+#pragma unroll
+        for (int k = 4 * v + 4; k < GROUP; ++k) now[k] += off * a[int64_t(4 * v + i) * n + k];
+      }
+    }
+    float least = lane < n_near && scale != 0.0f && d != 0.0f && total == total ? total : bits_as_float(0x7F800000u);
+    int winner = lane;
+    for (int by = 16; by; by >>= 1) {
+      const float other = __shfl_xor_sync(~0u, least, by);
+      const int turn = __shfl_xor_sync(~0u, winner, by);
+      if (other < least || (other == least && turn < winner)) {
+        least = other;
+        winner = turn;
+      }
+    }
+    const bool none = least == bits_as_float(0x7F800000u);
+    if (lane == winner) {
+      if (!none) choices[place] = uint16_t(choice);
+#pragma unroll
+      for (int v = 0; v < GROUP / 4; ++v) found[int64_t(row) * (n / 4) + column / 4 + v] = uint16_t(none ? 0 : words[v]);
+#pragma unroll
+      for (int k = 0; k < GROUP; ++k) {
+        const float off = none ? weight[k] : now[k];
+        rests[k] = off;
+        delta[int64_t(row) * width + at + k] = off;
+      }
+    }
+    __syncwarp();
+    for (int k = at + GROUP + lane; k < width; k += 32) {
+      float value = t[k];
+      for (int i = 0; i < GROUP; ++i) value += rests[i] * feedback[int64_t(column + i) * n + first + k];
+      t[k] = value;
+    }
+    __syncwarp();
+  }
+}
+
+// Move single words of the columns from `first` as long as the error falls. g: float[rows, n], what is left times the
+// moments h, kept up for these columns; steps: float[rows, width], how much values fell, for the other columns. inverse:
+// float[matrices, n / DIM, DIM, DIM] of the blocks of h on its diagonal.
+template <int DIM, bool IN_CODES>
+__device__ inline void descend_rows(
+    float (*gradients)[MOST_COLUMNS], Words* all, const float* h, float* g, const float* inverse, float* steps, uint16_t* found,
+    const uint16_t* choices, const float* scales, const float* factors, const int* book_of, const float* books, int rows,
+    int matrix_rows, int n, int first, int width, int owner_width, int group, int count) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
+  if (row >= rows) return;
+  const int64_t matrix = row / matrix_rows, begin = int64_t(row) * n + first;
+  h += matrix * n * n;
+  inverse += matrix * n * DIM;
+  float* gradient = gradients[warp];
+  Words& now = all[warp];
+  for (int k = lane; k < width; k += 32) gradient[k] = g[begin + k];
+  for (int start = 0; start < width; start += DIM) {
+    const int column = first + start, number = column / DIM;
+    const float* along = h + int64_t(column) * n + first;
+    const int choice = choices[int64_t(row) * (n / group) + column / group];
+    const float scale = scales[int64_t(row) * (n / owner_width) + column / owner_width] * factors[choice];
+    __syncwarp();
+    float old = 0.0f;
+    if (lane < DIM) {
+      old = value_of_word(scales, factors, book_of, books, found, choices, row, column + lane, n, owner_width, group, count, DIM, IN_CODES);
+      float total = 0.0f;
+      for (int j = 0; j < DIM; ++j) total += gradient[start + j] * inverse[(number * DIM + j) * DIM + lane];
+      now.target[lane] = old + total;
+    }
+    int index = 0;
+    if (scale != 0.0f) {
+      if (IN_CODES) {
+        __syncwarp();
+        float target[4], b[4][4], own[4], error;
+        for (int i = 0; i < 4; ++i) target[i] = now.target[i];
+        split_metric(along + start, n, b, own);
+        const float* level = books + book_of[choice] * CODES;
+        index = nearest_even(target, scale, level, b, own, error);
+        if (lane < DIM) now.made[lane] = scale * level[index >> 4 * lane & 15];
+        __syncwarp();
+      } else {
+        nearest_word<DIM>(now, along + start, n, scale, books + int64_t(book_of[choice]) * DIM * count, count, lane, index);
+      }
+    } else {
+      if (lane < DIM) now.made[lane] = old;
+      __syncwarp();
+    }
+    double change = 0.0;
+    float moved[DIM];
+#pragma unroll
+    for (int i = 0; i < DIM; ++i) moved[i] = __shfl_sync(~0u, old, i);
+#pragma unroll
+    for (int i = 0; i < DIM; ++i) {
+      const double step = double(now.made[i]) - double(moved[i]);
+      change -= 2.0 * step * double(gradient[start + i]);
+#pragma unroll
+      for (int j = 0; j < DIM; ++j) {
+        const double other = double(now.made[j]) - double(moved[j]);
+        change += step * other * double(along[int64_t(i) * n + start + j]);
+      }
+    }
+    const bool better = scale != 0.0f && !(change >= 0.0);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < DIM; ++i) moved[i] = better ? now.made[i] - moved[i] : 0.0f;
+    if (lane < DIM) steps[int64_t(row) * width + start + lane] = better ? -(now.made[lane] - old) : 0.0f;
+    if (!better) continue;
+    if (lane == 0) found[int64_t(row) * (n / DIM) + number] = uint16_t(index);
+    for (int k = lane; k < width; k += 32) {
+      float value = gradient[k];
+#pragma unroll
+      for (int i = 0; i < DIM; ++i) value -= moved[i] * along[int64_t(i) * n + k];
+      gradient[k] = value;
+    }
+  }
+  __syncwarp();
+  for (int k = lane; k < width; k += 32) g[begin + k] = gradient[k];
+}
+
+extern "C" __global__ void __launch_bounds__(256) descend_words(
+    const float* h, float* g, const float* inverse, float* steps, uint16_t* found, const uint16_t* choices, const float* scales,
+    const float* factors, const int* book_of, const float* books, int rows, int matrix_rows, int n, int first, int width,
+    int owner_width, int group, int count, int dim) {
+  __shared__ float gradients[WARPS][MOST_COLUMNS];
+  __shared__ Words all[WARPS];
+  if (dim == 8)
+    descend_rows<8, false>(gradients, all, h, g, inverse, steps, found, choices, scales, factors, book_of, books, rows, matrix_rows,
+                           n, first, width, owner_width, group, count);
+  else if (dim == 4)
+    descend_rows<4, true>(gradients, all, h, g, inverse, steps, found, choices, scales, factors, book_of, books, rows, matrix_rows,
+                          n, first, width, owner_width, group, count);
+  else
+    descend_rows<2, false>(gradients, all, h, g, inverse, steps, found, choices, scales, factors, book_of, books, rows, matrix_rows,
+                           n, first, width, owner_width, group, count);
+}
+
+// Moments float[matrices, n, n] with their columns in another order, and in float64 with both axes reversed.
+extern "C" __global__ void __launch_bounds__(256) order_moments(
+    const float* from, const int* order, float* moments, double* reversed, int n, int per_matrix) {
+  const int64_t total = int64_t(n) * n, matrix = blockIdx.x / per_matrix * total;
+  for (int64_t at = blockIdx.x % per_matrix * int64_t(256) + threadIdx.x; at < total; at += per_matrix * int64_t(256)) {
+    const float value = from[matrix + int64_t(order[at / n]) * n + order[at % n]];
+    moments[matrix + at] = value;
+    reversed[matrix + total - 1 - at] = value;
+  }
+}
+
+// Columns of rows in another order.
+extern "C" __global__ void __launch_bounds__(256) order_columns(const float* from, const int* order, float* to, int64_t rows, int n) {
+  for (int64_t i = blockIdx.x * int64_t(256) + threadIdx.x; i < rows * n; i += gridDim.x * int64_t(256))
+    to[i] = from[i / n * n + order[i % n]];
+}
+
+// Write words, choices and scales into the bytes of rows: header, blocks. fields: int[8 * block_bytes], what each bit is of:
+// word * 16 + bit of an index, 65536 + group * 16 + bit of a choice, or -1. stored: how a scale is, a half (1), a float (0) or
+// the half of IQ1_M (2). parity: the bits of words are added up from the highest one, as IQ4_KSS stores them.
+extern "C" __global__ void __launch_bounds__(256) write_words(
+    uint8_t* out, const uint8_t* heads, const uint8_t* bodies, const uint16_t* found, const uint16_t* choices, const float* scales,
+    const int* fields, int64_t rows, int n, int block_bytes, int header_bytes, int blocks, int block_size, int groups, int dim,
+    int stored, int parity) {
+  const int64_t row_bytes = header_bytes + int64_t(blocks) * block_bytes, total = rows * row_bytes;
+  for (int64_t i = blockIdx.x * int64_t(256) + threadIdx.x; i < total; i += gridDim.x * int64_t(256)) {
+    const int64_t row = i / row_bytes;
+    int at = int(i % row_bytes), owner = 0, made;
+    const bool head = at < header_bytes;
+    if (head) {
+      made = heads[row * header_bytes + at];
+    } else {
+      const int block = (at - header_bytes) / block_bytes;
+      at = (at - header_bytes) % block_bytes;
+      owner = block;
+      made = bodies[(row * blocks + block) * block_bytes + at];
+      for (int bit = 0; bit < 8; ++bit) {
+        const int field = fields[8 * at + bit];
+        if (field < 0) continue;
+        int value;
+        if (field < 65536) {
+          value = found[row * (n / dim) + block * (block_size / dim) + (field >> 4)];
+          if (parity)
+            for (int by = 1; by < 16; by <<= 1) value ^= value >> by;
+        } else {
+          value = choices[(row * blocks + block) * groups + (field - 65536 >> 4)];
+        }
+        made = (made & ~(1 << bit)) | (value >> (field & 15) & 1) << bit;
+      }
+    }
+    if (head == (header_bytes > 0)) {
+      const float scale = scales[row * (header_bytes ? 1 : blocks) + owner];
+      if (stored == 2) {
+        if (at >= 49 && at < 56 && at % 2) made = (made & 15) | (bits_of_half(scale) >> 4 * ((at - 49) / 2) & 15) << 4;
+      } else if (at < (stored ? 2 : 4)) {
+        made = (stored ? bits_of_half(scale) : float_as_bits(scale)) >> 8 * at & 255;
+      }
+    }
+    out[i] = uint8_t(made);
+  }
+}
