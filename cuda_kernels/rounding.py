@@ -1,5 +1,5 @@
 """The kernels that round with second moments: codes column by column, vectors of eight columns,
-words, and products whose sums have the order of the CPU.
+words of tables and of trellises, and products whose sums have the order of the CPU.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ WORDS = KernelSpec(
     ),
     fma=False,
 )
+TRELLIS = KernelSpec(
+    "round_trellis",
+    ("rounding/trellis.cu",),
+    (),
+    ("round_trellis", "errors_of_trellis", "descend_trellis", "write_trellis"),
+    fma=False,
+)
 PRODUCTS = KernelSpec("round_products", ("rounding/products.cu",), (), ("add_products",), fma=False)
 FACTOR = KernelSpec(
     "round_factor",
@@ -90,7 +97,7 @@ class From:
 
 def specs() -> list[KernelSpec]:
     """Return the kernels for rounding."""
-    return [COLUMNS, VECTORS, WORDS, PRODUCTS, FACTOR]
+    return [COLUMNS, VECTORS, WORDS, TRELLIS, PRODUCTS, FACTOR]
 
 
 @functools.cache

@@ -14,7 +14,9 @@ from iqforge.quantize.rounding.layout import SCALES
 from iqforge.quantize.rounding.methods import ON_CPU
 from iqforge.quantize.rounding.ternary_rounder import TWINS
 from iqforge.quantize.rounding.vector_layout import VECTORS
+from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.run.cuda_device import CudaDevice
+from iqforge.quantize.search.trellis.tree import CODEBOOKS
 
 from .imatrices import N_CTX, tiny_llama_file
 from .second_moments import correlated, moments_of, weights
@@ -31,7 +33,7 @@ def rounders():
     return DeviceRounders([CudaDevice(0)])
 
 
-@pytest.mark.parametrize("name", [*SCALES, *VECTORS, *TWINS])
+@pytest.mark.parametrize("name", [*SCALES, *VECTORS, *TABLES, "IQ4_KSS", *CODEBOOKS, *TWINS])
 def test_bytes_are_those_of_the_cpu(rounders, name):
     type, x, given = ggml_type(name), weights(rows=200, n=768), moments_of(correlated(768))
     x[3] = 0

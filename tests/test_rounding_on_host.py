@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import threading
 import time
@@ -13,16 +12,17 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.errors import ImatrixError
-from iqforge.formats.types import ggml_type
+from iqforge.formats.types import TYPES, ggml_type
 from iqforge.quantize.rounding.cuda.factor import Wanted, factored_there, held_out_error_there
 from iqforge.quantize.rounding.cuda.memory import Memory
 from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, _Place, rounder_there
 from iqforge.quantize.rounding.factor import Factor, factored
 from iqforge.quantize.rounding.layout import SCALES
-from iqforge.quantize.rounding.methods import ON_CPU, rounder_of
+from iqforge.quantize.rounding.methods import ON_CPU, guides, rounder_of
+from iqforge.quantize.rounding.ternary_rounder import TWINS
 from iqforge.quantize.rounding.vector_layout import VECTORS
 from iqforge.quantize.rounding.word_layout import TABLES
-from iqforge.quantize.rounding.word_rounder import WordRounder
+from iqforge.quantize.search.trellis.tree import CODEBOOKS
 
 from .imatrices import N_CTX, tiny_llama_file
 from .rounding_on_host import HostDevice, rounding_library
@@ -58,10 +58,10 @@ def one_factored(given, shrink, memory):
 
 
 # The others of a family run the same code with other numbers.
-FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4", "IQ3_S", "IQ1_M", "IQ4_KSS")
+FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4", "IQ3_S", "IQ1_M", "IQ4_KSS", "IQ3_KT")
 ALL = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.full)
-    for name in (*SCALES, *VECTORS, *TABLES, "IQ4_KSS")
+    for name in (*SCALES, *VECTORS, *TABLES, "IQ4_KSS", *CODEBOOKS)
 ]
 
 
@@ -163,15 +163,12 @@ def test_ternary_digits(library, name):
     np.testing.assert_array_equal(made, expected)
 
 
-def test_types_without_kernels_are_rounded_on_the_cpu(caplog):
-    rounders = DeviceRounders([])
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            found = rounders.rounder(
-                ggml_type("IQ2_KT"), 256, moments_of(correlated(256)), 0.3, 1, "x"
-            )
-            assert isinstance(found, WordRounder)
-    assert caplog.text.count("IQ2_KT: no GPU kernel") == 1
+@pytest.mark.full
+def test_every_type_that_moments_guide_has_kernels():
+    for name, type in TYPES.items():
+        plain = type.plain
+        twin = ggml_type(TWINS.get(plain.name, plain.name))
+        assert (rounder_there(twin) is not None) == guides(type), name
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def guides(type: GGMLType) -> bool:
     """Return whether second moments guide the rounding to a type. An interleaved type is rounded as
     its plain type.
     """
-    return type.is_quantized and type.plain.name not in UNGUIDED
+    return type.plain.is_quantized and type.plain.name not in UNGUIDED
 
 
 def rounder_of(type: GGMLType, n_cols: int, factor: Factor, passes: int) -> RowRounder:

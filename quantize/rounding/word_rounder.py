@@ -31,9 +31,22 @@ from .word_layout import ParityLayout, WordLayout, word_layout
 _TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
 # The part of the best error beyond which boxes are skipped: from 0.3 on, the held-out error of
 # mini-llama is that of an exact search within 0.5 %.
-_REACH = 0.3
+REACH = 0.3
 
 guess_scale = choose_d = unbound
+
+
+def row_scales(name: str, w: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return float32[rows], the scales of rows of a trellis type as they are stored. weights:
+    float32[n].
+    """
+    scales = _loops(name, CODEBOOKS[name].dim, False)[2]
+    if scales is None:
+        raise UnsupportedTypeError(f"{name} has no trellis")
+    d = np.empty(len(w), dtype=np.float32)
+    scales(w, weights, d)
+    d /= np.float32(PRODUCT_FACTORS.get(name, 1.0))
+    return d
 
 
 def _row_scales(w, weights, d):
@@ -68,7 +81,7 @@ def _loops(
         names |= settings.names(name) | {
             "NODES": book.nodes(LEAF),
             "FAN": FAN,
-            "REACH": _REACH,
+            "REACH": REACH,
             "MAGNITUDES": book.magnitudes,
         }
         integers = settings.spread > 0
@@ -131,9 +144,8 @@ class WordRounder:
         self._inverse, self._metric = metric_of_words(factor, layout.dim)
         blocks = diagonal_blocks(factor.moments.astype(np.float64), layout.dim)
         self._inverse_moments = inverses(blocks)
-        self._round, self._descend, self._row_scales = _loops(
-            type.name, layout.dim, isinstance(layout, ParityLayout)
-        )
+        parity = isinstance(layout, ParityLayout)
+        self._round, self._descend, _ = _loops(type.name, layout.dim, parity)
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         step = max(1, _TILE_ELEMENTS // self.n_cols)
@@ -202,10 +214,8 @@ class WordRounder:
     def _searched_rows(self, w: np.ndarray) -> np.ndarray:
         """Return the bytes of rows with the scales of a type that has one for a row."""
         made = np.zeros((len(w), self.type.row_bytes(self.n_cols)), dtype=np.uint8)
-        if self._row_scales is not None:
-            d = np.empty(len(w), dtype=np.float32)
-            self._row_scales(w, self.weights, d)
-            d /= np.float32(PRODUCT_FACTORS.get(self.type.name, 1.0))
+        if self.layout.is_trellis:
+            d = row_scales(self.type.name, w, self.weights)
             self.layout.scale.write(self.layout.owners(made), d[:, None])
         elif self.type.header_bytes:
             self.searches[0](w, made)

@@ -26,8 +26,11 @@ MOST_ELEMENTS = 1 << 26  # of the rows that are worked on together
 
 class BlockRounder(ABC):
     """Round rows to a plain type; used by one thread at a time. n_scales: of a block, or of a row
-    where the type has a header.
+    where the type has a header. A type whose scales do not come from its search does not search,
+    and refits the scale of a row as soon as its codes are known.
     """
+
+    searches = True
 
     def __init__(
         self,
@@ -45,6 +48,9 @@ class BlockRounder(ABC):
         self._blocks = n_cols // type.block_size
         self._owners = 1 if type.header_bytes else self._blocks
         self._owner_width = n_cols // self._owners
+        self._weights = memory.filled("weights", factor.weights.astype(np.float32), stream)
+        if not self.searches:
+            return
         self._encoder = self._device.encoder(type, self._owner_width, True)
         searched = np.stack(
             [
@@ -53,10 +59,8 @@ class BlockRounder(ABC):
                 for at in range(0, n_cols, self._owner_width)
             ]
         )
-        put = memory.filled
-        there = put("search weights", searched, stream)
+        there = memory.filled("search weights", searched, stream)
         self._search_weights = [there[number] for number in range(len(searched))]
-        self._weights = put("weights", factor.weights.astype(np.float32), stream)
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         """Round rows of one matrix, x float32[rows, n_cols], to out uint8[rows, row_bytes]."""
@@ -101,12 +105,16 @@ class BlockRounder(ABC):
         self._scales = new("scales", (rows, self._owners, self._n_scales), np.float32)
         self._bodies = new("bodies", (rows, self._blocks, self.type.block_bytes), np.uint8)
         self._heads: Any = None
-        self._begin()
+        self._begin(x)
         self._feed_back()
+        if not self.searches:
+            self._measure()
+            self._refit()
         yield
         if not self.passes:
             return
-        self._measure()
+        if self.searches:
+            self._measure()
         for _ in range(self.passes):
             self._descend()
             if self._n_scales:
@@ -119,8 +127,8 @@ class BlockRounder(ABC):
         return x
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Make the arrays of a type for the rows."""
+    def _begin(self, x: Sequence[np.ndarray]) -> None:
+        """Make the arrays of a type for the rows x of every matrix."""
 
     @abstractmethod
     def _read_block(self, number: int, bytes_of_block: Any) -> None:
@@ -218,7 +226,7 @@ class BlockRounder(ABC):
         self._copy(self._w, self._g, 0, n)
         piece = self._memory.array("piece", (self._rows, size), np.float32)
         bytes_of_block: Any = None
-        if has_head:
+        if has_head and self.searches:
             _, self._heads, self._bodies, *_ = self._search(0, n)
         delta = self._memory.array("delta", (self._rows, size), np.float32)
         for number, first in enumerate(range(0, n, size)):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class CodeRounder(BlockRounder):
         names = ("factors", "shifts", "patterns", "levels", "near", "choice_bits", "fields")
         self._given = {name: memory.filled(name, getattr(tables, name), stream) for name in names}
 
-    def _begin(self) -> None:
+    def _begin(self, x: Sequence[np.ndarray]) -> None:
         new, rows, n = self._memory.array, self._rows, self.n_cols
         self._codes = new("codes", (rows, n), np.uint8)
         self._choices = new("choices", (rows, n // self._tables.group), np.uint16)

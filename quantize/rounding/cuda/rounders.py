@@ -1,5 +1,5 @@
 """`Rounders` of GPUs: rows are rounded with second moments on whichever GPU is free. The bytes are
-the CPU's, whatever the number of GPUs. Types without kernels are rounded on the CPU.
+the CPU's, whatever the number of GPUs.
 
 Threads that wait for a GPU at the same time with matrices of one size, as those of experts, are
 served together: what is rounded does not depend on what it is rounded with.
@@ -8,7 +8,6 @@ served together: what is rounded does not depend on what it is rounded with.
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import IqforgeError
+from ....errors import IqforgeError, UnsupportedTypeError
 from ....formats.types import GGMLType, ggml_type
 from ...encode import prepare_weights
 from ..methods import ON_CPU, RowRounder
@@ -28,12 +27,11 @@ from .code_rounder import CodeRounder
 from .code_tables import code_tables
 from .factor import DeviceFactor, Wanted, factored_there, held_out_error_there
 from .memory import Memory
+from .trellis_rounder import DeviceTrellisRounder, trellis_tables
 from .vector_rounder import DeviceVectorRounder
 from .vector_tables import vector_tables
 from .word_rounder import DeviceWordRounder
 from .word_tables import word_tables
-
-log = logging.getLogger(__name__)
 
 # Batches at a time on each GPU: one is copied while another is rounded, and trials of few rows
 # leave most of a GPU free.
@@ -49,7 +47,9 @@ def rounder_there(type: GGMLType) -> Callable[..., BlockRounder] | None:
         return CodeRounder
     if vector_tables(type.name) is not None:
         return DeviceVectorRounder
-    return None if word_tables(type.name) is None else DeviceWordRounder
+    if word_tables(type.name) is not None:
+        return DeviceWordRounder
+    return None if trellis_tables(type.name) is None else DeviceTrellisRounder
 
 
 @dataclass
@@ -183,8 +183,6 @@ class DeviceRounders:
         self._waiting: list[_Request] = []
         self._running: Counter[tuple] = Counter()
         self._changed = threading.Condition()
-        self._refused: set[str] = set()
-        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def place(self) -> Iterator[_Place]:
@@ -272,8 +270,7 @@ class DeviceRounders:
                 type, n_cols, self.rounder(twin, n_cols, moments, shrink, passes, name)
             )
         if rounder_there(type) is None:
-            self._warn(type)
-            return ON_CPU.rounder(type, n_cols, moments, shrink, passes, name)
+            raise UnsupportedTypeError(f"{type.name} cannot be rounded with second moments")
         return DeviceRounder(self, type, n_cols, moments, shrink, passes, name)
 
     def held_out_error(self, moments: MatrixMoments, rest: np.ndarray) -> float:
@@ -297,11 +294,3 @@ class DeviceRounders:
                 place.search(type, np.ascontiguousarray(x, dtype=np.float32), weights, out)
 
         return run
-
-    def _warn(self, type: GGMLType) -> None:
-        with self._lock:
-            if type.name not in self._refused:
-                self._refused.add(type.name)
-                log.warning(
-                    "%s: no GPU kernel rounds this type with second moments; the CPU does", type
-                )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class DeviceVectorRounder(BlockRounder):
     def _scale_is_half(self) -> bool:
         return True
 
-    def _begin(self) -> None:
+    def _begin(self, x: Sequence[np.ndarray]) -> None:
         new, rows, n, tables = self._memory.array, self._rows, self.n_cols, self._tables
         self._indices = new("indices", (rows, n // tables.size), np.uint16)
         self._signs = new("signs", (rows, n // SIZE), np.uint8)

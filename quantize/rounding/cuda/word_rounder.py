@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class DeviceWordRounder(BlockRounder):
         self._over("order_columns", self._rows * self.n_cols, x, order, made, *sizes)
         return made
 
-    def _begin(self) -> None:
+    def _begin(self, x: Sequence[np.ndarray]) -> None:
         new, rows, n, tables = self._memory.array, self._rows, self.n_cols, self._tables
         self._found = new("words", (rows, n // tables.layout.dim), np.uint16)
         self._choices = new("choices", (rows, n // tables.group), np.uint16)
