@@ -43,34 +43,35 @@ def _factor_rows(a, t, start, stop, first, last, failed):
 
 
 def _subtract(a, t, start, stop, first, last):
-    """Subtract the products of the columns from start to stop from the rows from first to last."""
-    width = stop - start
+    """Subtract the products of the columns from start to stop, which are _BLOCK, from the rows from
+    first to last.
+    """
+    b = np.zeros((_BLOCK, _CHUNK))
     for chunk in range(stop, last, _CHUNK):
+        end = min(chunk + _CHUNK, last)
+        for k in range(_BLOCK):
+            for j in range(end - chunk):
+                b[k, j] = t[k, chunk + j]
         for i in range(max(first, chunk), last):
-            end = min(chunk + _CHUNK, i + 1)
-            row = a[i, chunk:end]
-            k = 0
-            while k + 4 <= width:
+            row = a[i, chunk : min(end, i + 1)]
+            for k in range(0, _BLOCK, 8):
                 v0 = a[i, start + k]
                 v1 = a[i, start + k + 1]
                 v2 = a[i, start + k + 2]
                 v3 = a[i, start + k + 3]
-                t0 = t[k, chunk:end]
-                t1 = t[k + 1, chunk:end]
-                t2 = t[k + 2, chunk:end]
-                t3 = t[k + 3, chunk:end]
+                v4 = a[i, start + k + 4]
+                v5 = a[i, start + k + 5]
+                v6 = a[i, start + k + 6]
+                v7 = a[i, start + k + 7]
                 for j in range(len(row)):
-                    value = row[j] - v0 * t0[j]
-                    value = value - v1 * t1[j]
-                    value = value - v2 * t2[j]
-                    row[j] = value - v3 * t3[j]
-                k += 4
-            while k < width:
-                v0 = a[i, start + k]
-                t0 = t[k, chunk:end]
-                for j in range(len(row)):
-                    row[j] -= v0 * t0[j]
-                k += 1
+                    value = row[j] - v0 * b[k, j]
+                    value = value - v1 * b[k + 1, j]
+                    value = value - v2 * b[k + 2, j]
+                    value = value - v3 * b[k + 3, j]
+                    value = value - v4 * b[k + 4, j]
+                    value = value - v5 * b[k + 5, j]
+                    value = value - v6 * b[k + 6, j]
+                    row[j] = value - v7 * b[k + 7, j]
 
 
 factor_rows = CompiledLoop(_factor_rows)
