@@ -7,6 +7,7 @@ served together: what is rounded does not depend on what it is rounded with.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import threading
 from collections import Counter
@@ -39,10 +40,11 @@ PLACES = 4
 _OF_A_SIZE = 2  # batches at a time of matrices that could be in one batch
 _MOST_MATRICES = 32  # of a batch
 _FACTOR_BYTES = 1 << 31  # of the factors of a batch
+_Rounder = CodeRounder | DeviceVectorRounder | DeviceWordRounder | DeviceTrellisRounder
 
 
-def rounder_there(type: GGMLType) -> Callable[..., BlockRounder] | None:
-    """Return what makes the rounder of a plain type on a GPU, or None if no kernel rounds it."""
+def rounder_there(type: GGMLType) -> builtins.type[_Rounder] | None:
+    """Return the class of the rounder of a plain type on a GPU, or None if no kernel rounds it."""
     if code_tables(type.name) is not None:
         return CodeRounder
     if vector_tables(type.name) is not None:
@@ -284,8 +286,11 @@ class DeviceRounders:
     def search(
         self, type: GGMLType, n_cols: int, importance: np.ndarray | None
     ) -> Callable[[np.ndarray, np.ndarray], None]:
-        """Return the search of a type, on a GPU if it is rounded there, too."""
-        if importance is None or rounder_there(type) is None:
+        """Return the search of a type, on a GPU if it is rounded there, too, and has the bytes of
+        the CPU there: trellis types have not.
+        """
+        made = rounder_there(type)
+        if importance is None or made is None or not made.searches:
             return ON_CPU.search(type, n_cols, importance)
         weights = prepare_weights(importance, n_cols)
 
