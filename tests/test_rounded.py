@@ -125,3 +125,13 @@ def test_a_product_that_is_not_finite_is_named():
         model.network.blocks[1].branches[0].norm.weight[3] = float("inf")
         with pytest.raises(NonFiniteError, match=r"blk\.1\.attn_[qkv]\.weight"):
             model.forward(torch.arange(20))
+
+
+@pytest.mark.parametrize("type", ["Q8_0", "IQ4_K_R4"])
+def test_embeddings_are_those_of_the_reference_path(type):
+    """Bit for bit, from the rows that steps keep."""
+    tokens, found = torch.tensor([3, 1, 3, 400]), []
+    for precision in ("f32", "int8"):
+        with Model(SyntheticSource(f"llama-tiny:{type}"), "cpu", precision=precision) as model:
+            found.append(model.network.embedding(tokens))
+    assert torch.equal(*found)

@@ -256,7 +256,11 @@ def _ask_for_rows(network: Network) -> None:
     mixers = [block.mixer for block in network.blocks]
     ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
     splits = {rope.style != "norm" for rope in ropes if isinstance(rope, Rope)}
-    many_rows.ask_for_operations(splits, any(isinstance(mixer, DeltaNet) for mixer in mixers))
+    modules = [branch.module for block in network.blocks for branch in block.branches]
+    recurrent, experts = (
+        any(isinstance(module, kind) for module in modules) for kind in (DeltaNet, MoE)
+    )
+    many_rows.ask_for_operations(splits, recurrent, experts)
 
 
 def _check(block: Block) -> None:

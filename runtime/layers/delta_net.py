@@ -198,7 +198,7 @@ class DeltaNet:
         q = q * s.key_length**-0.5
         if group > 1:
             q, k = (
-                y.repeat(1, 1, group, 1) if s.tiled else y.repeat_interleave(group, dim=2)
+                torch.cat([y] * group, 2) if s.tiled else y.repeat_interleave(group, dim=2)
                 for y in (q, k)
             )
         return q, k, v.unflatten(-1, (s.value_heads, s.value_length))

@@ -54,13 +54,15 @@ def _operations():
     return rows, attention, threads
 
 
-def ask_for_operations(rotations: Iterable[bool], recurrent: bool) -> None:
+def ask_for_operations(rotations: Iterable[bool], recurrent: bool, experts: bool) -> None:
     """Ask for the operations of layers (see `simd.operations.rehearsed`): rotations that split
-    heads in halves or not, and whether layers are recurrent.
+    heads in halves or not, and whether layers are recurrent, or have experts.
     """
     rows, attention, _ = _operations()
     for ask in (rows.norm, rows.gate, attention.attention):
         ask()
+    if experts:
+        rows.combination()
     for split_halves in rotations:
         rows.rotation(split_halves)
     if recurrent:
@@ -135,6 +137,21 @@ def gate_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
     rows, _, _ = _operations()
     _run(rows.gate(), gate.data_ptr(), up.data_ptr(), gate.stride(0), up.stride(0), *gate.shape)
     return gate
+
+
+def combine(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
+    """Return the sums over slots of weights float32[n, slots] times rows float32[n * slots, size],
+    which are in this order of the slots of all n.
+    """
+    (n, slots), size = weights.shape, rows.shape[1]
+    if n < LEAST_ROWS or not _usable(rows, size) or len(order) != n * slots:
+        return None
+    operations, _, _ = _operations()
+    numbers = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    rows, weights, out = rows.contiguous(), weights.contiguous(), torch.empty(n, size)
+    addresses = (rows.data_ptr(), size, numbers.data_ptr(), weights.data_ptr())
+    _run(operations.combination(), *addresses, n, slots, out.data_ptr())
+    return out
 
 
 def convolve_silu(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:

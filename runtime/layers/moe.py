@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from ..weights.linear import Linear
 from ..weights.ranges import RangeName, opened, ranged
 from ..weights.stacked_linear import ExpertLinear
+from . import many_rows
 from .ffn import GatedFFN, gated
 from .specs import FFNSpec, RouterSpec
 
@@ -192,7 +193,9 @@ class MoE:
         order = flat.argsort(stable=True)
         counts = torch.bincount(flat, minlength=n_experts)[:n_experts]
         order = order[: int(counts.sum())]
-        grouped = self.experts(x[order // n_used], counts)
+        grouped = self.experts(x.index_select(0, order // n_used), counts)
+        if (y := many_rows.combine(grouped, order, weights)) is not None:
+            return y
         slots = grouped.new_zeros(len(flat), grouped.shape[1])
         slots[order] = grouped  # every (token, slot) is written at most once
         slots = slots.view(len(x), n_used, -1)

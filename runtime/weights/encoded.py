@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...formats.source import TensorInfo
-from .kept import Multiplication, kept_rows
+from .kept import Multiplication, gathered, kept_rows
 from .placement import CPU
 from .rounded import RoundedRows, can_be_rounded, packed, packed_bytes
 
@@ -135,9 +135,12 @@ class Matrix:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols] on the CPU: the rows with these indices, without touching
-        others.
+        others, unless the matrix is kept in memory.
         """
         numbers, group = rows.cpu().numpy(), self.tensor.type.group_rows
+        # Steps keep the table anyway where products are in 8 bits.
+        if self._store.rounds and (kept := self.kept()) is not None:
+            return gathered(kept, numbers)
         groups, inverse = np.unique(numbers // group, return_inverse=True)
         tensor, pieces = self.tensor, []
         for first in (self._first + groups * group).tolist():

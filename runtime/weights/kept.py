@@ -46,9 +46,18 @@ def decoded(type: GGMLType, stored: np.ndarray, n_cols: int) -> torch.Tensor:
     """Return float32[rows, n_cols] of rows of `type`, uint8[rows, row_bytes]: the weights that
     products use.
     """
+    return _decoded(kept_rows(type, stored, n_cols))
+
+
+def gathered(rows: Rows, numbers: np.ndarray) -> torch.Tensor:
+    """Return float32[len(numbers), n_cols]: the rows with these numbers."""
+    products, _, _ = _compiled()
+    return _decoded(products.Rows(rows.type, rows.data[numbers], rows.n_cols))
+
+
+def _decoded(rows: Rows) -> torch.Tensor:
     _, threads, _ = _compiled()
-    rows = kept_rows(type, stored, n_cols)
-    out = torch.empty(len(rows.data), n_cols)
+    out = torch.empty(len(rows.data), rows.n_cols)
     threads.run(threads.Program([rows.decoding(out.data_ptr())]), torch.get_num_threads())
     return out
 
