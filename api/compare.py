@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import EvaluationError, UsageError
 from .bench import benchmark_model
 from .models import opened_model, split_options, text_of
 from .source import PathLike
@@ -166,16 +166,20 @@ class _Run:
         from ..runtime.evaluate.perplexity import measure_perplexity
 
         o = self.options
-        result = measure_perplexity(
-            model,
-            self.texts[text],
-            n_ctx=o.n_ctx,
-            chunks=o.chunks,
-            batch_tokens=o.tokens_per_pass(self.load.ubatch),
-            save_logits=self._predictions(text),
-            compact=o.compact,
-            progress=self._callback(self.base, text),
-        )
+        try:
+            result = measure_perplexity(
+                model,
+                self.texts[text],
+                n_ctx=o.n_ctx,
+                chunks=o.chunks,
+                batch_tokens=o.tokens_per_pass(self.load.ubatch),
+                save_logits=self._predictions(text),
+                compact=o.compact,
+                progress=self._callback(self.base, text),
+            )
+        except EvaluationError as error:
+            error.file = error.file or text  # one of several: say which
+            raise
         return TextFigures.of_base(text, result)
 
     def _describe(self, model: Model, path: str, label: str) -> ModelFigures:

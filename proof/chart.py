@@ -32,7 +32,25 @@ class Point:
     ring: bool = False
 
 
+@dataclass(frozen=True)
+class Canvas:
+    """The size of a chart, where its axes are, and how wide a character of a label is at most. A
+    `narrow` one, for telephones, has no inset, and its legend below.
+    """
+
+    width: int
+    height: int
+    plot: Box
+    character: float
+    narrow: bool = False
+
+    def id(self, name: str) -> str:
+        return f"narrow-{name}" if self.narrow else name
+
+
 _PLOT = Box(80, 20, WIDTH - 20, HEIGHT - 60)
+_BROAD = Canvas(WIDTH, HEIGHT, _PLOT, _CHARACTER)
+_NARROW = Canvas(400, 440, Box(56, 14, 390, 310), 8.0, narrow=True)
 _PANEL = Box(96, 318, 416, HEIGHT - 74)  # holds the inset and its tick labels
 _INSET = Box(_PANEL.left + 50, _PANEL.top + 12, _PANEL.right - 14, _PANEL.bottom - 28)
 
@@ -45,35 +63,39 @@ def scatter(
     x_label: str,
     y_label: str,
     series: Sequence[str],
+    narrow: bool = False,
 ) -> str:
     """Return an `<svg>` element with grid, axes, one `<g class="mark">` per point, a legend of the
-    `series`, and the lower left frontier.
+    `series` that occur, and the lower left frontier. narrow: for pages of 420 pixels.
     """
+    canvas = _NARROW if narrow else _BROAD
     xs, ys = [p.x for p in points], [max(p.y, SMALLEST) for p in points]
     axes = Axes(
-        _PLOT,
+        canvas.plot,
         math.floor(min(xs) - 0.2),
         math.ceil(max(xs) + 0.2),
         one_two_five(min(ys) * 0.8, up=False),
         one_two_five(max(ys) * 1.3, up=True),
     )
     frontier = " ".join(f"{axes.x(p.x):.1f},{axes.y(p.y):.1f}" for p in _frontier(points))
-    crowd = _crowd(axes, points)
+    crowd = [] if narrow else _crowd(axes, points)
+    named, described = canvas.id("chart-title"), canvas.id("chart-description")
     parts = [
         (
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="chart-title'
-            ' chart-description">'
+            f'<svg viewBox="0 0 {canvas.width} {canvas.height}" role="img"'
+            f' aria-labelledby="{named} {described}">'
         ),
-        f'<title id="chart-title">{escape(title)}</title>',
-        f'<desc id="chart-description">{escape(description)}</desc>',
+        f'<title id="{named}">{escape(title)}</title>',
+        f'<desc id="{described}">{escape(description)}</desc>',
         *_grid(axes),
-        *_axis_labels(x_label, y_label),
+        *_axis_labels(canvas, x_label, y_label),
         f'<polyline class="frontier" points="{frontier}"/>',
     ]
     if crowd:
         parts += _inset(axes, crowd)
-    parts += _marks(axes, points, "mark", unlabelled=crowd)
-    return "\n".join([*parts, *_legend(series), "</svg>"])
+    parts += _marks(axes, points, "mark", canvas.character, unlabelled=crowd)
+    used = sorted({point.series for point in points})
+    return "\n".join([*parts, *_legend(canvas, [(i, series[i]) for i in used]), "</svg>"])
 
 
 def standalone(svg: str, css: str) -> str:
@@ -142,7 +164,7 @@ def _inset(main: Axes, crowd: Sequence[Point]) -> list[str]:
         place.svg("tie"),
         _PANEL.svg("panel"),
         *_grid(axes),
-        *_marks(axes, crowd, "enlarged"),
+        *_marks(axes, crowd, "enlarged", _CHARACTER),
     ]
 
 
@@ -165,27 +187,33 @@ def _grid(axes: Axes) -> list[str]:
     return [*parts, "</g>"]
 
 
-def _axis_labels(x_label: str, y_label: str) -> list[str]:
-    across, down = (_PLOT.left + _PLOT.right) / 2, (_PLOT.top + _PLOT.bottom) / 2
+def _axis_labels(canvas: Canvas, x_label: str, y_label: str) -> list[str]:
+    plot = canvas.plot
+    across, down = (plot.left + plot.right) / 2, (plot.top + plot.bottom) / 2
+    left = 13 if canvas.narrow else 18
     return [
         (
-            f'<text class="axis" x="{across}" y="{HEIGHT - 12}"'
+            f'<text class="axis" x="{across}" y="{plot.bottom + 48}"'
             f' text-anchor="middle">{escape(x_label)}</text>'
         ),
         (
-            f'<text class="axis" x="18" y="{down}" text-anchor="middle" transform="rotate(-90 18'
-            f' {down})">{escape(y_label)}</text>'
+            f'<text class="axis" x="{left}" y="{down}" text-anchor="middle"'
+            f' transform="rotate(-90 {left} {down})">{escape(y_label)}</text>'
         ),
     ]
 
 
 def _marks(
-    axes: Axes, points: Sequence[Point], kind: str, unlabelled: Sequence[Point] = ()
+    axes: Axes,
+    points: Sequence[Point],
+    kind: str,
+    character: float,
+    unlabelled: Sequence[Point] = (),
 ) -> list[str]:
     """Return a group of class `kind` per point: shape, label, and a title that browsers show as a
     tooltip. Rings come last, on top.
     """
-    labels = _labels(axes, [p for p in points if p not in unlabelled], points)
+    labels = _labels(axes, [p for p in points if p not in unlabelled], points, character)
     parts = []
     for point in sorted(points, key=lambda p: p.ring):
         name = escape(point.label)
@@ -205,14 +233,16 @@ def _shape(point: Point, x: float, y: float) -> str:
     return f'<path d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
 
 
-def _labels(axes: Axes, points: Sequence[Point], all_points: Sequence[Point]) -> dict[Point, str]:
+def _labels(
+    axes: Axes, points: Sequence[Point], all_points: Sequence[Point], character: float
+) -> dict[Point, str]:
     """Return a text for each of `points`, at the first place next to its mark that nothing
     covers.
     """
     taken = [axes.around(p.x, p.y) for p in all_points]
     texts = {}
     for point in points:
-        x, y, width = axes.x(point.x), axes.y(point.y), _CHARACTER * len(point.label)
+        x, y, width = axes.x(point.x), axes.y(point.y), character * len(point.label)
         for dx, dy in ((14, 0), (-14, 0), (12, 15), (12, -15), (-12, 15), (-12, -15)):
             left = x + dx if dx > 0 else x + dx - width
             box = Box(left, y + dy - _LINE / 2, left + width, y + dy + _LINE / 2)
@@ -227,14 +257,17 @@ def _labels(axes: Axes, points: Sequence[Point], all_points: Sequence[Point]) ->
     return texts
 
 
-def _legend(series: Sequence[str]) -> list[str]:
-    left, top = _PLOT.right - 212, _PLOT.top + 34
-    parts = [
-        '<g class="legend">',
-        Box(left - 20, top - 20, _PLOT.right - 12, top + 22 * len(series) + 18).svg("panel"),
-    ]
-    for index, name in enumerate(series):
-        y = top + 22 * index
+def _legend(canvas: Canvas, series: Sequence[tuple[int, str]]) -> list[str]:
+    """Return the names of series (number, name) and of the frontier, on a panel or below."""
+    plot, parts = canvas.plot, ['<g class="legend">']
+    if canvas.narrow:
+        left, top = plot.left + 10, plot.bottom + 76
+    else:
+        left, top = plot.right - 212, plot.top + 34
+        box = Box(left - 20, top - 20, plot.right - 12, top + 22 * len(series) + 18)
+        parts.append(box.svg("panel"))
+    for row, (index, name) in enumerate(series):
+        y = top + 22 * row
         shape = _shape(Point(name, 0, 0, index), left, y)
         parts.append(
             f'<g class="series{index}">{shape}<text x="{left + 16}"'

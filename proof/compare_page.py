@@ -44,7 +44,7 @@ def html_page(comparison: Comparison, facts: Sequence[tuple[str, str]] = ()) -> 
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
-<style>{style.COLOURS}{style.PAGE}{style.CHART}{style.TOKENS}</style>
+<style>{style.COLOURS}{style.PAGE}{style.CHART}{style.TWO_CHARTS}{style.TOKENS}</style>
 </head>
 <body>
 <main>
@@ -99,19 +99,24 @@ def _chart_section(comparison: Comparison) -> str:
         is_ik = file_type is not None and file_type.number >= _FIRST_IK_NUMBER
         points.append(Point(model.label, model.bits_per_weight, value, int(is_ik), covered))
     listed = ", ".join(f"{p.label} {p.y:.3g} at {p.x:.2f}" for p in points)
-    svg = scatter(
-        points,
-        title="Mean KL divergence against bits per weight",
-        description=f"Divergence at bits per weight: {listed}.",
-        x_label="bits per weight of the whole model",
-        y_label="mean KL divergence",
-        series=("preset of llama.cpp", "preset of ik_llama.cpp"),
+    broad, narrow = (
+        scatter(
+            points,
+            title="Mean KL divergence against bits per weight",
+            description=f"Divergence at bits per weight: {listed}.",
+            x_label="bits per weight of the whole model",
+            y_label="mean KL divergence",
+            series=("types of llama.cpp", "types of ik_llama.cpp"),
+            narrow=is_narrow,
+        )
+        for is_narrow in (False, True)
     )
     name = escape(_short(comparison.base.texts[0].text))
     return f"""<section aria-labelledby="chart-heading">
 <h2 id="chart-heading">Loss against size</h2>
 <figure>
-<div class="wide" role="group" aria-label="Chart" tabindex="0">{svg}</div>
+<div class="wide" role="group" aria-label="Chart" tabindex="0">
+<div class="broad">{broad}</div><div class="narrow">{narrow}</div></div>
 <figcaption>Measured on {name}. Lower is closer to {escape(comparison.base.name)}. Further left is
 smaller. The vertical axis is logarithmic.</figcaption>
 </figure>
@@ -283,6 +288,7 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     import platform
     from importlib.metadata import version
 
+    from ..runtime.bench.record import cpu_name
     from ..version import __version__
 
     base = comparison.base
@@ -291,6 +297,6 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
         ("Base", f"{base.name}, {base.type}, {base.n_parameters / 1e6:,.1f} million parameters"),
         ("Architecture", base.architecture),
         ("Device", base.device),
-        ("Machine", f"{platform.machine()}, {platform.system()}"),
+        ("Machine", f"{cpu_name()}, {platform.machine()}, {platform.system()}"),
         ("Software", f"Python {platform.python_version()}, torch {version('torch')}"),
     ]

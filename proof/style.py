@@ -106,6 +106,16 @@ dd { margin: 0; overflow-wrap: anywhere; }
 }
 """
 
+# A chart that is drawn for wide pages, and again for narrow ones.
+TWO_CHARTS = """
+.narrow { display: none; }
+@media (max-width: 40rem) {
+  .broad { display: none; }
+  .narrow { display: block; }
+  .narrow svg { font-size: 13px; }
+}
+"""
+
 TOKENS = """
 .tokens {
   background: var(--card); border: 1px solid var(--line); border-radius: 10px;

@@ -12,7 +12,8 @@ import subprocess
 import iqforge
 import pytest
 from iqforge.cli import main
-from iqforge.errors import UsageError
+from iqforge.errors import EvaluationError, UsageError
+from iqforge.proof import style
 from iqforge.proof.compare_page import html_page
 from iqforge.runtime.evaluate.comparison import figures_from_json, short_labels
 
@@ -157,6 +158,29 @@ def test_names_are_shortened_to_what_differs():
     assert short_labels(["qwen-8b", "qwen-8b-Q4_K"]) == ["8b", "8b-Q4_K"]
     assert short_labels(["one"]) == ["one"]
     assert short_labels(["one", "two"]) == ["one", "two"]
+
+
+def test_the_chart_is_drawn_for_telephones_too(compared):
+    """At 420 pixels a chart of 820 would have letters of 7."""
+    page = html_page(compared[0])
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids)) and page.count("<svg") == 2
+    assert 'aria-labelledby="narrow-chart-title narrow-chart-description"' in page
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        width = float(re.findall(r'viewBox="0 0 (\d+)', svg)[0])
+        assert svg.count('class="mark') == 2 and "nan" not in svg
+        assert all(0 <= float(x) <= width for x in re.findall(r'<text[^>]* x="([-\d.]+)"', svg))
+        # The legend names what there is: no file has types of ik_llama.cpp.
+        assert ">types of llama.cpp<" in svg and "ik_llama" not in svg
+    narrow = style.TWO_CHARTS.partition("@media (max-width: 40rem) {")[2]
+    assert ".broad { display: none; }" in narrow and ".narrow { display: block; }" in narrow
+
+
+def test_a_text_that_is_too_short_is_named(compared, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text("One line.")
+    with pytest.raises(EvaluationError, match=r"short\.txt.*: the text has \d+ tokens"):
+        iqforge.compare_models(shared(BASE), [shared(SMALL)], [short], tmp_path / "w", **FAST)
 
 
 def test_nothing_to_compare_is_an_error(tmp_path):

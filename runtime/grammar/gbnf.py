@@ -19,6 +19,7 @@ _REPEATED = re.compile(r"\{\s*(\d+)\s*(,?)\s*(\d*)\s*\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _MOST_REPEATED = 10000
+_NEVER = "{0,0}"  # a repetition that leaves its item out
 _MOST_COPIES = 100_000  # of an item, by repetitions of repetitions: a mask takes time for each
 _DEEPEST = 100  # groups within groups
 _WRITTEN = 8  # of these as groups; llguidance reads few, so that inner ones become rules
@@ -128,7 +129,8 @@ class _Parser:
             self._space(nested)
             repetition = self._repetition()
             self._space(nested)
-            items.append(item + repetition)
+            if repetition != _NEVER:
+                items.append(item + repetition)
             copies = max(copies, self.copies)
         self.copies = copies
         return " ".join(item for item in items if item) or '""'
@@ -151,6 +153,8 @@ class _Parser:
         if self.copies > _MOST_COPIES:
             raise self._error(f"repetitions of repetitions make more than {_MOST_COPIES:,} copies")
         self.at = found.end()
+        if most == 0:
+            return _NEVER
         return f"{{{least},{'' if most is None else most}}}"
 
     def _literal(self) -> str:
