@@ -68,7 +68,7 @@ def test_a_table_of_better_bits(tmp_path, monkeypatch, capsys):
     runpy.run_path(str(script), run_name="__main__")
     said = capsys.readouterr().out
     assert "| IQ3_K | 0.10000 x 0.500 | 0.20000 x 0.500 | 0.500 | 0.500 | +15.00 % |" in said
-    assert "| 2 and 3 bits | 2 | x 0.500 | x 0.500 | +15.00 % | +50.00 ± 25.00 % |" in said
+    assert "| 2 and 3 bits | 0.500 | x 0.500 | x 0.500 | +15.00 % | +50.00 ± 25.00 % |" in said
     assert "Q6_K" not in said
 
 

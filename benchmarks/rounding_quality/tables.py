@@ -65,14 +65,12 @@ def print_tables(folders: list[Path]) -> None:
         rows = [(name, pairs[name][work.name]) for name in order if work.name in pairs[name]]
         if rows:
             print_model(work.name, rows)
-    print_means("type", {name: list(pairs[name].values()) for name in order})
-    print_means(
-        "family",
-        {
-            family: [pair for name in names for pair in pairs.get(name, {}).values()]
-            for family, names in families_of.items()
-        },
-    )
+    print_means("type", [(name, [pairs[name]]) for name in order], folders)
+    by_family = {
+        family: [pairs[name] for name in names if name in pairs]
+        for family, names in families_of.items()
+    }
+    print_means("family", list(by_family.items()), folders)
 
 
 @dataclass(frozen=True)
@@ -115,14 +113,24 @@ def print_model(name: str, rows: list[tuple[str, Pair]]) -> None:
         print(f"| {type} | " + " | ".join([*cells, *gains([pair])]) + " |")
 
 
-def print_means(what: str, by_name: dict[str, list[Pair]]) -> None:
-    """Print a line for each name that has figures, and one for all."""
-    print(f"\n| {what} | figures | geometric mean | worst | top | tasks |\n" + "|---" * 6 + "|")
-    found = {name: pairs for name, pairs in by_name.items() if pairs}
-    everything = [pair for pairs in found.values() for pair in pairs]
-    for name, pairs in (*found.items(), *([("all", everything)] if everything else [])):
+def print_means(
+    what: str, found: list[tuple[str, list[dict[str, Pair]]]], folders: list[Path]
+) -> None:
+    """Print geometric means of each type or family by model and over all models, and of all."""
+    models = [work.name for work in folders]
+    head = [what, *models, "mean", "worst", "top", "tasks"]
+    print("\n| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    everything = [by_model for _, types in found for by_model in types]
+    for name, types in [*found, ("all", everything)]:
+        if not types:
+            continue
+        cells = []
+        for model in models:
+            ratios = [ratio for one in types if model in one for ratio in one[model].ratios]
+            cells.append(f"{mean(ratios):.3f}" if ratios else "-")
+        pairs = [pair for one in types for pair in one.values()]
         ratios = [ratio for pair in pairs for ratio in pair.ratios]
-        cells = [str(len(ratios)), f"x {mean(ratios):.3f}", f"x {max(ratios):.3f}", *gains(pairs)]
+        cells += [f"x {mean(ratios):.3f}", f"x {max(ratios):.3f}", *gains(pairs)]
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
