@@ -25,6 +25,7 @@ SHAPES = {
     "qwen3-30b-a3b": (48, 4, 8, 128),
     "gpt-oss-20b": (12, 8, 8, 64),
     "qwen3.5-35b-a3b": (10, 2, 8, 256),
+    "gemma2-9b": (21, 8, 2, 256),
     "gemma3-27b": (10, 16, 2, 128),
 }
 BANDWIDTH = 4.3e12  # bytes per second that a copy reaches on one H200

@@ -12,6 +12,7 @@ from .compile.launch import function, launch
 from .compile.spec import KernelSpec
 
 WARPS = 8  # of a block
+_FEWER_WARPS = 6  # that take their own tiles, where two of each of `WARPS` do not fit
 MOST_HEAD = 512  # elements of a head
 TYPES = {
     "F32": 0,
@@ -129,12 +130,14 @@ class AttentionShape:
         return 0, 0
 
     def fitting(self, limit: int) -> AttentionShape:
-        """Return the shape, or the form of it that needs less shared memory: warps that share
-        tiles, or the scalar form for encoded rows.
+        """Return the shape, or the form of it that needs less shared memory: fewer warps, warps
+        that share tiles, or the scalar form for encoded rows.
         """
-        shape = self
-        if shape.is_by_warp and shape.tile(limit)[1] < min(2, shape.warp_stages):
-            shape = replace(shape, by_warp=False, warps=WARPS)
+        shape, least = self, min(2, self.warp_stages)
+        if shape.is_by_warp and shape.tile(limit)[1] < least:
+            fewer = replace(shape, warps=min(shape.warps, _FEWER_WARPS))
+            shared = replace(shape, by_warp=False, warps=WARPS)
+            shape = fewer if fewer.tile(limit)[1] >= least else shared
         if shape.tile(limit)[0] or not shape.decoded:
             return shape
         return replace(shape, scalar=True)

@@ -36,6 +36,7 @@ CPU = torch.device("cpu")
         (1, 6, 2, 64, 64, "q4_1", "iq4_nl", 64, "norm", False, False),
         (2, 7, 1, 64, 64, "q5_0", "q6_0", 64, "norm", False, False),
         (1, 4, 2, 64, 64, "q8_0", "f16", 64, "norm", False, False),
+        (1, 8, 1, 256, 256, "f16", "f16", 64, "neox", False, True),  # six warps
     ],
     ids=lambda case: "-".join(map(str, case)),
 )
@@ -53,7 +54,7 @@ def _compare(case, tmp_path, **features):
 
     def run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale, out, *more):
         if not loaded:
-            loaded.append(library(tmp_path, shape.spec(LIMIT), RUN_ATTENTION))
+            loaded.append(library(tmp_path, shape.fitting(LIMIT).spec(LIMIT), RUN_ATTENTION))
         biases, sinks = more
         loaded[0].run(
             -(-capacity // shape.shortest),

@@ -99,6 +99,10 @@ def test_warps_take_their_own_tiles_where_they_can():
     assert not replace(shape, rows=3).is_by_warp and replace(shape, rows=2).is_by_warp
     assert not replace(shape, type_k="Q8_0", type_v="Q8_0", key_length=96).is_by_warp
     assert not replace(shape, type_k="F32").is_by_warp
+    long = replace(shape, key_length=256, value_length=256)
+    used = long.fitting(225 << 10)
+    assert used.is_by_warp and used.warps == 6 and used.tile(225 << 10) == (16, 2)
+    assert not long.fitting(161 << 10).is_by_warp
     mixed = replace(shape, type_k="Q8_0")
     assert mixed.is_by_warp and not replace(mixed, type_v="BF16").is_by_warp
     assert not replace(mixed, rows=3).on_tensor_cores
