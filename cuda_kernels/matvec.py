@@ -40,6 +40,7 @@ from .matvec_plan import (
     EXPERT_GATE,
     EXPERT_GATE_BY,
     EXPERT_GATE_UP,
+    FLOAT_WARPS,
     GATE_BY,
     GATE_UP,
     MATVEC_ADD,
@@ -48,6 +49,8 @@ from .matvec_plan import (
     NAMES,
     NORM_MATVEC,
     RESERVED,
+    DeviceLimits,
+    float_expert_spec,
     float_spec,
     limits,
     quantized_spec,
@@ -85,11 +88,9 @@ def specs() -> list[KernelSpec]:
     return sample_specs()
 
 
-def supported(type: GGMLType, *, experts: bool = False) -> bool:
-    """Return whether there are kernels for packed matrices of a type; with `experts` those that
-    take an expert's id.
-    """
-    return type.name in packed_types() and not (experts and type.is_float)
+def supported(type: GGMLType) -> bool:
+    """Return whether there are kernels for packed matrices of a type."""
+    return type.name in packed_types()
 
 
 def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
@@ -98,7 +99,10 @@ def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
     """
     device = limits(device_index(m.device))
     if m.type.is_float:
-        return m.cols * 4 <= device.shared - RESERVED
+        rows = slots if kind == EXPERT_DOWN else 1
+        return (
+            rows * m.cols * 4 <= device.shared - RESERVED and m.cols * m.type.block_bytes % 16 == 0
+        )
     return device.plan(
         m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind
     ).shared <= shared_space_of(m.type, device.shared)
@@ -374,8 +378,7 @@ def expert_gate_up(
     type. Its result float32[n, hidden] goes to `shared_out`, or without that to the slots of `out`
     after those of `ids`, ff elements in each.
 
-    Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
-    are not checked.
+    Raise ShapeError for tensors that do not fit. Ids are not checked.
     """
     n, cols = h.shape
     ff, device = gate.rows if up is not None else gate.rows // 2, h.device
@@ -396,7 +399,7 @@ def expert_gate_up(
         if shared_out is not None:
             _check("result of the shared expert", shared_out, (n, always), device)
     for m in (gate, up, *shared):
-        _check_matrix(m, cols, device, experts=True)
+        _check_matrix(m, cols, device)
     for m, terms in ((gate, gate_terms), (up, up_terms)):
         _check_terms(terms, m)
     if (up.rows, up.n_matrices) != (gate.rows, gate.n_matrices):
@@ -415,28 +418,28 @@ def expert_gate_up(
     here = limits(index)
     for kind, matrices, terms in launches:
         type = matrices[0].type
-        cut = here.plan(type, cols, 1, kind)
-        if cut.shared > shared_space_of(type, here.shared):
+        with_terms = {
+            "biased": any(each.bias is not None for each in terms),
+            "scaled": any(each.scale is not None for each in terms),
+            "shared": int(always > 0),
+        }
+        if not fits(matrices[0], kind):
             raise ShapeError(
                 f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
                 f" memory of {device}"
             )
-        spec = quantized_spec(
-            type,
-            cols,
-            1,
-            kind,
-            cut,
-            gating=gating,
-            biased=any(each.bias is not None for each in terms),
-            scaled=any(each.scale is not None for each in terms),
-            shared=int(always > 0),
-        )
+        if type.is_float:
+            spec = float_expert_spec(type, cols, 1, kind, gating, **with_terms)
+            blocks, warps, space = _float_blocks(here, k * ff + always), FLOAT_WARPS, 4 * cols
+        else:
+            cut = here.plan(type, cols, 1, kind)
+            spec = quantized_spec(type, cols, 1, kind, cut, gating=gating, **with_terms)
+            blocks, warps, space = here.processors, cut.warps, here.shared_of(type, kind, cut)
         with torch.cuda.device(index):
             launch(
                 function(spec, NAMES[kind], index),
-                (here.processors, n),
-                32 * cut.warps,
+                (blocks, n),
+                32 * warps,
                 h,
                 norm_weight,
                 np.float32(eps),
@@ -457,7 +460,7 @@ def expert_gate_up(
                 np.int64(shared_pitch),
                 np.int64(out.stride(0)),
                 out,
-                shared=here.shared_of(type, kind, cut),
+                shared=space,
                 pdl=pdl,
             )
 
@@ -481,8 +484,7 @@ def expert_down_add(
     shared: the matrix of an expert that every token uses, of the same type, with rows of a multiple
     of `cols` elements: the slots after those of `ids` are its input.
 
-    Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
-    are not checked.
+    Raise ShapeError for tensors that do not fit. Ids are not checked.
     """
     n, k, cols = x.shape
     device = x.device
@@ -492,36 +494,35 @@ def expert_down_add(
         raise ShapeError(f"{ids.shape[1]} experts and {always} slots of a shared one for {k} slots")
     _check("weights of the experts", weights, (n, k), device)
     _check("result", h, (n, down.rows), device)
-    _check_matrix(down, cols, device, experts=True)
+    _check_matrix(down, cols, device)
     if shared is not None:
-        _check_matrix(shared, cols * always, device, experts=True)
+        _check_matrix(shared, cols * always, device)
     _check_terms(terms, down)
     index = device_index(device)
     here = limits(index)
-    cut = here.plan(down.type, cols, k, EXPERT_DOWN)
-    if cut.shared > shared_space_of(down.type, here.shared):
+    if not fits(down, EXPERT_DOWN, k):
         raise ShapeError(
             f"{k} experts of {cols} elements do not fit into the {here.shared} bytes of shared"
             f" memory of {device}"
         )
+    with_terms = {
+        "biased": terms.bias is not None,
+        "scaled": terms.scale is not None,
+        "shared": always,
+    }
+    if down.type.is_float:
+        spec = float_expert_spec(down.type, cols, k, EXPERT_DOWN, **with_terms)
+        blocks, warps, space = _float_blocks(here, down.rows), FLOAT_WARPS, 4 * k * cols
+    else:
+        cut = here.plan(down.type, cols, k, EXPERT_DOWN)
+        spec = quantized_spec(down.type, cols, k, EXPERT_DOWN, cut, **with_terms)
+        blocks, warps = here.processors, cut.warps
+        space = here.shared_of(down.type, EXPERT_DOWN, cut)
     with torch.cuda.device(index):
         launch(
-            function(
-                quantized_spec(
-                    down.type,
-                    cols,
-                    k,
-                    EXPERT_DOWN,
-                    cut,
-                    biased=terms.bias is not None,
-                    scaled=terms.scale is not None,
-                    shared=always,
-                ),
-                NAMES[EXPERT_DOWN],
-                index,
-            ),
-            (here.processors, n),
-            32 * cut.warps,
+            function(spec, NAMES[EXPERT_DOWN], index),
+            (blocks, n),
+            32 * warps,
             x,
             down.data,
             np.int64(down.total_rows),
@@ -532,9 +533,16 @@ def expert_down_add(
             terms.scale,
             None if shared is None else shared.data,
             h,
-            shared=here.shared_of(down.type, EXPERT_DOWN, cut),
+            shared=space,
             pdl=pdl,
         )
+
+
+def _float_blocks(here: DeviceLimits, rows: int) -> int:
+    """Return the blocks of a launch in which a warp takes a row at a time: as many as run at once,
+    at most.
+    """
+    return min(-(-rows // FLOAT_WARPS), here.processors * (2048 // (32 * FLOAT_WARPS)))
 
 
 def _check(
@@ -609,14 +617,11 @@ def _check_terms(terms: ExpertTerms, m: PackedMatrix) -> None:
         _check("scales of the experts", terms.scale, (m.n_matrices,), m.device)
 
 
-def _check_matrix(m: PackedMatrix, cols: int, device: torch.device, experts: bool = False) -> None:
+def _check_matrix(m: PackedMatrix, cols: int, device: torch.device) -> None:
     if m.cols != cols or m.device != device:
         raise ShapeError(
             f"a matrix with rows of {m.cols} elements on {m.device} for activations of {cols} on"
             f" {device}"
         )
-    if not supported(m.type, experts=experts):
-        raise UnsupportedTypeError(
-            f"there is no matrix-vector kernel for {'experts' if experts else 'matrices'} of"
-            f" {m.type}"
-        )
+    if not supported(m.type):
+        raise UnsupportedTypeError(f"there is no matrix-vector kernel for {m.type}")

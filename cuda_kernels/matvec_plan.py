@@ -25,6 +25,7 @@ NAMES = (
 )
 MOST_ROWS = 8  # of activations
 MOST_SLOTS = 32  # experts of a token
+FLOAT_WARPS = 8  # of a block that multiplies with experts of floats
 
 # Elements that a lane takes at once, G of the formats; 32 for all others.
 _GRANULE = {
@@ -293,6 +294,44 @@ def float_spec(
     )
 
 
+def float_expert_spec(
+    type: GGMLType,
+    cols: int,
+    n: int,
+    kind: int,
+    gating: Gating = Gating(),
+    *,
+    biased: bool = False,
+    scaled: bool = False,
+    shared: int = 0,
+) -> KernelSpec:
+    """Return the kernel of a product with experts of F32, F16 or BF16. n: slots of EXPERT_DOWN, of
+    which the last `shared` ones are a shared expert's; other kinds have one row of activations, and
+    with `shared` the matrices of a shared expert.
+    """
+    defines = {
+        "TYPE": type.name,
+        "WEIGHT_BYTES": type.block_bytes,
+        "COLS": cols,
+        "X_ROWS": n,
+        "KIND": kind,
+        "KERNEL": NAMES[kind],
+        "WARPS": FLOAT_WARPS,
+        "UNROLL": min(4, -(-cols * type.block_bytes // (16 * 32))),
+        "BIASED": int(biased),
+        "SCALED": int(scaled),
+        "SHARED_SLOTS": shared,
+        **dict(gating.defines),
+    }
+    terms = "b" * biased + "s" * scaled + f"+{shared}" * (shared > 0)
+    return KernelSpec(
+        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}{terms}{gating.suffix}",
+        ("matvec/float_experts.cu",),
+        tuple((k, str(v)) for k, v in defines.items()),
+        (NAMES[kind],),
+    )
+
+
 @dataclass(frozen=True)
 class DeviceLimits:
     """Limits of a device: multiprocessors, and the bytes of shared memory that a block can have at
@@ -351,6 +390,8 @@ def sample_specs() -> list[KernelSpec]:
         if type.is_float:
             found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
             found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4, options=("PLAIN",)))
+            found.append(float_expert_spec(type, 2048, 1, EXPERT_GATE_UP))
+            found.append(float_expert_spec(type, 768, 8, EXPERT_DOWN))
             continue
         if name == "MXFP4":  # experts as in gpt-oss
             for kind, n, gating in (

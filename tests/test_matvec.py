@@ -143,6 +143,8 @@ def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False, up_
         ("IQ2_XXS", 768, 2, 2),
         ("IQ4_NL", 1408, 2, 6),
         ("MXFP4", 2880, 1, 4),
+        ("BF16", 512, 1, 8),
+        ("F16", 1408, 2, 6),
     ],
 )
 def test_a_shared_expert_in_the_launches_of_the_others(name, ff, slots, used, merged):
@@ -187,7 +189,9 @@ def test_a_shared_expert_in_the_launches_of_the_others(name, ff, slots, used, me
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("name", "up_type"), [("MXFP4", "Q8_0"), ("IQ4_KS", "Q4_K")])
+@pytest.mark.parametrize(
+    ("name", "up_type"), [("MXFP4", "Q8_0"), ("IQ4_KS", "Q4_K"), ("BF16", "F16")]
+)
 def test_experts_of_two_types(name, up_type):
     check_experts(name, False, 512, 768, FFNSpec("swiglu_oai", limit=1.0), True, up_type)
 
@@ -204,6 +208,7 @@ def test_experts_of_two_types(name, up_type):
         ("Q8_0", "gelu", 0.0, True),
         ("IQ4_K", "gelu_erf", 0.0, False),
         ("Q4_K", "swiglu_oai", 7.0, True),
+        ("BF16", "swiglu_oai", 7.0, True),
     ],
 )
 def test_experts_with_terms(name, activation, limit, terms, merged):
@@ -310,8 +315,6 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("merged", [False, True])
     def test_experts(self, name, merged):
-        if ggml_type(name).is_float:
-            pytest.skip("no experts of floats")
         check_experts(name, merged, 768, 512)
 
 
@@ -418,10 +421,8 @@ def test_slots_of_experts_are_joined(name):
     assert not matvec_plan.plan(type, 1024, 8, matvec_plan.EXPERT_DOWN, 227 << 10).joined
 
 
-def test_floats_have_no_expert_kernels():
-    for name in TYPES:
-        assert matvec.supported(ggml_type(name))
-        assert matvec.supported(ggml_type(name), experts=True) != ggml_type(name).is_float
+def test_every_type_that_is_packed_has_kernels():
+    assert all(matvec.supported(ggml_type(name)) for name in TYPES)
     assert not matvec.supported(ggml_type("I32"))
 
 

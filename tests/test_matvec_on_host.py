@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -645,3 +646,101 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged):
     arguments = x, down.data, np.int64(down.total_rows), 9, ids, by, bias, None, shared.data, to
     start(build(kernel, DOWN), cut, n, [down, shared], *arguments)
     assert_close(to, expected)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("name", ["BF16", "F16", "F32"])
+def test_experts_of_floats(build, name, merged):
+    """With biases, scales, and a shared expert of two slots, which has neither. Activations are not
+    rounded. A row ends within the loads of a warp.
+    """
+    type, n, k, cols, ff, slots = ggml_type(name), 2, 3, 608, 352, 2
+    cut = SimpleNamespace(shared=4 * cols)
+    ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
+    chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
+    spec, rows = FFNSpec("swiglu_oai", limit=0.5), 21
+    gates = (
+        [matrix(name, 14, cols, 5)] * 2
+        if merged
+        else [matrix(name, 7, cols, 5, seed) for seed in (0, 1)]
+    )
+    first_up = 7 if merged else 0
+    biases = [draw(5, 14, seed=5)] * 2 if merged else [draw(5, 7, seed=5), draw(5, 7, seed=6)]
+    scales = [draw(5, seed=7).abs()] * 2
+    always = (
+        [matrix(name, 2 * rows, cols, seed=11)] * 2
+        if merged
+        else [matrix(name, rows, cols, seed=seed) for seed in (11, 12)]
+    )
+    h, w = draw(n, cols), draw(cols, seed=2)
+    x = (h * w).double() / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
+    products = [
+        torch.einsum("nc,nkrc->nkr", x, weights(m)[chosen]) * scale[chosen, None] + bias[chosen]
+        for m, scale, bias in zip(gates, scales, biases, strict=True)
+    ]
+    gate, up = products[0].chunk(2, -1) if merged else products
+    out, apart = torch.full((n, k * 7 + 1), float("nan")), torch.full((n, rows + 2), float("nan"))
+    terms = {"biased": True, "scaled": True}
+    kernel = mp.float_expert_spec(
+        type, cols, 1, mp.EXPERT_GATE_UP, Gating(spec.activation, spec.limit), shared=1, **terms
+    )
+    start(
+        build(kernel, GATES),
+        cut,
+        n,
+        [*gates[: 2 - merged], *always[: 2 - merged]],
+        h,
+        w,
+        EPS,
+        *(m.data for m in gates),
+        np.int64(gates[0].total_rows),
+        14 if merged else 7,
+        first_up,
+        ids,
+        k,
+        7,
+        *biases,
+        *scales,
+        *(m.data for m in always),
+        np.int64(always[0].total_rows),
+        rows,
+        apart,
+        np.int64(apart.stride(0)),
+        np.int64(out.stride(0)),
+        out,
+    )
+    assert_close(out[:, : k * 7].reshape(n, k, 7), gated(spec, gate.clone(), up.clone()) * used)
+    both = [x @ weights(m)[0].T for m in always[: 2 - merged]]
+    both = both[0].chunk(2, -1) if merged else both
+    assert_close(apart[:, :rows], gated(spec, both[0].clone(), both[1].clone()))
+    assert torch.isnan(out[:, -1]).all() and torch.isnan(apart[:, rows:]).all()
+
+    total, down = k + slots, matrix(name, 9, ff, 5, seed=2)
+    shared, bias, scale = matrix(name, 9, slots * ff, seed=13), draw(5, 9, seed=6), draw(5, seed=8)
+    x, by, to = draw(n, total, ff), draw(n, total, seed=3).abs(), draw(n, 9, seed=4)
+    y = torch.einsum("nkc,nkrc->nkr", x[:, :k].double(), weights(down)[chosen])
+    y = (y * scale[chosen, None] + bias[chosen]) * by[:, :k, None] * used
+    expected = to.double() + y.sum(1)
+    expected += (x.double() * by[..., None])[:, k:].flatten(1) @ weights(shared)[0].T
+    kernel = mp.float_expert_spec(type, ff, total, mp.EXPERT_DOWN, shared=slots, **terms)
+    cut, stored = SimpleNamespace(shared=4 * total * ff), np.int64(down.total_rows)
+    arguments = x, down.data, stored, 9, ids, by, bias, scale, shared.data, to
+    start(build(kernel, DOWN), cut, n, [down, shared], *arguments)
+    assert_close(to, expected)
+
+
+def test_gate_and_up_of_two_types_of_floats(build):
+    n, k, cols, spec = 2, 3, 608, FFNSpec("gelu", limit=0.5)
+    ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
+    chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
+    h, w, out = draw(n, cols), draw(cols, seed=2), torch.full((n, k, 7), float("nan"))
+    x = (h * w).double() / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
+    products, cut = [], SimpleNamespace(shared=4 * cols)
+    for name, kind in (("BF16", mp.EXPERT_GATE), ("F16", mp.EXPERT_GATE_BY)):
+        m, gating = matrix(name, 7, cols, 5), Gating(spec.activation, spec.limit)
+        kernel = mp.float_expert_spec(ggml_type(name), cols, 1, kind, gating)
+        data, stored = m.data, np.int64(m.total_rows)
+        arguments = h, w, EPS, data, data, stored, 7, 0, ids, k, 7, None, None, None, None
+        start(build(kernel, GATES), cut, n, [m], *arguments, *NO_SHARED, np.int64(k * 7), out)
+        products.append(torch.einsum("nc,nkrc->nkr", x, weights(m)[chosen]))
+    assert_close(out, gated(spec, *products) * used)

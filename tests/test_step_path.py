@@ -188,14 +188,10 @@ def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
 
 
 @pytest.mark.parametrize("type", ["BF16", "F16"])
-def test_experts_of_floats_are_named_and_right(monkeypatch, opened, type):
+def test_experts_of_floats(monkeypatch, opened, type):
     step_on_cpu.install(monkeypatch)
     model, steps, told = opened("moe", type)
-    assert told == [
-        f"slow path: MoE of 2 layers from 0: ffn_down_exps is {type}, for which there is no"
-        " matrix-vector kernel"
-    ]
-    assert not steps.captures
+    assert not told and steps.captures
     check(model, steps)
     assert list(steps.follow(5, model.new_state(30), 9, GREEDY)) == list(
         model.follow(5, model.new_state(30), 9, GREEDY)

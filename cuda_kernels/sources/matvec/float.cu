@@ -4,28 +4,10 @@
 // device busy otherwise), UNROLL (loads of 16 bytes on their way per lane), KIND, PLAIN, ACTIVATION, LIMIT and KERNEL as in matvec.cu.
 #include "matvec/common.cuh"
 #include "units/gating.cuh"
+#include "matvec/float_rows.cuh"
 
 constexpr bool NORM = KIND != 1 && !PLAIN, GATED = KIND == 2;
-constexpr int E = 16 / WEIGHT_BYTES, VECTORS = COLS / E, PER = (VECTORS + 32 * SPLIT - 1) / (32 * SPLIT);   // weights and vectors of a lane
-enum { F32, F16, BF16 };
-
-DEV uint4 load_weights(const uint8_t* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-}
-
-DEV float product(const uint4& w, const float* x) {
-  const uint32_t v[4] = {w.x, w.y, w.z, w.w};
-  float sum = 0;
-  #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    if (TYPE == F32) sum += __uint_as_float(v[i]) * x[i];
-    else if (TYPE == F16) sum += half_low(v[i]) * x[2 * i] + half_high(v[i]) * x[(2 * i + 1) % E];
-    else sum += __uint_as_float(v[i] << 16) * x[2 * i % E] + __uint_as_float(v[i] & 0xFFFF0000u) * x[(2 * i + 1) % E];
-  }
-  return sum;
-}
+constexpr int PER = (VECTORS + 32 * SPLIT - 1) / (32 * SPLIT);   // vectors of a lane
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(
     const float* x, const float* norm_weight, float eps, const uint8_t* base0, float* out0, int rows0, int first0, int,

@@ -49,7 +49,7 @@ def on_device(
         raise Slow(f"{linear.role} is not one tensor of all experts")
     if kind is None:
         return matrix
-    if not matvec.supported(matrix.type, experts=isinstance(linear, ExpertLinear)):
+    if not matvec.supported(matrix.type):
         raise Slow(f"{linear.role} is {matrix.type}, for which there is no matrix-vector kernel")
     if not matvec.fits(matrix, kind, slots):
         raise Slow(
