@@ -89,3 +89,30 @@ def test_pages_name_scripts_that_exist():
         found |= set(re.findall(r"\bbenchmarks/(\w+\.py)", page.read_text()))
         assert "tests/measure_" not in page.read_text(), page
     assert found and found <= {script.name for script in SCRIPTS}
+
+
+def test_versions_measured_in_turn(tmp_path, monkeypatch, capsys):
+    """Two packages that say how fast they are. One that ends is an error."""
+    for name, speed in (("old", 100.0), ("new", 98.0)):
+        package = tmp_path / name / "iqforge"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(
+            "import contextlib, types\n"
+            "def random_model(spec, device, ubatch):\n"
+            "    print('loading')\n"
+            f"    assert (spec, {name!r}) != ('gone', 'new')\n"
+            "    return contextlib.nullcontext()\n"
+            "def benchmark_model(model, prompts, generations, repetitions):\n"
+            "    test = types.SimpleNamespace(label=f'tg{generations[0]}')\n"
+            f"    return [types.SimpleNamespace(test=test, avg_ts={speed})]\n"
+        )
+    script, found = FOLDER / "alternate.py", tmp_path / "found.jsonl"
+    words = [f"old={tmp_path}/old", f"new={tmp_path}/new", "gone", "m:Q8_0", "-p", "0", "-n", "4"]
+    monkeypatch.setattr(sys, "argv", [str(script), *words, "-r", "2", "--json", str(found)])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(script), run_name="__main__")
+    assert stopped.value.code == 1
+    out = capsys.readouterr().out
+    assert "| m:Q8_0 tg4 | 100.0 | 98.0 (-2.0 %) |" in out and "gone" not in out
+    samples = json.loads(found.read_text())["samples"]
+    assert samples == {"old": {"tg4": [100.0, 100.0]}, "new": {"tg4": [98.0, 98.0]}}
