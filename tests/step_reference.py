@@ -213,10 +213,10 @@ def router_case(
         RMSNorm(1 + 0.1 * random(width), 1e-6),
         random(n_experts, width) * width**-0.5,
     )
+    logit_bias, choice_bias = random(n_experts), 0.3 * random(n_experts)
     if n_experts > 4:
         matrix[3] = matrix[1]  # equal probabilities go to the lower expert
-    logit_bias, choice_bias = random(n_experts), 0.3 * random(n_experts)
-    logit_bias[3], choice_bias[3] = logit_bias[1], choice_bias[1]
+        logit_bias[3], choice_bias[3] = logit_bias[1], choice_bias[1]
     x = h.double()
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
     spec = RouterSpec(

@@ -82,6 +82,7 @@ def _compare(case, tmp_path, **features):
         (2, 512, 16, 6, (2, 0.4)),
         (2, 64, 512, 10, None),
         (1, 64, 300, 32, (1, 0.4)),
+        (8, 64, 2, 1, None),
     ],
 )
 def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
