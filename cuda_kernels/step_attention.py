@@ -27,7 +27,8 @@ TYPES = {
     "IQ4_NL": 9,
 }
 # Encoded caches with more positions are decoded in smaller tiles, the next one in flight meanwhile,
-# where warps do not share tiles (benchmarks/attention.py).
+# where warps do not share tiles; and rows too long for eight warps are taken by six, which at 512
+# positions take 2 us more (benchmarks/attention.py).
 _LONG = 4096
 # Bytes of a block of 32 elements.
 _BLOCK = {"F32": 128, "F16": 64, "BF16": 64}
@@ -70,6 +71,7 @@ class AttentionShape:
     warp_tile: int = 16  # positions that a warp takes at a time
     warp_stages: int = 3  # such tiles in flight for each warp, at most
     warp_blocks: int = 1  # `blocks` by warp
+    deep: bool = True  # contexts for which few warps with their own tiles pay, as against sharing
 
     @property
     def on_tensor_cores(self) -> bool:
@@ -137,7 +139,7 @@ class AttentionShape:
         if shape.is_by_warp and shape.tile(limit)[1] < least:
             fewer = replace(shape, warps=min(shape.warps, _FEWER_WARPS))
             shared = replace(shape, by_warp=False, warps=WARPS)
-            shape = fewer if fewer.tile(limit)[1] >= least else shared
+            shape = fewer if self.deep and fewer.tile(limit)[1] >= least else shared
         if shape.tile(limit)[0] or not shape.decoded:
             return shape
         return replace(shape, scalar=True)
@@ -291,6 +293,7 @@ class StepAttention:
         facts, limit = torch.cuda.get_device_properties(device), shared_limit(device)
         if shape.decoded and capacity > _LONG:
             shape = replace(shape, tile_size=64, stages=2)
+        shape = replace(shape, deep=min(capacity, shape.window or capacity) >= _LONG)
         self.shape, self._pieces, at_once = shape, [], shape.rows
         # Otherwise a part of the rows at a time.
         while at_once > 1 and not replace(shape, rows=at_once).fitting(limit).tile(limit)[0]:

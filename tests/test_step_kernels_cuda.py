@@ -67,12 +67,20 @@ def test_attention(case):
     _compare(case)
 
 
+@pytest.mark.parametrize("group", [2, 8])
+@pytest.mark.parametrize("type", ["f16", "bf16", "q8_0"])
+def test_long_heads_of_deep_contexts(type, group):
+    """In floats, six warps take their own tiles."""
+    case = (1, group, 2, 256, 256, type, type, 64, "neox", False, True)
+    _compare(case, 8192, (0, 700, 8000))
+
+
 @pytest.mark.parametrize("case, features", FEATURES, ids=lambda x: "-".join(map(str, x)))
 def test_attention_that_only_some_models_have(case, features):
     _compare(case, **features)
 
 
-def _compare(case, **features):
+def _compare(case, capacity=1024, lengths=(0, 61, 700), **features):
     kernels = {}
 
     def run(shape, capacity, q, k, v, norms, eps, angles, cache, *more):
@@ -83,7 +91,7 @@ def _compare(case, **features):
         attend(q, k, v, *norms, eps, angles, cache.k, cache.v, *more, biases=biases, sinks=sinks)
 
     # A block alone, also on a tile that is not full, and several that have to be joined.
-    check_attention(case, (0, 61, 700), 1024, GPU, run, **features)
+    check_attention(case, lengths, capacity, GPU, run, **features)
 
 
 def _normed(x, weight, eps=1e-6):

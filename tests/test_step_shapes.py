@@ -103,6 +103,7 @@ def test_warps_take_their_own_tiles_where_they_can():
     used = long.fitting(225 << 10)
     assert used.is_by_warp and used.warps == 6 and used.tile(225 << 10) == (16, 2)
     assert not long.fitting(161 << 10).is_by_warp
+    assert not replace(long, deep=False).fitting(225 << 10).is_by_warp
     mixed = replace(shape, type_k="Q8_0")
     assert mixed.is_by_warp and not replace(mixed, type_v="BF16").is_by_warp
     assert not replace(mixed, rows=3).on_tensor_cores

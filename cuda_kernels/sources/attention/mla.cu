@@ -369,10 +369,11 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
             for (int d = 16; d; d >>= 1)
 #pragma unroll
                 for (int j = 0; j < AT_ONCE; j++) sum[j] += __shfl_xor_sync(0xffffffff, sum[j], d);
+            __syncwarp();  // all lanes have read the maxima so far
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) {
                 const int r = warp + WARPS * j;
-                if (lane == 0) {  // all lanes have read the maximum so far
+                if (lane == 0) {
                     const float factor = exp2f(before[j] - base[j]);
                     rescale[r] = factor;
                     sums[r] = fmaf(sums[r], factor, sum[j]);
