@@ -75,3 +75,17 @@ def test_a_rehearsal_compiles_nothing():
         assert operations.operation(template, "never") == 0
     assert [name for _, name in wanted] == ["never"]
     assert operations._rehearsal.wanted is None
+
+
+def test_code_in_a_private_folder_is_not_compiled_ahead(monkeypatch):
+    from numba.core.ccallback import CFunc
+
+    def refuse(self):
+        raise RuntimeError
+
+    def template(arguments, thread, threads):
+        raise NotImplementedError
+
+    assert not compiling.is_on_disk(template, operations.SIGNATURE)
+    monkeypatch.setattr(CFunc, "enable_caching", refuse)
+    assert compiling.is_on_disk(template, operations.SIGNATURE)

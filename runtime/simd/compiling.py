@@ -24,7 +24,10 @@ PATIENCE = 30.0  # seconds for the processes after this one is done
 
 
 def is_on_disk(function: Callable, signature: Any) -> bool:
-    """Return whether the code that `formats.kernel.compiled_callback` makes is on disk."""
+    """Return whether the code that `formats.kernel.compiled_callback` makes is on disk. Also true
+    where numba finds no folder for it: it is then compiled, or read from a private folder, when it
+    is needed.
+    """
     from numba.core import ccallback, sigutils
 
     base: Any = ccallback.CFunc
@@ -36,8 +39,8 @@ def is_on_disk(function: Callable, signature: Any) -> bool:
     )
     try:
         found.enable_caching()
-    except RuntimeError:  # there is no place for it
-        return False
+    except RuntimeError:
+        return True
     cache = found._cache
     files, target = cache._cache_file, found._targetdescr.target_context
     name = files._load_index().get(cache._index_key(found._sig, target.codegen()))
