@@ -50,27 +50,26 @@ class Costs:
     host_link: float
 
 
-# Fitted to one H200's pp2048 and tg128 of llama-8b, llama-70b, qwen3-8b, gemma3-27b, qwen3-30b-a3b,
-# qwen3.5-35b-a3b, deepseek-v2-lite and glm-4.5-air in IQ4_K and gpt-oss-20b in MXFP4 (2026-11-22):
-# steps within 8 %, prompts within 6 %. Sums: this project's kernels inside graphs over 2 H200s, of
-# 8,192 float32 and of 2,048 rows of 8,192 in bf16. What further ranks add, and links between hosts
-# (400 Gbit/s), are assumed.
+# Fitted to pp2048 and tg64 of llama-8b, llama-70b, qwen3-30b-a3b, qwen3.5-35b-a3b, qwen3-235b-a22b,
+# deepseek-v2-lite, glm-4.5-air and gemma3-27b in IQ4_K and gpt-oss-20b in MXFP4 on one H200, and of
+# six of them on two (2026-11-23): steps within 11 %, prompts within 7 %. What further ranks add,
+# and links between hosts (400 Gbit/s), are assumed.
 H200 = Costs(
     "H200",
-    read=3.37e12,
-    product=0.97e-6,
-    experts=9.6e-6,
-    delta=15.6e-6,
-    latent=11.4e-6,
-    multiply=599e12,
-    multiply_experts=619e12,
-    row=1.69e-11,
-    expert_row=1.03e-11,
-    delta_row=0.427e-6,
-    latent_row=0.14e-6,
-    step_sum=(3.0e-6, 0.5e-6),
+    read=3.29e12,
+    product=1.13e-6,
+    experts=6.45e-6,
+    delta=1.38e-6,
+    latent=4.16e-6,
+    multiply=577e12,
+    multiply_experts=544e12,
+    row=6.4e-12,
+    expert_row=1.12e-11,
+    delta_row=0.463e-6,
+    latent_row=0.109e-6,
+    step_sum=(3.3e-6, 0.5e-6),
     link=240e9,
-    prompt_sum=10e-6,
+    prompt_sum=16e-6,
     host_sum=25e-6,
     host_link=45e9,
 )
