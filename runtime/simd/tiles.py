@@ -125,20 +125,21 @@ def _multiply_tile(builder, weights, groups, codes, scales, starts, out, stride,
 
 @function(types.float32, v.F32, v.F32)
 def _largest_magnitude(builder, a, b):
-    """The largest magnitude of the lanes of two vectors. NaN is passed over."""
-    a, b = (called(builder, "llvm.fabs.v16f32", _FLOATS, x) for x in (a, b))
-    largest = called(builder, "llvm.maxnum.v16f32", _FLOATS, a, b)
-    return called(builder, "llvm.vector.reduce.fmax.v16f32", FLOAT, largest)
+    """The largest magnitude of the lanes of two vectors; not finite if one of them is not."""
+    mask = ir.Constant(_INTEGERS, [0x7FFFFFFF] * 16)
+    a, b = (builder.and_(builder.bitcast(x, _INTEGERS), mask) for x in (a, b))
+    larger = called(builder, "llvm.umax.v16i32", _INTEGERS, a, b)
+    largest = called(builder, "llvm.vector.reduce.umax.v16i32", INT32, larger)
+    return builder.bitcast(largest, FLOAT)
 
 
-@function(types.int64, types.int64, v.F32, types.int64, types.int64)
+@function(types.none, types.int64, v.F32, types.int64, types.int64)
 def _store_codes(builder, address, values, flip, distance):
     """Round 16 values to bytes, flip their bits as the byte `flip` says, and store each four of
-    them `distance` bytes apart. Returns the sum of the codes before that.
+    them `distance` bytes apart.
     """
     rounded = called(builder, "llvm.rint.v16f32", _FLOATS, values)
     integers = builder.fptosi(rounded, _INTEGERS)
-    total = called(builder, "llvm.vector.reduce.add.v16i32", INT32, integers)
     codes = builder.trunc(integers, ir.VectorType(INT8, 16))
     nothing = ir.Constant(ir.VectorType(INT8, 16), ir.Undefined)
     flips = builder.insert_element(nothing, builder.trunc(flip, INT8), INT32(0))
@@ -148,6 +149,22 @@ def _store_codes(builder, address, values, flip, distance):
         to = builder.add(address, builder.mul(distance, INT64(i)))
         word = builder.extract_element(words, INT32(i))
         builder.store(word, pointer(builder, to, INT32), align=1)
+    return _NONE
+
+
+@function(types.int64, types.int64, v.F32, v.F32)
+def _store_row_codes(builder, address, low, high):
+    """Round 32 values to bytes and store them. Returns their sum."""
+    sums = []
+    for i, values in enumerate((low, high)):
+        rounded = called(builder, "llvm.rint.v16f32", _FLOATS, values)
+        integers = builder.fptosi(rounded, _INTEGERS)
+        codes = builder.trunc(integers, ir.VectorType(INT8, 16))
+        to = pointer(builder, builder.add(address, INT64(16 * i)), codes.type)
+        builder.store(codes, to, align=1)
+        sums.append(integers)
+    both = builder.add(sums[0], sums[1])
+    total = called(builder, "llvm.vector.reduce.add.v16i32", INT32, both)
     return builder.sext(total, INT64)
 
 
@@ -159,8 +176,8 @@ def _store_integer(builder, address, value):
 
 @inlined_function
 def _scales(low, high):
-    """The scale of 32 values and its inverse; NaN if one of them is infinite or not a number."""
-    largest = _largest_magnitude(low, high) + np.float32(0) * v.total(v.add(low, high))
+    """The scale of 32 values and its inverse; the scale is not finite if a value is not."""
+    largest = _largest_magnitude(low, high)
     if largest == np.float32(0):
         return np.float32(0), np.float32(0)
     return largest / np.float32(127), np.float32(127) / largest
@@ -212,8 +229,7 @@ def round_rows(arguments, thread, threads):
         low, high = v.load_floats(x + 128 * i), v.load_floats(x + 128 * i + 64)
         scale, inverse = _scales(low, high)
         factor = v.splat(inverse)
-        total = _store_codes(codes + 32 * i, v.mul(low, factor), 0, 4)
-        total += _store_codes(codes + 32 * i + 16, v.mul(high, factor), 0, 4)
+        total = _store_row_codes(codes + 32 * i, v.mul(low, factor), v.mul(high, factor))
         v.store_float(scales + 4 * i, scale)
         _store_integer(starts + 4 * i, -128 * total)
 
