@@ -62,6 +62,8 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     "type,half",
     [
         ("IQ4_K", torch.bfloat16),
+        ("IQ4_K", torch.float16),
+        ("IQ4_KS", torch.bfloat16),
         ("Q4_K", torch.bfloat16),
         ("Q8_0", torch.float16),
         ("IQ3_XXS", torch.bfloat16),

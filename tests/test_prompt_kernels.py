@@ -8,7 +8,7 @@ import importlib.util
 
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt
+from iqforge.cuda_kernels import prompt, prompt_scores
 from iqforge.cuda_kernels.gating import ACTIVATIONS, Gating
 from iqforge.cuda_kernels.prompt_grouped import padded
 from iqforge.runtime.layers.ffn import gated
@@ -291,6 +291,24 @@ def test_values_that_are_keys(rng, half, size):
         qkv[:, : n_heads * size].contiguous(), own_q, none, none, 0, *angles, **options
     )
     assert torch.equal(own_q, q)
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("tokens,n,width", [(2048, 128, 2048), (301, 60, 2880), (5, 512, 7168)])
+def test_scores_of_routers(rng, tokens, n, width):
+    device = torch.device("cuda", torch.cuda.current_device())
+    if not prompt_scores.fits(n, width, device):
+        pytest.skip("the device has too little shared memory")
+    x, w = randn(rng, tokens, width), randn(rng, n, width)
+    parts = prompt_scores.parts_of(tokens, width, n, device)
+    found = [poisoned(parts, tokens, n, dtype=torch.float32) for _ in range(2)]
+    for out in found:
+        prompt_scores.scores(x, w, out)
+    assert torch.equal(*found)
+    bound = x.double().abs() @ w.double().abs().T
+    off = (found[0].double().sum(0) - x.double() @ w.double().T).abs() / bound
+    assert float(off.max()) < 2**-20
 
 
 @gpu
