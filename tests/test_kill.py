@@ -1,5 +1,5 @@
-"""A conversion that is killed at a random moment never leaves a file that looks finished, and does
-not hinder the next run.
+"""A run that is killed at a random moment never leaves a file that looks finished, and does not
+hinder the next run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from iqforge.convert.checkpoint.safetensors import read_header
 from iqforge.errors import IqforgeError
 from iqforge.formats.gguf.reader import open_gguf
 
-from .tiny_checkpoint import make_tiny_llama
+from .tiny_checkpoint import PROSE, make_tiny_llama
 
 KILLS = 20
+CALIBRATE = {
+    "calibrate": PROSE * 20,
+    "calibrate_chunks": 6,
+    "calibrate_ctx": 64,
+    "hessian_shrink": 0.5,
+    "pure": True,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +88,45 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
     assert broken_off >= KILLS // 4
     iqforge.convert_model(folder, out / "x.gguf", "bf16", **limits)
     assert read_all(out) == expected  # nothing is left next to them
+
+
+@pytest.mark.full
+def test_calibrating_killed_at_random_moments(tmp_path: Path, fresh):
+    """Resumed runs end with the bytes of an undisturbed one, wherever they were killed."""
+    folder = make_tiny_llama(tmp_path / "model", n_layers=4, dtype="f32", n_embd=256)
+
+    def started(out: Path) -> multiprocessing.Process:
+        process = fresh.Process(
+            target=iqforge.quantize_model, args=(folder, out, "Q4_0"), kwargs=CALIBRATE
+        )
+        process.start()
+        return process
+
+    process = started(tmp_path / "whole")
+    process.join()
+    assert process.exitcode == 0
+    began, process = time.monotonic(), started(tmp_path / "again")  # without compiling
+    process.join()
+    whole = time.monotonic() - began
+    expected = (tmp_path / "whole").read_bytes()
+    assert (tmp_path / "again").read_bytes() == expected
+    chance, out, killed = random.Random(7), tmp_path / "out", 0
+    for _ in range(3 * KILLS):
+        process = started(out)
+        time.sleep(chance.uniform(0.2, 0.9) * whole)
+        process.kill()
+        process.join()
+        killed += process.exitcode != 0
+        if process.exitcode == 0:
+            assert out.read_bytes() == expected
+            out.unlink()
+        if killed == KILLS:
+            break
+    assert killed == KILLS
+    process = started(out)
+    process.join()
+    assert process.exitcode == 0 and out.read_bytes() == expected
+    assert {file.name for file in tmp_path.iterdir()} == {"model", "whole", "again", "out"}
 
 
 def seconds_of_a_run(
