@@ -28,6 +28,7 @@ N_CHECKED, N_CHECKED_STEPS = 100, 16
 
 
 def main() -> int:
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no multicast of NVLink
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -232,5 +233,4 @@ def digits(model: Any, folder: Path | None, name: str, rank: int) -> dict[str, A
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     sys.exit(main())

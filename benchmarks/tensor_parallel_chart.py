@@ -26,9 +26,8 @@ from iqforge.runtime.split_report import SplitReport
 COLOURS = ("#0b6a93", "#b8450f", "#2e7d32", "#7b3fa0", "#a07800", "#5a6570", "#c2185b", "#00838f")
 GPUS = (1, 2, 4, 8)
 WIDTH, HEIGHT = 900, 760
-_PANELS = [
-    Box(left, top, left + 330, top + 270) for top in (50, 400) for left in (70, 480)
-]  # prompts and steps against GPUs, then against depth
+# Prompts and steps against GPUs, then against depth.
+_PANELS = [Box(left, top, left + 330, top + 270) for top in (50, 400) for left in (70, 480)]
 _STYLE = (
     "svg { font: 12px system-ui, sans-serif; background: #ffffff; }\n"
     ".grid line { stroke: #dfe1e4; } .title { font-weight: 600; }\n"

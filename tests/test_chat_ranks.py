@@ -23,7 +23,7 @@ from iqforge.runtime.weights.placement import CPU
 
 from .chat_sessions import answered, assistant, user
 from .shared import shared
-from .test_chat import Terminal
+from .terminal import Terminal
 from .thread_ranks import ThreadMeeting, on_ranks
 
 FORM = ChatTemplate("{% for m in messages %}{{ m.content }}\n{% endfor %}", {})
