@@ -66,13 +66,16 @@ class Task:
     @property
     def is_for_gpu(self) -> bool:
         """Return whether GPUs have kernels that round the type, or the mix, with moments."""
-        from iqforge.quantize.rounding.cuda.code_tables import code_tables
+        from iqforge.formats.types import ggml_type
+        from iqforge.quantize.rounding.cuda.rounders import rounder_there
         from iqforge.quantize.rounding.ternary_rounder import TWINS
 
         if self.guide != "hessian" or self.name.startswith("bpw:"):
             return False
-        name = self.name.removeprefix("mix:").removesuffix("_M")
-        return code_tables(TWINS.get(name, name)) is not None
+        name = self.name
+        if name.startswith("mix:"):
+            name = name.removeprefix("mix:").removesuffix("_M")
+        return rounder_there(ggml_type(TWINS.get(name, name))) is not None
 
     def out(self, work: Path) -> Path:
         return work / f"{self.name.replace(':', '-')}-{self.guide}.gguf"
