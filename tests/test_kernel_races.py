@@ -104,10 +104,10 @@ MAIN_EXPERTS = (
     + """
 int main() {
     const int tokens = 5, experts = 40, used = 4, n = 20;
-    auto logits = numbers(tokens * experts), weights = numbers(tokens * used);
+    auto logits = numbers(2 * tokens * experts), weights = numbers(tokens * used);
     std::vector<int> ids(n), ends(experts), sources(n), rows(n);
-    route(logits.data(), tokens, experts, used, used, 0.0f, 1, 1, 1.0f, 4, 2, 2, logits.data(),
-          ids.data(), weights.data());
+    route(logits.data(), 2, logits.data(), tokens, experts, used, used, 0.0f, 1, 1, 1.0f, 4, 2, 2,
+          logits.data(), ids.data(), weights.data());
     for (int& id : ids) id = id % 2 - (id % 7 == 0);
     group(ids.data(), n, 2, ends.data(), sources.data(), rows.data());
 }

@@ -58,7 +58,7 @@ def one_factored(given, shrink, memory):
 
 
 # The others of a family run the same code with other numbers.
-FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4", "IQ3_S", "IQ1_M", "IQ4_KSS")
+FEW = ("Q4_0", "Q4_K", "IQ3_K", "IQ2_KS", "MXFP4", "IQ3_S")
 ALL = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.full)
     for name in (*SCALES, *VECTORS, *TABLES, "IQ4_KSS", *CODEBOOKS)
