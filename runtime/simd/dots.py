@@ -22,7 +22,7 @@ from . import vectors as v
 from .codes import CODES
 from .codes.build import CHUNK, GROUP, GROUPS, STEP, Build
 from .operations import operation, packed
-from .products import UNIT, Rows, Vectors
+from .products import UNIT, Rows, Vectors, own_rows, store_row, vector_of
 from .units import UNITS
 from .vectors.core import FLOAT, INT8, INT32, called, function, has_feature, pointer
 
@@ -108,37 +108,18 @@ def multiply_rounded(arguments, thread, threads):
     chunks of a row, address of the first rounded vector, bytes to the next one, bytes to that of
     the next thread; number of blocks after the last chunk, for which x is read.
     """
-    first_row, stride, rows = (
-        v.integer_at(arguments),
-        v.integer_at(arguments + 8),
-        v.integer_at(arguments + 16),
-    )
-    x_first, x_step = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
-    x_first += thread * v.integer_at(arguments + 48)
-    y_first, y_step = v.integer_at(arguments + 56), v.integer_at(arguments + 64)
-    chosen = v.integer_at(arguments + 72) + thread * v.integer_at(arguments + 80)
-    n = v.integer_at(arguments + 88)
-    biases, scales = v.integer_at(arguments + 96), v.integer_at(arguments + 104)
-    chunks = v.integer_at(arguments + 112)
+    chunks, rest = v.integer_at(arguments + 112), v.integer_at(arguments + 144)
     rounded_first, rounded_step = v.integer_at(arguments + 120), v.integer_at(arguments + 128)
     rounded_first += thread * v.integer_at(arguments + 136)
-    rest = v.integer_at(arguments + 144)
-    start, stop = n * rows * thread // threads, n * rows * (thread + 1) // threads
-    for product in range(n):
-        before = product * rows
-        low, high = max(start - before, 0), min(stop - before, rows)
-        if low >= high:
-            continue
-        matrix = v.integer_at(chosen + 8 * product)
-        rounded, y = rounded_first + product * rounded_step, y_first + product * y_step
-        x = x_first + product * x_step + 4 * CHUNK * chunks
-        factor = FACTOR
-        if scales:
-            factor *= v.float_at(scales + 4 * matrix)
+    for product in range(v.integer_at(arguments + 88)):
+        low, high, first_row, stride, y, biases, scale = own_rows(
+            arguments, thread, threads, product
+        )
+        x, factor = vector_of(arguments, thread, product) + 4 * CHUNK * chunks, FACTOR * scale
+        rounded = rounded_first + product * rounded_step
         for r in range(low, high, 2):  # two rows at a time, as additions take their time
             second = min(r + 1, high - 1)
-            row_1 = first_row + (matrix * rows + r) * stride
-            row_2 = row_1 + (second - r) * stride
+            row_1, row_2 = first_row + r * stride, first_row + second * stride
             at_1, at_2, chunk = row_1 + HEADER_BYTES, row_2 + HEADER_BYTES, rounded
             a = v.splat(np.float32(0))
             b = a
@@ -159,11 +140,8 @@ def multiply_rounded(arguments, thread, threads):
                 at_1 += BLOCK_BYTES
                 at_2 += BLOCK_BYTES
             y_1, y_2 = v.total(a) * factor, v.total(b) * factor
-            if biases:
-                y_1 += v.float_at(biases + 4 * (matrix * rows + r))
-                y_2 += v.float_at(biases + 4 * (matrix * rows + second))
-            v.store_float(y + 4 * r, y_1)
-            v.store_float(y + 4 * second, y_2)
+            store_row(y, biases, r, y_1)
+            store_row(y, biases, second, y_2)
 
 
 def _adding_chunk(type: GGMLType) -> Any:

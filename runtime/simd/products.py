@@ -50,6 +50,43 @@ def decode_rows(arguments, thread, threads):
                 to += 128
 
 
+@inlined_function
+def own_rows(arguments, thread, threads, product):
+    """Return what a thread needs to know of a product, from the arguments of `multiply`: the first
+    of its rows and the one after its last; address of the matrix, bytes from row to row; address of
+    y; address of float32[rows] that is added, 0 for none; what multiplies before that.
+    """
+    rows, n = v.integer_at(arguments + 16), v.integer_at(arguments + 88)
+    start, stop = n * rows * thread // threads, n * rows * (thread + 1) // threads
+    low, high = max(start - product * rows, 0), min(stop - product * rows, rows)
+    chosen = v.integer_at(arguments + 72) + thread * v.integer_at(arguments + 80)
+    matrix, stride = v.integer_at(chosen + 8 * product), v.integer_at(arguments + 8)
+    first_row = v.integer_at(arguments) + matrix * rows * stride
+    y = v.integer_at(arguments + 56) + product * v.integer_at(arguments + 64)
+    biases, scales = v.integer_at(arguments + 96), v.integer_at(arguments + 104)
+    if biases:
+        biases += 4 * matrix * rows
+    scale = np.float32(1)
+    if scales:
+        scale = v.float_at(scales + 4 * matrix)
+    return low, high, first_row, stride, y, biases, scale
+
+
+@inlined_function
+def vector_of(arguments, thread, product):
+    """Return the address of x of a product."""
+    first, step = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
+    return first + product * step + thread * v.integer_at(arguments + 48)
+
+
+@inlined_function
+def store_row(y, biases, row, value):
+    """Store an element of a product, plus that of `biases` if there are any."""
+    if biases:
+        value += v.float_at(biases + 4 * row)
+    v.store_float(y + 4 * row, value)
+
+
 def multiply(arguments, thread, threads):
     """Products of one or more matrices with a vector each.
 
@@ -60,34 +97,16 @@ def multiply(arguments, thread, threads):
     float32[matrices, rows] that is added and of float32[matrices] that multiplies before, 0 for
     none.
     """
-    first_row, stride, rows = (
-        v.integer_at(arguments),
-        v.integer_at(arguments + 8),
-        v.integer_at(arguments + 16),
-    )
     blocks = v.integer_at(arguments + 24)
-    x_first, x_step = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
-    x_first += thread * v.integer_at(arguments + 48)
-    y_first, y_step = v.integer_at(arguments + 56), v.integer_at(arguments + 64)
-    chosen = v.integer_at(arguments + 72) + thread * v.integer_at(arguments + 80)
-    n = v.integer_at(arguments + 88)
-    biases, scales = v.integer_at(arguments + 96), v.integer_at(arguments + 104)
     buffer_1, buffer_2 = _scratch(), _scratch()
-    start, stop = n * rows * thread // threads, n * rows * (thread + 1) // threads
-    for product in range(n):
-        before = product * rows
-        low, high = max(start - before, 0), min(stop - before, rows)
-        if low >= high:
-            continue
-        matrix = v.integer_at(chosen + 8 * product)
-        x, y = x_first + product * x_step, y_first + product * y_step
-        factor = FACTOR
-        if scales:
-            factor *= v.float_at(scales + 4 * matrix)
+    for product in range(v.integer_at(arguments + 88)):
+        low, high, first_row, stride, y, biases, scale = own_rows(
+            arguments, thread, threads, product
+        )
+        x, factor = vector_of(arguments, thread, product), FACTOR * scale
         for r in range(low, high, 2):  # two rows at a time, as additions take their time
             second = min(r + 1, high - 1)
-            row_1 = first_row + (matrix * rows + r) * stride
-            row_2, at = row_1 + (second - r) * stride, x
+            row_1, row_2, at = first_row + r * stride, first_row + second * stride, x
             a = v.splat(np.float32(0))
             b, c, d = a, a, a
             for i in range(blocks):
@@ -103,11 +122,8 @@ def multiply(arguments, thread, threads):
                     c, d = v.fma(low_2, x_low, c), v.fma(high_2, x_high, d)
                     at += 128
             y_1, y_2 = v.total(v.add(a, b)) * factor, v.total(v.add(c, d)) * factor
-            if biases:
-                y_1 += v.float_at(biases + 4 * (matrix * rows + r))
-                y_2 += v.float_at(biases + 4 * (matrix * rows + second))
-            v.store_float(y + 4 * r, y_1)
-            v.store_float(y + 4 * second, y_2)
+            store_row(y, biases, r, y_1)
+            store_row(y, biases, second, y_2)
 
 
 @functools.cache
