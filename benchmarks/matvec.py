@@ -16,7 +16,7 @@ import argparse
 
 import numpy as np
 import torch
-from iqforge.cuda_kernels import matvec, matvec_plan
+from iqforge.cuda_kernels import matvec, matvec_experts, matvec_plan
 from iqforge.cuda_kernels.gating import Gating
 from iqforge.cuda_kernels.ops import PackedMatrix, pack_matrix
 from iqforge.cuda_kernels.repeat import repeat_rows
@@ -96,10 +96,10 @@ class Products:
                 torch.full((1, s.n_used), 1 / s.n_used, device="cuda"),
                 zeros(1, s.n_used, s.hidden),
             )
-            self.run["gate_up"] = lambda i: matvec.expert_gate_up(
+            self.run["gate_up"] = lambda i: matvec_experts.expert_gate_up(
                 self.h, self.norm, EPS, gate[i % n], up[i % n], ids[i % EXPERT_SETS], hidden
             )
-            self.run["down"] = lambda i: matvec.expert_down_add(
+            self.run["down"] = lambda i: matvec_experts.expert_down_add(
                 hidden, down[i % n], ids[i % EXPERT_SETS], weights, self.h
             )
         else:

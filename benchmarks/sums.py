@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from iqforge.cuda_kernels.peer import PeerLinks
-from iqforge.cuda_kernels.peer_rows import PeerRows
+from iqforge.cuda_kernels.peer.links import PeerLinks
+from iqforge.cuda_kernels.peer.rows import PeerRows
 from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.ranks import Ranks

@@ -10,9 +10,8 @@ steps.
     # h += W x + bias; out = W x
     matvec_add(x, down, h)
     matvec_set(x, down, out)
-    # the same with the experts that a router chose
-    expert_gate_up(h, norm_weight, eps, gate, up, ids, out)
-    expert_down_add(x, down, ids, weights, h)
+
+`matvec_experts` has the same for experts.
 
 With quantized matrices activations are rounded to 8 bits with a scale per 32 (as Q8_0, but the
 scale stays float32); products of bytes are added exactly, the rest in float32, in an order that
@@ -33,24 +32,17 @@ from ..errors import ShapeError, UnsupportedTypeError
 from ..formats.types import GGMLType
 from .compile.launch import device_index, function, launch
 from .compile.spec import KernelSpec
-from .gating import NO_TERMS, ExpertTerms, Gating
-from .layouts.table import packed_layout, packed_types
+from .gating import Gating
+from .layouts.table import packed_types
 from .matvec_plan import (
     EXPERT_DOWN,
-    EXPERT_GATE,
-    EXPERT_GATE_BY,
-    EXPERT_GATE_UP,
-    FLOAT_WARPS,
     GATE_BY,
     GATE_UP,
     MATVEC_ADD,
     MOST_ROWS,
-    MOST_SLOTS,
     NAMES,
     NORM_MATVEC,
     RESERVED,
-    DeviceLimits,
-    float_expert_spec,
     float_spec,
     limits,
     quantized_spec,
@@ -253,7 +245,7 @@ def _product(
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
     between = {MATVEC_ADD: x, GATE_UP: parts[0][1]}.get(kind)  # gate and up give it, down takes it
     half = between is not None and between.dtype == torch.bfloat16 and not type.is_float
-    _check(
+    check_tensor(
         "activations",
         x,
         (n, cols),
@@ -263,19 +255,19 @@ def _product(
     if not 1 <= n <= MOST_ROWS:
         raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
     if norm_weight is not None and kind == MATVEC_ADD:
-        _check("bias", norm_weight, (parts[0][2],), device)
+        check_tensor("bias", norm_weight, (parts[0][2],), device)
     elif norm_weight is not None:
-        _check("weights of the norm", norm_weight, (cols,), device)
+        check_tensor("weights of the norm", norm_weight, (cols,), device)
     if join is not None:
         if type.is_float:
             raise UnsupportedTypeError(f"products with {type} do not join")
-        _check("weights of the norm after a branch", join.weight, (cols,), device)
-        _check("result of a branch", join.delta, (n, cols), device)
-        _check("stream after a branch", join.out, (n, cols), device)
+        check_tensor("weights of the norm after a branch", join.weight, (cols,), device)
+        check_tensor("result of a branch", join.delta, (n, cols), device)
+        check_tensor("stream after a branch", join.out, (n, cols), device)
         options = (*options, "JOINS")
     for m, out, rows, _ in parts:
-        _check_matrix(m, cols, device)
-        _check(
+        check_matrix(m, cols, device)
+        check_tensor(
             "result",
             out,
             (n, rows),
@@ -353,205 +345,16 @@ def _product(
             )
 
 
-def expert_gate_up(
-    h: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    gate: PackedMatrix,
-    up: PackedMatrix | None,
-    ids: torch.Tensor,
-    out: torch.Tensor,
-    gating: Gating = Gating(),
-    gate_terms: ExpertTerms = NO_TERMS,
-    up_terms: ExpertTerms = NO_TERMS,
-    shared: Sequence[PackedMatrix] = (),
-    shared_out: torch.Tensor | None = None,
-    *,
-    pdl: bool = True,
-) -> None:
-    """Compute out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), or as `gating` says,
-    x = rms_norm(h) for h float32[n, cols], and the experts e = ids int32[n, k], 1 <= k <= 32; 0
-    where an id is negative. Without `up`, the first half of each expert's rows is the gate, and
-    `gate_terms` are those of both. Gate and up of two types take two launches.
-
-    shared: gate and up, or both in one matrix, of an expert that every token uses, of the same
-    type. Its result float32[n, hidden] goes to `shared_out`, or without that to the slots of `out`
-    after those of `ids`, ff elements in each.
-
-    Raise ShapeError for tensors that do not fit. Ids are not checked.
-    """
-    n, cols = h.shape
-    ff, device = gate.rows if up is not None else gate.rows // 2, h.device
-    first_up, up, up_terms = (0, up, up_terms) if up is not None else (ff, gate, gate_terms)
-    _check("activations", h, (n, cols), device)
-    if norm_weight is not None:
-        _check("weights of the norm", norm_weight, (cols,), device)
-    always = _shared_inputs(shared, gate, up)
-    k = _check_slots(ids, n, device)
-    if shared and shared_out is None:
-        if always % ff:
-            raise ShapeError(f"{always} elements of a shared expert for slots of {ff}")
-        _check("result", out, (n, k + always // ff, ff), device)
-        shared_out, shared_pitch = out.view(n, -1)[:, k * ff :], out.stride(0)
-    else:
-        _check("result", out, (n, k, ff), device)
-        shared_pitch = always
-        if shared_out is not None:
-            _check("result of the shared expert", shared_out, (n, always), device)
-    for m in (gate, up, *shared):
-        _check_matrix(m, cols, device)
-    for m, terms in ((gate, gate_terms), (up, up_terms)):
-        _check_terms(terms, m)
-    if (up.rows, up.n_matrices) != (gate.rows, gate.n_matrices):
-        raise ShapeError(
-            f"gate is {gate.n_matrices} matrices of {gate.rows} rows, and up is {up.n_matrices} of"
-            f" {up.rows}"
-        )
-    if up.type == gate.type:
-        launches = [(EXPERT_GATE_UP, (gate, up), (gate_terms, up_terms))]
-    else:
-        launches = [
-            (EXPERT_GATE, (gate, gate), (gate_terms, NO_TERMS)),
-            (EXPERT_GATE_BY, (up, up), (up_terms, NO_TERMS)),
-        ]
-    index = device_index(device)
-    here = limits(index)
-    for kind, matrices, terms in launches:
-        type = matrices[0].type
-        with_terms = {
-            "biased": any(each.bias is not None for each in terms),
-            "scaled": any(each.scale is not None for each in terms),
-            "shared": int(always > 0),
-        }
-        if not fits(matrices[0], kind):
-            raise ShapeError(
-                f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
-                f" memory of {device}"
-            )
-        if type.is_float:
-            spec = float_expert_spec(type, cols, 1, kind, gating, **with_terms)
-            blocks, warps, space = _float_blocks(here, k * ff + always), FLOAT_WARPS, 4 * cols
-        else:
-            cut = here.plan(type, cols, 1, kind)
-            spec = quantized_spec(type, cols, 1, kind, cut, gating=gating, **with_terms)
-            blocks, warps, space = here.processors, cut.warps, here.shared_of(type, kind, cut)
-        with torch.cuda.device(index):
-            launch(
-                function(spec, NAMES[kind], index),
-                (blocks, n),
-                32 * warps,
-                h,
-                norm_weight,
-                np.float32(eps),
-                *(m.data for m in matrices),
-                np.int64(gate.total_rows),
-                np.int32(gate.rows),
-                np.int32(first_up),
-                ids,
-                np.int32(k),
-                np.int32(ff),
-                *(each.bias for each in terms),
-                *(each.scale for each in terms),
-                *(m.data for m in ((shared[0], shared[-1]) if shared else ())),
-                *(() if shared else (None, None)),
-                np.int64(shared[0].total_rows if shared else 0),
-                np.int32(always),
-                shared_out,
-                np.int64(shared_pitch),
-                np.int64(out.stride(0)),
-                out,
-                shared=space,
-                pdl=pdl,
-            )
-
-
-def expert_down_add(
-    x: torch.Tensor,
-    down: PackedMatrix,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    h: torch.Tensor,
-    terms: ExpertTerms = NO_TERMS,
-    shared: PackedMatrix | None = None,
-    *,
-    pdl: bool = True,
-) -> None:
-    """Compute h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot],
-    with its `terms`) for x float32[n, k, cols], experts e = ids int32[n, k] and weights float32[n,
-    k]. A slot with a negative id adds nothing; slots are summed in ascending order. This kernel
-    follows `expert_gate_up`, and reads ids and weights while that still runs.
-
-    shared: the matrix of an expert that every token uses, of the same type, with rows of a multiple
-    of `cols` elements: the slots after those of `ids` are its input.
-
-    Raise ShapeError for tensors that do not fit. Ids are not checked.
-    """
-    n, k, cols = x.shape
-    device = x.device
-    _check("activations", x, (n, k, cols), device)
-    always = 0 if shared is None else _shared_slots(shared, down)
-    if _check_slots(ids, n, device, always) != k:
-        raise ShapeError(f"{ids.shape[1]} experts and {always} slots of a shared one for {k} slots")
-    _check("weights of the experts", weights, (n, k), device)
-    _check("result", h, (n, down.rows), device)
-    _check_matrix(down, cols, device)
-    if shared is not None:
-        _check_matrix(shared, cols * always, device)
-    _check_terms(terms, down)
-    index = device_index(device)
-    here = limits(index)
-    if not fits(down, EXPERT_DOWN, k):
-        raise ShapeError(
-            f"{k} experts of {cols} elements do not fit into the {here.shared} bytes of shared"
-            f" memory of {device}"
-        )
-    with_terms = {
-        "biased": terms.bias is not None,
-        "scaled": terms.scale is not None,
-        "shared": always,
-    }
-    if down.type.is_float:
-        spec = float_expert_spec(down.type, cols, k, EXPERT_DOWN, **with_terms)
-        blocks, warps, space = _float_blocks(here, down.rows), FLOAT_WARPS, 4 * k * cols
-    else:
-        cut = here.plan(down.type, cols, k, EXPERT_DOWN)
-        spec = quantized_spec(down.type, cols, k, EXPERT_DOWN, cut, **with_terms)
-        blocks, warps = here.processors, cut.warps
-        space = here.shared_of(down.type, EXPERT_DOWN, cut)
-    with torch.cuda.device(index):
-        launch(
-            function(spec, NAMES[EXPERT_DOWN], index),
-            (blocks, n),
-            32 * warps,
-            x,
-            down.data,
-            np.int64(down.total_rows),
-            np.int32(down.rows),
-            ids,
-            weights,
-            terms.bias,
-            terms.scale,
-            None if shared is None else shared.data,
-            h,
-            shared=space,
-            pdl=pdl,
-        )
-
-
-def _float_blocks(here: DeviceLimits, rows: int) -> int:
-    """Return the blocks of a launch in which a warp takes a row at a time: as many as run at once,
-    at most.
-    """
-    return min(-(-rows // FLOAT_WARPS), here.processors * (2048 // (32 * FLOAT_WARPS)))
-
-
-def _check(
+def check_tensor(
     what: str,
     tensor: torch.Tensor,
     shape: tuple[int, ...],
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> None:
+    """Raise ShapeError, which names the tensor by `what`, unless it is contiguous memory of a CUDA
+    device with this shape and dtype.
+    """
     if (
         tensor.dtype != dtype
         or tuple(tensor.shape) != shape
@@ -565,59 +368,10 @@ def _check(
         )
 
 
-def _check_slots(ids: torch.Tensor, n: int, device: torch.device, always: int = 0) -> int:
-    """Return the slots of the ids and of `always` slots after them."""
-    most = MOST_SLOTS - always
-    if ids.ndim != 2 or not 1 <= ids.shape[1] <= most:
-        raise ShapeError(
-            f"ids of experts have the shape {list(ids.shape)}, expected [{n}, 1 to {most}]"
-        )
-    _check("ids of experts", ids, (n, ids.shape[1]), device, torch.int32)
-    return ids.shape[1] + always
-
-
-def shared_slots(shared: PackedMatrix, down: PackedMatrix) -> int:
-    """Return how many slots of `down` the matrix of a shared expert takes, 0 if it cannot be one of
-    them: another type, or rows of another length.
+def check_matrix(m: PackedMatrix, cols: int, device: torch.device) -> None:
+    """Raise ShapeError if the rows of a matrix are not for activations of `cols` elements on the
+    device, UnsupportedTypeError if its type has no kernel.
     """
-    slots = shared.cols // down.cols
-    # Rows with a factor cannot be divided.
-    whole = slots == 1 or all(not per_row for _, _, per_row in packed_layout(down.type).planes)
-    same = (shared.type, shared.rows, slots * down.cols) == (down.type, down.rows, shared.cols)
-    return slots if same and whole and shared.n_matrices == 1 else 0
-
-
-def _shared_slots(shared: PackedMatrix, down: PackedMatrix) -> int:
-    slots = shared_slots(shared, down)
-    if not slots:
-        raise ShapeError(
-            f"a shared expert of {shared.type}[{shared.rows}, {shared.cols}] next to experts of"
-            f" {down.type}[{down.rows}, {down.cols}]"
-        )
-    return slots
-
-
-def _shared_inputs(shared: Sequence[PackedMatrix], gate: PackedMatrix, up: PackedMatrix) -> int:
-    """Return the elements that a shared expert has between its matrices."""
-    if not shared:
-        return 0
-    rows = shared[0].rows // (3 - len(shared))
-    if len({m.type for m in (gate, up, *shared)}) > 1 or shared[-1].rows != shared[0].rows:
-        raise ShapeError(
-            f"a shared expert of {[f'{m.type}[{m.rows}, {m.cols}]' for m in shared]} next to"
-            f" experts of {gate.type} and {up.type}"
-        )
-    return rows
-
-
-def _check_terms(terms: ExpertTerms, m: PackedMatrix) -> None:
-    if terms.bias is not None:
-        _check("biases of the experts", terms.bias, (m.n_matrices, m.rows), m.device)
-    if terms.scale is not None:
-        _check("scales of the experts", terms.scale, (m.n_matrices,), m.device)
-
-
-def _check_matrix(m: PackedMatrix, cols: int, device: torch.device) -> None:
     if m.cols != cols or m.device != device:
         raise ShapeError(
             f"a matrix with rows of {m.cols} elements on {m.device} for activations of {cols} on"

@@ -36,10 +36,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
         "from_other",
     )
     return KernelSpec(
-        f"prompt_{_short(half)}",
-        ("prompt/prompt.cu",),
-        (("HALF", str(_HALVES[half])),),
-        names,
+        f"prompt_{_short(half)}", ("prompt/prompt.cu",), (("HALF", str(_HALVES[half])),), names
     )
 
 
@@ -54,10 +51,7 @@ def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
 
 
 _EXPERTS_SPEC = KernelSpec(
-    "prompt_experts",
-    ("prompt/experts.cu",),
-    (),
-    (*(f"route_{n}" for n in _PER_LANE), "group_rows"),
+    "prompt_experts", ("prompt/experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows")
 )
 
 
@@ -255,9 +249,8 @@ def rotate_heads(
     qkv: half[T, (heads + kv) * size + kv * value_size], or [T, (heads + kv) * size] where values
     are keys before norm and rotation; q: [T, heads, size]; k: [rows, kv, size] and v: [rows, kv,
     value_size], of which rows first .. first + T are written; q, k and v of one dtype (float16,
-    bfloat16 or float32). cos, sin: float32[n, n_rot
-    / 2] for the positions of a sequence: T is a multiple of n. value_eps: values are divided by
-    their root mean square.
+    bfloat16 or float32). cos, sin: float32[n, n_rot / 2] for the positions of a sequence: T is a
+    multiple of n. value_eps: values are divided by their root mean square.
     """
     tokens, n_heads, size = q.shape
     n_kv, value_size, given = k.shape[1], v.shape[2], qkv.shape[1]

@@ -23,14 +23,14 @@ from .compile.nvrtc import (
 )
 from .compile.spec import ARCHITECTURES, KernelSpec
 
-# Modules of this folder with a function `specs()`. They are imported when the specs are asked for:
-# processes that only compile need none of them.
+# Modules of this folder and its sub-folders with a function `specs()`. They are imported when the
+# specs are asked for: processes that only compile need none of them.
 MODULES = (
     "index",
     "matvec",
     "ops",
-    "peer",
-    "peer_rows",
+    "peer.links",
+    "peer.rows",
     "prompt",
     "prompt_delta",
     "prompt_grouped",

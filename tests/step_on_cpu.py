@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
-from iqforge.cuda_kernels import index, matvec, ops, step_between
+from iqforge.cuda_kernels import index, matvec, matvec_experts, ops, step_between
 from iqforge.cuda_kernels.gating import NO_TERMS, Gating
 from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
@@ -539,8 +539,8 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (matvec, "matvec_add", matvec_add),
         (matvec, "matvec_set", matvec_set),
         (matvec, "gate_up", gate_up),
-        (matvec, "expert_gate_up", expert_gate_up),
-        (matvec, "expert_down_add", expert_down_add),
+        (matvec_experts, "expert_gate_up", expert_gate_up),
+        (matvec_experts, "expert_down_add", expert_down_add),
         (TensorStore, "matrices", _resident),
         (ops, "_decode", _decoder()),
     ):

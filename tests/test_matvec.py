@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import matvec, matvec_plan, ops
+from iqforge.cuda_kernels import matvec, matvec_experts, matvec_plan, ops
 from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.cuda_kernels.gating import NO_TERMS, ExpertTerms, Gating
 from iqforge.cuda_kernels.layouts.table import packed_types
@@ -108,7 +108,7 @@ def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False, up_
         for i, m in enumerate((down, gate, *([] if up is None else [up])))
     ]
     gating = Gating(spec.activation, spec.limit)
-    matvec.expert_gate_up(h, w, EPS, gate, up, ids, out, gating, *terms[1:])
+    matvec_experts.expert_gate_up(h, w, EPS, gate, up, ids, out, gating, *terms[1:])
     x, chosen = normed(h, w, gate.type), ids.clamp(min=0).long()
     both = torch.einsum(
         "nc,nkrc->nkr",
@@ -126,7 +126,7 @@ def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False, up_
     expected = h.double() + (y * by[..., None] * used).sum(1)
     again = h.clone()
     for result in (h, again):
-        matvec.expert_down_add(out, down, ids, by, result, terms[0])
+        matvec_experts.expert_down_add(out, down, ids, by, result, terms[0])
     assert_close(h, expected)
     assert torch.equal(h, again)
 
@@ -168,21 +168,21 @@ def test_a_shared_expert_in_the_launches_of_the_others(name, ff, slots, used, me
     out, alone = poison(n, used + slots, ff), poison(n, used, ff)
     gate_terms = [*terms[1:], *[NO_TERMS] * merged]
     arguments = h, w, EPS, gate, up, ids
-    matvec.expert_gate_up(*arguments, alone, Gating(), *gate_terms)
-    matvec.expert_gate_up(*arguments, out, Gating(), *gate_terms, shared)
+    matvec_experts.expert_gate_up(*arguments, alone, Gating(), *gate_terms)
+    matvec_experts.expert_gate_up(*arguments, out, Gating(), *gate_terms, shared)
     assert torch.equal(out[:, :used], alone)
     other, apart = poison(n, used, ff), poison(n, rows)
-    matvec.expert_gate_up(*arguments, other, Gating(), *gate_terms, shared, apart)
+    matvec_experts.expert_gate_up(*arguments, other, Gating(), *gate_terms, shared, apart)
     assert torch.equal(other, alone) and torch.equal(apart, out[:, used:].flatten(1))
     both = normed(h, w, gate.type) @ torch.cat([weights(m)[0] for m in shared]).T
     assert_close(out[:, used:].flatten(1), gated(FFNSpec(), *both.chunk(2, -1)))
     expected = h.clone()
-    matvec.expert_down_add(alone, down, ids, by[:, :used].contiguous(), expected, terms[0])
+    matvec_experts.expert_down_add(alone, down, ids, by[:, :used].contiguous(), expected, terms[0])
     x = (rounded(out, down.type) * by[..., None])[:, used:].flatten(1)
     expected = expected.double() + x @ weights(down_shared)[0].T
     results = h.clone(), h.clone()
     for result in results:
-        matvec.expert_down_add(out, down, ids, by, result, terms[0], down_shared)
+        matvec_experts.expert_down_add(out, down, ids, by, result, terms[0], down_shared)
     assert_close(results[0], expected)
     assert torch.equal(*results)
 
@@ -356,7 +356,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ShapeError, match="rows of 512 elements"):
         matvec.matvec_add(draw(1, 256), m, draw(1, 64))
     with pytest.raises(ShapeError, match="ids of experts"):
-        matvec.expert_gate_up(
+        matvec_experts.expert_gate_up(
             h,
             None,
             EPS,
@@ -434,20 +434,18 @@ def stand_in(monkeypatch) -> list[tuple]:
     memory) of each.
     """
     launches = []
-    monkeypatch.setattr(
-        matvec, "limits", lambda device: matvec_plan.DeviceLimits(84, SHARED, 50 << 10, 47 << 10)
-    )
-    monkeypatch.setattr(matvec, "device_index", lambda device: 0)
-    monkeypatch.setattr(matvec, "_check", lambda *args: None)
-    monkeypatch.setattr(matvec, "function", lambda spec, name, device: spec)
+    here = matvec_plan.DeviceLimits(84, SHARED, 50 << 10, 47 << 10)
+
+    def launch(spec, grid, block, x, *args, shared, pdl):
+        launches.append((spec, block, len(x), shared))
+
+    for module in (matvec, matvec_experts):
+        monkeypatch.setattr(module, "limits", lambda device: here)
+        monkeypatch.setattr(module, "device_index", lambda device: 0)
+        monkeypatch.setattr(module, "check_tensor", lambda *args: None)
+        monkeypatch.setattr(module, "function", lambda spec, name, device: spec)
+        monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(
-        matvec,
-        "launch",
-        lambda spec, grid, block, x, *args, shared, pdl: launches.append(
-            (spec, block, len(x), shared)
-        ),
-    )
     return launches
 
 
@@ -488,10 +486,10 @@ def test_experts_that_do_not_fit_are_named(monkeypatch):
             ops.PackedMatrix(ggml_type("Q8_0"), 64, cols, 4, none),
             ops.PackedMatrix(ggml_type("Q8_0"), 64, 256, 4, none),
         )
-        matvec.expert_gate_up(
+        matvec_experts.expert_gate_up(
             torch.empty(1, cols), None, EPS, gate, gate, ids, torch.empty(1, 2, 64)
         )
-        matvec.expert_down_add(torch.empty(1, 2, 256), down, ids, by, torch.empty(1, 64))
+        matvec_experts.expert_down_add(torch.empty(1, 2, 256), down, ids, by, torch.empty(1, 64))
 
     experts(4096)
     assert len(launches) == 2 and all(shared + 1024 <= SHARED for *_, shared in launches)
@@ -499,5 +497,7 @@ def test_experts_that_do_not_fit_are_named(monkeypatch):
         experts(1 << 18)
     long = ops.PackedMatrix(ggml_type("Q8_0"), 64, 1 << 18, 4, none)
     with pytest.raises(ShapeError, match="2 experts of 262144 elements do not fit"):
-        matvec.expert_down_add(torch.empty(1, 2, long.cols), long, ids, by, torch.empty(1, 64))
+        matvec_experts.expert_down_add(
+            torch.empty(1, 2, long.cols), long, ids, by, torch.empty(1, 64)
+        )
     assert len(launches) == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from iqforge.cuda_kernels.compile.spec import expand
-from iqforge.cuda_kernels.peer_rows import memory_bytes, place_bytes
+from iqforge.cuda_kernels.peer.rows import memory_bytes, place_bytes
 
 from .host_library import host_library
 

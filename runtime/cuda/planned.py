@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ...cuda_kernels.peer_rows import memory_bytes
+from ...cuda_kernels.peer.rows import memory_bytes
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet

@@ -16,7 +16,7 @@ from ...state.cache import CacheSettings
 from ...weights.taps import Taps
 
 if TYPE_CHECKING:
-    from ....cuda_kernels.peer_rows import PeerRows
+    from ....cuda_kernels.peer.rows import PeerRows
     from ...parallel.group import Group
     from ...parallel.share import Share
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.peer import MOST_RANKS
-from ....cuda_kernels.peer_rows import PeerRows
+from ....cuda_kernels.peer.links import MOST_RANKS
+from ....cuda_kernels.peer.rows import PeerRows
 from ....cuda_kernels.prompt import norm_fits
 from ....errors import DeviceError
 from ...network.network import Network

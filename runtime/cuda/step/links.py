@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from ....cuda_kernels.peer import MOST_RANKS, PeerLinks
+from ....cuda_kernels.peer.links import MOST_RANKS, PeerLinks
 from ....errors import DeviceError
 from ...network.network import Network
 from ...parallel.group import Group

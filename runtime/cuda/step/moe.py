@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....cuda_kernels import matvec, step_between
+from ....cuda_kernels import matvec, matvec_experts, step_between
 from ....cuda_kernels.gating import NO_TERMS
 from ....cuda_kernels.matvec_plan import (
     EXPERT_DOWN,
@@ -89,7 +89,7 @@ class StepMoE(StepBranch):
         hidden = frame.buffer("expert hidden", n_slots * self.down.cols).view(frame.n, n_slots, -1)
         no_terms = [NO_TERMS] * (2 - len(self.input_terms))
         operation(
-            matvec.expert_gate_up,
+            matvec_experts.expert_gate_up,
             h,
             self.norm,
             self.eps,
@@ -108,7 +108,7 @@ class StepMoE(StepBranch):
         to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])
         down = None if always is None else always.down
         arguments = hidden, self.down, ids, weights, to, self.down_terms, down
-        operation(matvec.expert_down_add, *arguments)
+        operation(matvec_experts.expert_down_add, *arguments)
         if self.shared is not None:
             operation(matvec.matvec_add, x, self.shared.down, to)
         if norm is not None:
@@ -157,7 +157,7 @@ def shared_slots(
         down = on_device(ffn.down, context)
     except Slow:
         return None
-    slots = matvec.shared_slots(down, owner.down)
+    slots = matvec_experts.shared_slots(down, owner.down)
     total = owner.spec.n_used + slots
     if not slots or total > MOST_SLOTS or not matvec.fits(owner.down, EXPERT_DOWN, total):
         return None

@@ -1,5 +1,5 @@
 """Sums over the GPUs of one host within a decoding step, through memory that they share:
-`step/peer.cu`. For prompts see `peer_rows`.
+`step/peer.cu`. For prompts see `rows`.
 
 Every rank is a process with one GPU. `PeerMemory` is what a rank lets the others write to.
 `PeerLinks.sum` and `.gather` are one launch each, which can be captured into a CUDA graph. They use
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import DeviceError, ShapeError
-from .compile.launch import device_index, function, launch
-from .compile.spec import KernelSpec
+from ...errors import DeviceError, ShapeError
+from ..compile.launch import device_index, function, launch
+from ..compile.spec import KernelSpec
 
 MOST_RANKS = 8
 _THREADS, _EACH = 128, 4  # as in peer.cu

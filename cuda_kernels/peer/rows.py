@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ..errors import ShapeError
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .peer import MOST_RANKS, PeerMemory, opened_by_all
-from .prompt import norm_fits
+from ...errors import ShapeError
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
+from ..prompt import norm_fits
+from .links import MOST_RANKS, PeerMemory, opened_by_all
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _MOVED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
