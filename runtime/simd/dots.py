@@ -23,13 +23,14 @@ from .codes import CODES
 from .codes.build import CHUNK, GROUP, GROUPS, STEP, Build
 from .operations import operation, packed
 from .products import UNIT, Rows, Vectors, own_rows, store_row, vector_of
+from .rounding import largest_magnitude, store_codes
 from .units import UNITS
-from .vectors.core import FLOAT, INT8, INT32, called, function, has_feature, pointer
+from .vectors.core import FLOAT, function, has_feature
 
 # A rounded chunk of a vector: codes, then scales, then what shifts are multiplied by.
 SCALES_AT, OFFSETS_AT, CHUNK_BYTES = CHUNK, CHUNK + 4 * GROUPS, CHUNK + 8 * GROUPS
 
-_FLOATS, _INTEGERS = (ir.VectorType(type, GROUP) for type in (FLOAT, INT32))
+_FLOATS = ir.VectorType(FLOAT, GROUP)
 
 ROUNDED_PLACE, OUT_PLACE = 15, 5  # of rounded vectors among arguments of products and of rounding
 
@@ -55,23 +56,8 @@ def rounded_bytes(n_cols: int) -> int:
     return n_cols // CHUNK * CHUNK_BYTES
 
 
-@function(types.float32, v.F32)
-def _largest_magnitude(builder, values):
-    """The largest magnitude; not finite if a value is not."""
-    bits = builder.bitcast(values, _INTEGERS)
-    bits = builder.and_(bits, ir.Constant(_INTEGERS, [0x7FFFFFFF] * GROUP))
-    largest = called(builder, "llvm.vector.reduce.umax.v16i32", INT32, bits)
-    return builder.bitcast(largest, FLOAT)
-
-
-@function(types.float32, types.int64, v.F32)
-def _store_codes(builder, address, values):
-    """Round values to bytes, store them, and return their sum."""
-    integers = builder.fptosi(called(builder, "llvm.rint.v16f32", _FLOATS, values), _INTEGERS)
-    codes = builder.trunc(integers, ir.VectorType(INT8, GROUP))
-    builder.store(codes, pointer(builder, address, codes.type), align=1)
-    total = called(builder, "llvm.vector.reduce.add.v16i32", INT32, integers)
-    return builder.sitofp(total, FLOAT)
+_largest_magnitude = function(types.float32, v.F32)(largest_magnitude)
+_store_codes = function(types.int64, types.int64, v.F32)(store_codes)
 
 
 def round_vectors(arguments, thread, threads):
@@ -96,7 +82,7 @@ def round_vectors(arguments, thread, threads):
                 scale = largest / np.float32(127)
                 total = _store_codes(to + GROUP * group, v.mul(values, v.splat(inverse)))
                 v.store_float(to + SCALES_AT + 4 * group, scale)
-                v.store_float(to + OFFSETS_AT + 4 * group, scale * total)
+                v.store_float(to + OFFSETS_AT + 4 * group, scale * np.float32(total))
             x += 4 * CHUNK
             to += CHUNK_BYTES
 

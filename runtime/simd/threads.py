@@ -19,7 +19,7 @@ from numba import types
 from ...formats.kernel import CompiledLoop, inlined_function
 from .operations import SIGNATURE
 from .vectors import integer_at
-from .vectors.core import INT64, called, function, has_feature, is_arm, pointer
+from .vectors.core import INT64, NONE, called, function, has_feature, is_arm, pointer
 
 # Places in the memory that the threads share, in bytes; each in a cache line of its own.
 GENERATION, PROGRAM, LENGTH, BASE, ARRIVED = 0, 64, 72, 80, 128
@@ -28,7 +28,6 @@ POLLS = 4000  # between programs, before a thread sleeps: about 100 us
 SPINS = 200  # before a thread gives its processor away
 
 _VOID = ir.VoidType()
-_NONE = ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
 @function(types.int64, types.int64, types.int64)
@@ -45,7 +44,7 @@ def _atomic_load(builder, address):
 @function(types.none, types.int64, types.int64)
 def _atomic_store(builder, address, value):
     builder.store_atomic(value, pointer(builder, address, INT64), "seq_cst", 8)
-    return _NONE
+    return NONE
 
 
 @function(types.none)
@@ -55,7 +54,7 @@ def _pause(builder):
         called(builder, "llvm.x86.sse2.pause", _VOID)
     elif is_arm():
         called(builder, "llvm.aarch64.hint", _VOID, ir.IntType(32)(1))
-    return _NONE
+    return NONE
 
 
 @function(types.none)
@@ -65,7 +64,7 @@ def _give_way(builder):
         called(builder, "sched_yield", ir.IntType(32))
     elif os.name == "nt":
         called(builder, "SwitchToThread", ir.IntType(32))
-    return _NONE
+    return NONE
 
 
 @function(types.none, types.int64, types.int64, types.int64, types.int64)
@@ -73,7 +72,7 @@ def _invoke(builder, function, arguments, thread, threads):
     """Call the operation at an address."""
     type = ir.FunctionType(_VOID, [INT64] * len(SIGNATURE.args))
     builder.call(pointer(builder, function, type), [arguments, thread, threads])
-    return _NONE
+    return NONE
 
 
 @inlined_function

@@ -24,8 +24,9 @@ from ...formats.types import GGMLType
 from . import vectors as v
 from .operations import operation
 from .products import UNIT, Rows
+from .rounding import largest_magnitude, rounded, store_codes
 from .units import UNITS
-from .vectors.core import FLOAT, INT8, INT32, INT64, called, function, has_feature, pointer
+from .vectors.core import FLOAT, INT8, INT32, INT64, NONE, called, function, has_feature, pointer
 
 COLUMNS = 32  # rows of the matrix in a panel
 TILE = 6  # rows of activations that are multiplied at a time
@@ -33,7 +34,6 @@ GROUP_BYTES = COLUMNS * (UNIT + 4)  # of a panel: codes and scales for 32 column
 
 _FLOATS, _INTEGERS = (ir.VectorType(type, 16) for type in (FLOAT, INT32))
 _BYTES = ir.VectorType(INT8, 64)
-_NONE = ir.Constant(ir.IntType(8).as_pointer(), None)
 
 # What `operation` binds.
 unit: Any = None
@@ -120,17 +120,11 @@ def _multiply_tile(builder, weights, groups, codes, scales, starts, out, stride,
                 zero = builder.fmul(total, ir.Constant(_FLOATS, None))
                 proven = builder.fadd(proven, zero)
             builder.store(proven, pointer(builder, proof, _FLOATS), align=1)
-    return _NONE
+    return NONE
 
 
-@function(types.float32, v.F32, v.F32)
-def _largest_magnitude(builder, a, b):
-    """The largest magnitude of the lanes of two vectors; not finite if one of them is not."""
-    mask = ir.Constant(_INTEGERS, [0x7FFFFFFF] * 16)
-    a, b = (builder.and_(builder.bitcast(x, _INTEGERS), mask) for x in (a, b))
-    larger = called(builder, "llvm.umax.v16i32", _INTEGERS, a, b)
-    largest = called(builder, "llvm.vector.reduce.umax.v16i32", INT32, larger)
-    return builder.bitcast(largest, FLOAT)
+_largest_magnitude = function(types.float32, v.F32, v.F32)(largest_magnitude)
+_store_row_codes = function(types.int64, types.int64, v.F32, v.F32)(store_codes)
 
 
 @function(types.none, types.int64, v.F32, types.int64, types.int64)
@@ -138,9 +132,7 @@ def _store_codes(builder, address, values, flip, distance):
     """Round 16 values to bytes, flip their bits as the byte `flip` says, and store each four of
     them `distance` bytes apart.
     """
-    rounded = called(builder, "llvm.rint.v16f32", _FLOATS, values)
-    integers = builder.fptosi(rounded, _INTEGERS)
-    codes = builder.trunc(integers, ir.VectorType(INT8, 16))
+    _, codes = rounded(builder, values)
     nothing = ir.Constant(ir.VectorType(INT8, 16), ir.Undefined)
     flips = builder.insert_element(nothing, builder.trunc(flip, INT8), INT32(0))
     flips = builder.shuffle_vector(flips, nothing, ir.Constant(_INTEGERS, None))
@@ -149,29 +141,7 @@ def _store_codes(builder, address, values, flip, distance):
         to = builder.add(address, builder.mul(distance, INT64(i)))
         word = builder.extract_element(words, INT32(i))
         builder.store(word, pointer(builder, to, INT32), align=1)
-    return _NONE
-
-
-@function(types.int64, types.int64, v.F32, v.F32)
-def _store_row_codes(builder, address, low, high):
-    """Round 32 values to bytes and store them. Returns their sum."""
-    sums = []
-    for i, values in enumerate((low, high)):
-        rounded = called(builder, "llvm.rint.v16f32", _FLOATS, values)
-        integers = builder.fptosi(rounded, _INTEGERS)
-        codes = builder.trunc(integers, ir.VectorType(INT8, 16))
-        to = pointer(builder, builder.add(address, INT64(16 * i)), codes.type)
-        builder.store(codes, to, align=1)
-        sums.append(integers)
-    both = builder.add(sums[0], sums[1])
-    total = called(builder, "llvm.vector.reduce.add.v16i32", INT32, both)
-    return builder.sext(total, INT64)
-
-
-@function(types.none, types.int64, types.int64)
-def _store_integer(builder, address, value):
-    builder.store(builder.trunc(value, INT32), pointer(builder, address, INT32), align=1)
-    return _NONE
+    return NONE
 
 
 @inlined_function
@@ -231,7 +201,7 @@ def round_rows(arguments, thread, threads):
         factor = v.splat(inverse)
         total = _store_row_codes(codes + 32 * i, v.mul(low, factor), v.mul(high, factor))
         v.store_float(scales + 4 * i, scale)
-        _store_integer(starts + 4 * i, -128 * total)
+        v.store_long(starts + 4 * i, -128 * total)
 
 
 def multiply_tiles(arguments, thread, threads):

@@ -16,7 +16,7 @@ from numba.core import cgutils
 from ....formats.kernel import inlined_function
 from .. import vectors as v
 from ..operations import operation
-from ..vectors.core import FLOAT, INT32, INT64, called, function, pointer
+from ..vectors.core import FLOAT, INT32, INT64, NONE, called, function, pointer
 
 TILE = 6  # queries
 KEYS = 64  # of a tile, and the elements of a value that are added up at a time
@@ -27,7 +27,6 @@ _TOTALS = _HIGHEST + 64
 _RESULTS = _TOTALS + 64
 
 _FLOATS = ir.VectorType(FLOAT, 16)
-_NONE = ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
 def scratch_bytes(value_length: int) -> int:
@@ -77,7 +76,7 @@ def _tile(builder, a, a_stride, b, b_stride, depth, c, c_stride, factors):
                 builder.store(product, total)
     for (m, i), total in sums.items():
         builder.store(builder.load(total), place(m, i), align=1)
-    return _NONE
+    return NONE
 
 
 @function(types.none, *[types.int64] * 7)

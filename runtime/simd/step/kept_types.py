@@ -15,33 +15,13 @@ from numba import types
 from ....formats.kernel import inlined_function
 from ....formats.tables import IQ4NL_VALUES
 from .. import vectors as v
-from ..vectors.core import INT8, INT16, INT32, function, pointer
+from ..vectors.core import function
 
 _BLOCK = 32
 _LARGEST_HALF = np.float32(65504)
 _BIG = np.float32(12582912)  # 1.5 * 2^23: what is added to it is rounded to an integer
-_NONE = ir.Constant(ir.IntType(8).as_pointer(), None)
 # Between entries of the table; a value half way takes the lower one.
 _BETWEEN = tuple(float(x) for x in (IQ4NL_VALUES[1:] + IQ4NL_VALUES[:-1]) / 2)
-
-
-@function(types.none, types.int64, types.int64)
-def _store_byte(builder, address, value):
-    builder.store(builder.trunc(value, INT8), pointer(builder, address, INT8), align=1)
-    return _NONE
-
-
-@function(types.none, types.int64, types.int64)
-def _store_long(builder, address, value):
-    builder.store(builder.trunc(value, INT32), pointer(builder, address, INT32), align=1)
-    return _NONE
-
-
-@function(types.none, types.int64, types.float32)
-def _store_half(builder, address, value):
-    half = builder.bitcast(builder.fptrunc(value, ir.HalfType()), INT16)
-    builder.store(half, pointer(builder, address, INT16), align=1)
-    return _NONE
 
 
 @function(types.int64, types.float32)
@@ -52,7 +32,7 @@ def _as_integer(builder, value):
 @inlined_function
 def _scale_stored(to, d):
     """Store a scale as half, and return what replaces a division by it."""
-    _store_half(to, min(max(d, -_LARGEST_HALF), _LARGEST_HALF))
+    v.store_half(to, min(max(d, -_LARGEST_HALF), _LARGEST_HALF))
     exact = v.half_at(to)
     return np.float32(1) / exact if exact != np.float32(0) else np.float32(0)
 
@@ -86,11 +66,11 @@ def _store_high_bits(to, bits, i, code):
     """Add what is above the nibble of code i of a block to its bytes, which begin as 0."""
     if bits == 5:
         at = to + i // 8
-        _store_byte(at, v.byte_at(at) | (code >> 4 & 1) << (i % 8))
+        v.store_byte(at, v.byte_at(at) | (code >> 4 & 1) << (i % 8))
     elif bits == 6:
         at = to + i % 8
         place = 4 * (i % 16 // 8) + 2 * (i // 16)
-        _store_byte(at, v.byte_at(at) | (code >> 4 & 3) << place)
+        v.store_byte(at, v.byte_at(at) | (code >> 4 & 3) << place)
 
 
 @inlined_function
@@ -98,7 +78,7 @@ def _store_code(to, nibbles, bits, i, code):
     _store_high_bits(to, bits, i, code)
     at = nibbles + i % 16
     before = v.byte_at(at) if i >= 16 else 0
-    _store_byte(at, before | (code & 15) << (4 * (i // 16)))
+    v.store_byte(at, before | (code & 15) << (4 * (i // 16)))
 
 
 def _symmetric(bits: int) -> Any:
@@ -110,7 +90,7 @@ def _symmetric(bits: int) -> Any:
             extreme = most if most > -least else least
             inverse = _scale_stored(to, extreme / np.float32(-middle))
             for i in range(high):
-                _store_byte(to + 2 + i, 0)
+                v.store_byte(to + 2 + i, 0)
             for i in range(_BLOCK):
                 code = _code(v.float_at(x + 4 * i), inverse, -middle, middle - 1) + middle
                 _store_code(to + 2, to + 2 + high, bits, i, code)
@@ -131,7 +111,7 @@ def _with_minimum(bits: int) -> Any:
             _scale_stored(to + 2, least)
             m = v.half_at(to + 2)
             for i in range(high):
-                _store_byte(to + 4 + i, 0)
+                v.store_byte(to + 4 + i, 0)
             for i in range(_BLOCK):
                 code = _code(v.float_at(x + 4 * i) - m, inverse, 0, top)
                 _store_code(to + 4, to + 4 + high, bits, i, code)
@@ -147,7 +127,7 @@ def store_q8_0(to, x, n):
         extreme = max(_greatest(x, _BLOCK), -_lowest(x, _BLOCK))
         inverse = _scale_stored(to, extreme / np.float32(127))
         for i in range(_BLOCK):
-            _store_byte(to + 2 + i, _code(v.float_at(x + 4 * i), inverse, -127, 127))
+            v.store_byte(to + 2 + i, _code(v.float_at(x + 4 * i), inverse, -127, 127))
         to += 34
         x += 4 * _BLOCK
 
@@ -173,9 +153,9 @@ def store_q8_kv(to, x, n):
     total = 0
     for i in range(n):
         code = _code(v.float_at(x + 4 * i), inverse, -127, 127)
-        _store_byte(to + 8 + i, code)
+        v.store_byte(to + 8 + i, code)
         total += code
-    _store_long(to + 4, total)
+    v.store_long(to + 4, total)
 
 
 STORES = {

@@ -25,6 +25,7 @@ LANES = 16
 
 INT1, INT8, INT16, INT32, INT64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 FLOAT = ir.FloatType()
+NONE = ir.Constant(ir.IntType(8).as_pointer(), None)  # what functions return that give nothing
 ELEMENTS = {"u8": INT8, "i8": INT8, "u16": INT16, "i32": INT32, "f32": FLOAT}
 
 

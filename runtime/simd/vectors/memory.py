@@ -15,6 +15,7 @@ from .core import (
     INT32,
     INT64,
     LANES,
+    NONE,
     U8,
     U16,
     constant_of,
@@ -101,7 +102,7 @@ def load_halves(builder, address):
 @function(types.none, types.int64, F32)
 def store_floats(builder, address, vector):
     builder.store(vector, pointer(builder, address, vector.type), align=1)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
+    return NONE
 
 
 @function(types.none, types.int64, F32)
@@ -109,7 +110,7 @@ def store_halves(builder, address, vector):
     """Store floats as IEEE halves, rounded to nearest, ties to even."""
     halves = builder.fptrunc(vector, ir.VectorType(ir.HalfType(), LANES))
     builder.store(halves, pointer(builder, address, halves.type), align=1)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
+    return NONE
 
 
 @function(types.none, types.int64, F32)
@@ -123,13 +124,35 @@ def store_bf16(builder, address, vector):
     )
     words = builder.trunc(builder.lshr(rounded, constant_of("i32", 16)), vector_of("u16"))
     builder.store(words, pointer(builder, address, words.type), align=1)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
+    return NONE
 
 
 @function(types.none, types.int64, types.int64)
 def store_integer(builder, address, value):
     builder.store(value, pointer(builder, address, INT64), align=1)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
+    return NONE
+
+
+@function(types.none, types.int64, types.int64)
+def store_byte(builder, address, value):
+    """Store the lowest 8 bits."""
+    builder.store(builder.trunc(value, INT8), pointer(builder, address, INT8), align=1)
+    return NONE
+
+
+@function(types.none, types.int64, types.int64)
+def store_long(builder, address, value):
+    """Store the lowest 32 bits."""
+    builder.store(builder.trunc(value, INT32), pointer(builder, address, INT32), align=1)
+    return NONE
+
+
+@function(types.none, types.int64, types.float32)
+def store_half(builder, address, value):
+    """Store a float as IEEE half, rounded to nearest, ties to even."""
+    half = builder.bitcast(builder.fptrunc(value, ir.HalfType()), INT16)
+    builder.store(half, pointer(builder, address, INT16), align=1)
+    return NONE
 
 
 @function(types.float64, types.int64)
@@ -172,7 +195,7 @@ def float_at(builder, address):
 @function(types.none, types.int64, types.float32)
 def store_float(builder, address, value):
     builder.store(value, pointer(builder, address, FLOAT), align=1)
-    return ir.Constant(ir.IntType(8).as_pointer(), None)
+    return NONE
 
 
 @function(types.float32, types.int64)
