@@ -93,7 +93,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         "-v",
         "--verbose",
         action="store_true",
-        help="what runs on a slower path is always said on stderr; accepted as other commands do",
+        help="no effect here: what runs on a slower path is always said on stderr",
     )
     bench_flags.add_options(group)
 

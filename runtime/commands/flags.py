@@ -111,7 +111,7 @@ def open_model(
     Says on stderr which flags change nothing here, and why; for a GPU also what the model takes on
     each device, for a sequence of `context` tokens and `rows` of them at a time, or for `rows` in
     chunks of `chunk` tokens. DeviceError if that is more than there is. generates: the default
-    precision is the fastest one. collects: it is that of statistics of inputs.
+    precision is the fastest one. collects: it is the one for statistics of inputs.
     """
     for ignored in ignored_flags.given(args):
         note(ignored.flag, ignored.why)

@@ -89,9 +89,9 @@ class StepPath:
         """
         kind = n > FEW_ROWS, n >= many_rows.LEAST_ROWS
         with self._lock:
-            before, self._ahead = self._ahead, self._ahead | {kind}
-            if kind in before:
+            if kind in self._ahead:
                 return
+            self._ahead.add(kind)
             with rehearsed() as wanted:
                 with contextlib.suppress(NotPlanned):
                     program = StepProgram(
@@ -253,6 +253,7 @@ def _lengths(network: Network) -> set[int]:
 
 
 def _ask_for_rows(network: Network) -> None:
+    """Ask for the operations of `many_rows` that layers of this network use."""
     mixers = [block.mixer for block in network.blocks]
     ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
     splits = {rope.style != "norm" for rope in ropes if isinstance(rope, Rope)}

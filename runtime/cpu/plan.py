@@ -52,9 +52,8 @@ class Plan:
         self._range = RangeName("", "step")
         self._first = self.memory.array(np.zeros(1, dtype=np.int64))  # the number of one matrix
         self._angles: dict[int, tuple[Buffer, Any, np.ndarray]] = {}
-        self._rounded: dict[
-            tuple[Vectors, int, int], Vectors
-        ] = {}  # since the last other operation
+        # Vectors that were rounded since the last operation that is no product.
+        self._rounded: dict[tuple[Vectors, int, int], Vectors] = {}
 
     @property
     def frame_address(self) -> int:
@@ -214,8 +213,8 @@ class Plan:
         self._append_product(*found, False)
 
     def _rounded_vectors(self, x: Vectors, n: int, n_cols: int) -> Vectors:
-        """Add the rounding of n vectors, unless they are as a product before this one read them.
-        Every thread rounds them for itself.
+        """Add the rounding of n vectors, unless it was added for an earlier product and they have
+        not changed since. Every thread rounds them for itself.
         """
         n = n if x.step else 1
         key = (x, n, n_cols)

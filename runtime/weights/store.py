@@ -29,9 +29,9 @@ KEPT_SHARE = 0.7  # of the free memory, for tensors on the CPU as they are store
 class TensorStore:
     """The tensors of `source` as matrices on the devices that `placement` chooses.
 
-    rounds: whether products of many rows are in 8 bits on the CPU. Those on GPUs are
-    `resident.Resident`, which `load` or the first use fills. Single tensors can
-    be replaced by other blocks.
+    rounds: whether products with quantized weights are in 8 bits on the CPU. Tensors on GPUs are
+    `resident.Resident`, which `load` or the first use fills. Single tensors can be replaced by
+    other blocks.
     """
 
     def __init__(self, source: Source, placement: Placement, cache: DecodeCache):
