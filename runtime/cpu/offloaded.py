@@ -40,7 +40,8 @@ class OffloadedExperts:
         if len(x) > FEW_ROWS or self._taps.observers:
             return None
         with self._lock:
-            if not self._is_planned():
+            n_threads = torch.get_num_threads()
+            if (program := self._planned(n_threads)) is None:
                 return None
             n, used = x.shape[1], chosen.shape[1]
             # One copy to the CPU, for which the device is waited for once. Numbers are exact.
@@ -50,25 +51,22 @@ class OffloadedExperts:
                 self._x.copy_(row[:n])
                 self._weights.copy_(row[n : n + used])
                 self._chosen.copy_(row[n + used :])
-                self._run()
+                run(program, n_threads)
                 out.copy_(self._y)
         return y.to(x.device)
 
-    def _run(self) -> None:
-        if self._program is not None:
-            run(self._program, torch.get_num_threads())
-
-    def _is_planned(self) -> bool:
-        key = torch.get_num_threads(), self._store.n_changes
+    def _planned(self, n_threads: int) -> Program | None:
+        """Return the program for so many threads or more; None if there can be none."""
+        key = n_threads, self._store.n_changes
         if key[0] > self._key[0] or key[1] != self._key[1]:
             self._key = key
             try:
-                self._plan(key[0])
+                self._program = self._plan(n_threads)
             except NotPlanned:
                 self._program = None
-        return self._program is not None
+        return self._program
 
-    def _plan(self, n_threads: int) -> None:
+    def _plan(self, n_threads: int) -> Program:
         module, used = self._module, self._module.spec.n_used
         plan = Plan(n_threads, CacheSettings(), 0, rounds=self._rounds)
         memory, width = plan.memory, module.experts.down.rows
@@ -85,7 +83,8 @@ class OffloadedExperts:
             torch.from_numpy(memory.view(buffer, n))
             for buffer, n in ((x, width), (weights, used), (y, width))
         )
-        self._memory, self._program = plan, plan.program()
+        self._held = plan  # it owns the memory that operations use
+        return plan.program()
 
 
 def offload_experts(network: Network, store: TensorStore, taps: Taps, *, rounds: bool) -> None:

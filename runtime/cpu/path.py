@@ -85,7 +85,7 @@ class StepPath:
 
     def compile_ahead(self, state: State, n: int) -> None:
         """Compile what a sequence like `state` needs for prompts of n tokens and for steps, on
-        several processors, unless it is on disk.
+        several processors, unless it is on disk. For models whose products are in 8 bits.
         """
         kind = n > FEW_ROWS, n >= many_rows.LEAST_ROWS
         with self._lock:
@@ -97,9 +97,9 @@ class StepPath:
                     program = StepProgram(
                         self._network, state, torch.get_num_threads(), rounds=self._store.rounds
                     )
-                    if self._store.rounds and n > FEW_ROWS:
+                    if n > FEW_ROWS:
                         program.ask_for_tiles()
-                if self._store.rounds and n >= many_rows.LEAST_ROWS:
+                if n >= many_rows.LEAST_ROWS:
                     _ask_for_rows(self._network)
                 self.largest.ask()
             compile_together(wanted, [compile_loops])
