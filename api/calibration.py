@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .models import collecting_options, open_model, texts_of
+from .sequential import followed_tensors
 from .source import PathLike, excluded_names, renamed_imatrix, selected_imatrix
 
 if TYPE_CHECKING:
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
     from ..formats.source import Source
     from ..formats.values import Value
     from ..imatrix.data import Imatrix
-    from ..quantize.options import QuantizeOptions
+    from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.rounding.late import LateRounding
     from ..quantize.rounding.methods import Rounders
+    from ..quantize.rounding.rows import RowMetrics
     from ..quantize.run.piece import ImportanceLookup
+
+log = logging.getLogger(__name__)
 
 
 class Calibration:
@@ -50,7 +55,9 @@ class Calibration:
 
         from ..imatrix.moments.layers import LayerMoments
         from ..imatrix.moments.options import HessianOptions
+        from ..imatrix.moments.sequential import SequentialMoments
         from ..imatrix.texts import Text
+        from ..quantize.rounding.kernels import product
         from ..runtime.layerwise import layers_are_separate
         from ..runtime.options import LoadOptions
 
@@ -60,7 +67,8 @@ class Calibration:
         self._threads = torch.get_num_threads()
         # The first of several devices: chunks are not shared among them.
         device = options.device.split(",")[0]
-        load = collecting_options(LoadOptions(device=device, threads=os.cpu_count() or 1))
+        load = LoadOptions(device=device, threads=os.cpu_count() or 1)
+        load = replace(load, precision="f32") if options.sequential else collecting_options(load)
         self._model = open_model(src, load)
         try:
             if self._model.precision != "f32" and not layers_are_separate(self._model):
@@ -72,7 +80,12 @@ class Calibration:
                 chunks=options.calibrate_chunks,
                 batch_tokens=2048 if self._model.precision == "f32" else 8192,
             )
-            self._layers = LayerMoments(self._model, given, collecting, folder)
+            of_model = self._model, given, collecting, folder
+            self._layers = (
+                SequentialMoments(*of_model, product)
+                if options.sequential
+                else LayerMoments(*of_model)
+            )
         except BaseException:
             self._model.close()
             raise
@@ -158,8 +171,10 @@ class Calibration:
         `n_finished` are made already. rounders: where rows are rounded, by default the CPU.
         """
         from ..quantize.rounding.methods import ON_CPU, guides
+        from ..quantize.rounding.rows import RowMetrics
 
         before = self._before(changes, model)
+        rows = RowMetrics(source) if self._options.couple_rows else None
         found = {}
         for index, plan in enumerate(planned):
             layer = self._layer_of(plan, before)
@@ -172,7 +187,7 @@ class Calibration:
                 continue
             self._layers.needed[layer] += 1
             found[plan.target.name] = self._rounding(
-                source, plan, layer, before, lookup, rounders or ON_CPU
+                source, plan, layer, before, lookup, rounders or ON_CPU, rows
             )
         return found
 
@@ -184,8 +199,10 @@ class Calibration:
         before: dict[str | None, str],
         lookup: ImportanceLookup | None,
         rounders: Rounders,
+        rows: RowMetrics | None,
     ) -> LateRounding:
         from ..imatrix.moments.lookup import moments_of
+        from ..imatrix.moments.sequential import SequentialMoments
         from ..quantize.rounding.late import Late, LateRounding
         from ..quantize.run.parallel import thread_count
 
@@ -193,8 +210,11 @@ class Calibration:
 
         def find() -> Late:
             store = self._layers.layer(layer)
-            found = None if store is None else moments_of(store, before.get(name, name), shape)
-            return Late(found, None if lookup is None else lookup(name, shape))
+            named, weights = before.get(name, name), None if lookup is None else lookup(name, shape)
+            found = None if store is None else moments_of(store, named, shape)
+            if found is None or not isinstance(self._layers, SequentialMoments):
+                return Late(found, weights)
+            return Late(found, weights, self._layers.targets(layer, named))
 
         return LateRounding(
             source,
@@ -206,7 +226,51 @@ class Calibration:
             threads=thread_count(self._options.threads),
             rounders=rounders,
             one_text=len(self.texts) == 1,
+            rows=rows,
         )
+
+    def follow(
+        self,
+        changes: Changes,
+        model: Source,
+        planned: Sequence[PlannedTensor],
+        stored: Callable[[str], np.ndarray],
+    ) -> set[str]:
+        """Let layers read what the layers before them give with their rounded tensors. stored:
+        returns the bytes of a tensor of the output that is written. Return the targets before which
+        all others must be written; none without `sequential`.
+
+        A tensor that comes after one of a later layer is not followed, and a warning says so. Raise
+        UsageError for one that the model does not have in this form.
+        """
+        from ..imatrix.moments.sequential import RoundedTensor, SequentialMoments
+
+        if not isinstance(self._layers, SequentialMoments):
+            return set()
+        before = self._before(changes, model)
+        found = followed_tensors(
+            planned,
+            lambda plan: before.get(plan.source.name, plan.source.name),
+            lambda plan: self._layer_of(plan, before),
+            {tensor.name: tensor.shape for tensor in self._model.source.tensors},
+        )
+        if found.late:
+            log.warning(
+                "%s: %d tensors come after those of a later layer, which is not told of their"
+                " errors, from %s on",
+                self._model.source.path,
+                len(found.late),
+                found.late[0],
+            )
+
+        def rounded(layer: int | None) -> list[RoundedTensor]:
+            return [
+                RoundedTensor(name, plan.target.type, stored(plan.target.name))
+                for name, plan in found.tensors[layer]
+            ]
+
+        self._layers.rounded = rounded
+        return found.waits
 
     @staticmethod
     def _before(changes: Changes, model: Source) -> dict[str | None, str]:
@@ -223,7 +287,14 @@ class Calibration:
         from ..quantize.run.provenance import calibration_keys
 
         o = self._options
-        settings = {"n_ctx": o.calibrate_ctx, "shrink": o.hessian_shrink, "refine": o.refine}
+        settings = {
+            "n_ctx": o.calibrate_ctx,
+            "shrink": o.hessian_shrink,
+            "refine": o.refine,
+            "couple_rows": o.couple_rows,
+        }
+        if o.sequential:
+            settings["sequential"] = True
         return calibration_keys(self.texts, settings)
 
     def key(self) -> str:
@@ -253,12 +324,18 @@ def _with_shared(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_calibration(
-    calibrate: PathLike | Sequence[PathLike] | None, hessian: object, options: QuantizeOptions
+    calibrate: PathLike | Sequence[PathLike] | None,
+    hessian: object,
+    options: QuantizeOptions,
+    shards: Shards,
+    n_outputs: int,
 ) -> None:
     """Raise UsageError for options that exclude calibration texts, or need them."""
     from ..quantize.options import QuantizeOptions
 
     if calibrate is None:
+        if options.sequential:
+            raise UsageError("sequential (--sequential) needs texts (--calibrate)")
         default = QuantizeOptions()
         if (options.calibrate_chunks, options.calibrate_ctx) != (
             default.calibrate_chunks,
@@ -273,3 +350,7 @@ def check_calibration(
         raise UsageError("second moments (--hessian) and texts (--calibrate) exclude each other")
     if options.dry_run and options.estimate:
         raise UsageError("with --calibrate, --dry-run gives no estimate: add --no-estimate")
+    if options.sequential and (n_outputs > 1 or shards.partial):
+        raise UsageError(
+            "sequential (--sequential) makes one whole output: each has its own rounded layers"
+        )

@@ -179,5 +179,6 @@ def _with_adapters(source: Source, load: LoadOptions, device: torch.device) -> S
     from ..formats.types import TYPES
     from ..runtime.precision import usable_precision
 
-    names = {"f32": "F32", "int8": "F32", "bf16": "BF16", "f16": "F16"}
+    int8 = "F32" if device.type == "cpu" else "BF16"
+    names = {"f32": "F32", "int8": int8, "bf16": "BF16", "f16": "F16"}
     return LoraSource(source, adapters, TYPES[names[usable_precision(load.precision, device)]])

@@ -178,10 +178,12 @@ def quantize_models(
       are rounded with them, on GPUs where they have kernels; `progress.rounding_chosen` gets how
       each role is rounded. Their diagonal is the importance matrix if none is given.
       hessian_shrink: shrink correlations by this share instead of one chosen on held-out text.
-      refine: also move codes and scales.
+      refine: also move codes and scales. couple_rows: round the rows of some matrices together;
+      see `quantize.rounding.rows`.
     - calibrate: texts, or "default", from which second moments are collected during the run, layer
       by layer: at most `calibrate_chunks` chunks of `calibrate_ctx` tokens of all texts together.
-      Everything else is as with `hessian`, but each tensor is judged alone.
+      Everything else is as with `hessian`, but each tensor is judged alone. sequential: layers read
+      what the rounded layers before them give, and weights make up for the errors of these.
     - nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted
       (`zeroed` in the report of a tensor). Without it they are a NonFiniteError that names the
       first one.
@@ -223,7 +225,7 @@ def quantize_models(
     changes, shards = changes or Changes(), shards or Shards()
     if o.save_plan is not None and len(outputs) > 1:
         raise UsageError("save_plan needs exactly one output")
-    check_calibration(calibrate, hessian, o)
+    check_calibration(calibrate, hessian, o, shards, len(outputs))
     moments = loaded_moments(hessian, o, calibrate is not None)
     guided = moments is not None or calibrate is not None
     devices = find_devices(o.device)
@@ -330,6 +332,9 @@ def quantize_models(
             )
             guides.append(found)
             late.append(list(found.values()))
+        waits: set[str] = set()
+        if calibration is not None and sinks:
+            waits = calibration.follow(changes, rearranged, sinks[0].planned, sinks[0].stored)
         made = stream(
             source,
             [
@@ -341,6 +346,7 @@ def quantize_models(
                     sink.finished,
                     sink.tensor_done,
                     guides[at] if guides else {},
+                    waits,
                 )
                 for at, (number, sink) in enumerate(zip(active, sinks))
             ],

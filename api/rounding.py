@@ -33,10 +33,11 @@ def loaded_moments(
     need one, or exclude one. calibrated: moments are collected during the run.
     """
     if hessian is None:
-        if not calibrated and (options.hessian_shrink is not None or not options.refine):
+        chosen = options.hessian_shrink is not None or not (options.refine and options.couple_rows)
+        if not calibrated and chosen:
             raise UsageError(
-                "hessian_shrink and refine (--no-refine) need second moments (--hessian or"
-                " --calibrate)"
+                "hessian_shrink, refine (--no-refine) and couple_rows (--no-couple-rows) need"
+                " second moments (--hessian or --calibrate)"
             )
         return None
     if options.dry_run and options.estimate:
@@ -100,8 +101,10 @@ def rounding_plans(
     where rows are rounded.
     """
     from ..quantize.rounding.choice import plan_rounding
+    from ..quantize.rounding.rows import RowMetrics
     from ..quantize.run.parallel import thread_count
 
+    rows = RowMetrics(source) if options.couple_rows else None
     moments = moments_lookup(file, changes, model)
     made = []
     for planned, lookup, shown in zip(plans, lookups, progress, strict=True):
@@ -116,6 +119,7 @@ def rounding_plans(
             progress=shown.choosing,
             rounders=rounders,
             one_text=len(file.texts) == 1,
+            rows=rows,
         )
         shown.rounding_chosen(plan.choices)
         made.append(plan)
@@ -123,8 +127,13 @@ def rounding_plans(
 
 
 def rounding_text(plan: RoundingPlan) -> str:
-    """Return JSON of how each role is rounded: shrink (null for a search) and refinements."""
-    said = [[one.role, one.type, one.shrink, one.passes] for one in plan.choices]
+    """Return JSON of how each role is rounded: shrink (null for a search), refinements, and "rows"
+    where rows are rounded together.
+    """
+    said = [
+        [one.role, one.type, one.shrink, one.passes, *["rows"] * one.coupled]
+        for one in plan.choices
+    ]
     return json.dumps(said)
 
 

@@ -329,7 +329,8 @@ def load_model(
 
     - device: "cpu" (default), "cuda", "cuda:N" or "auto" (the first GPU, or the CPU).
     - precision: "f32", the reference path (default on the CPU), or "bf16" (default on a GPU)
-      or "f16", or on the CPU "int8": products with quantized weights in 8 bits.
+      or "f16", or "int8": products in 8 bits, on the CPU those with quantized weights, on a GPU
+      dense ones of prompts.
     - threads: CPU threads of this process, 0: as they are. cache_size: MiB of decoded weights.
     - gpu_layers, override_tensor, n_cpu_moe, cpu_moe, fit: what is on the GPU.
     - split_mode="graph" or "layer", tensor_split, main_gpu, max_gpu, reduce_type, timeout:

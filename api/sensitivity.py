@@ -6,11 +6,12 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import EvaluationError, UsageError
 from ..formats.output import check_output, refuse_same_file
 from ..version import __version__
 from .models import opened_model, split_options, text_of
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ..imatrix.options import SensitivityOptions
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
-
-_ONLY_FLOAT32 = "tensors can be replaced in float32 only (precision f32)"
 
 
 def measure_sensitivity(
@@ -42,8 +41,9 @@ def measure_sensitivity(
     """Measure what an error in each tensor does to a model: each in turn is stored in another type,
     in memory, and the mean KL divergence from the unchanged model is measured.
 
-    model: a path, opened with `load`, or an open model in float32, the precision in which tensors
-    can be replaced on a GPU. Tensors are encoded on the CPU. text: a file, or the text itself.
+    model: a path, opened with `load`, or an open model. The precision of a path is float32
+    unless it is given; in float16 and bfloat16 a GPU computes in float32 only in the layers of a
+    replaced tensor. Tensors are encoded on the CPU. text: a file, or the text itself.
     keywords: fields of `imatrix.options.SensitivityOptions` and, for a path, of
     `runtime.options.LoadOptions`; they win over `options` and `load`.
 
@@ -57,29 +57,29 @@ def measure_sensitivity(
     """
     from ..formats.sensitivities import save_probes
     from ..imatrix.belongs import check_belongs
+    from ..imatrix.half_range import widen
     from ..imatrix.options import SensitivityOptions
     from ..quantize.report.probe import PROBE_TYPES, probe_groups
     from ..runtime.evaluate.perplexity import measure_perplexity
 
     o, load = split_options(measure_sensitivity, model, keywords, SensitivityOptions, options, load)
-    if load.precision not in (None, "f32"):
-        raise UsageError(f"precision is {load.precision}: {_ONLY_FLOAT32}")
-    load = replace(load, precision="f32", threads=load.threads or threads)
+    load = replace(load, precision=load.precision or "f32", threads=load.threads or threads)
     loaded, types, probes = loaded_imatrix(imatrix), tuple(o.types) or PROBE_TYPES, []
     content, path = text_of(text)
     with (
         opened_model(model, load) as opened,
         tempfile.TemporaryDirectory(prefix="iqforge-sensitivity-") as folder,
     ):
-        if opened.precision != "f32":
-            raise UsageError(f"the model runs in {opened.precision}: {_ONLY_FLOAT32}")
+        if opened.precision == "int8":
+            raise UsageError("the precision is int8, which has errors of its own: use f32")
         if out is not None:
             refuse_same_file(out, [*opened.source.files, *([path] if path else [])])
             check_output(out)  # fails before the work, not after it
         if loaded is not None:
             loaded = check_belongs(loaded, opened.source.tensors, force=o.force)
         base = os.path.join(folder, "base.kld")
-        measure_perplexity(
+        measure = partial(
+            measure_perplexity,
             opened,
             content,
             n_ctx=o.n_ctx,
@@ -87,6 +87,13 @@ def measure_sensitivity(
             batch_tokens=o.batch_tokens,
             save_logits=base,
         )
+        try:
+            measure()
+        except EvaluationError:
+            if opened.precision != "f16":
+                raise
+            widen(opened)
+            measure()
         groups = probe_groups(opened.source.tensors, opened.architecture, o.layers)
         for group in groups:
             probes.append(_probe(opened, group, types, loaded, base, folder, threads))

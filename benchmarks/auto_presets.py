@@ -47,7 +47,7 @@ def rows(checkpoint: Path, args: argparse.Namespace) -> list[str]:
     iqforge.measure_perplexity(
         base, args.text, chunks=args.test_chunks, kl_divergence_base=predictions, **load
     )
-    for preset in PRESETS:
+    for preset in args.presets:
         iqforge.quantize_model(
             base, made, preset, work / "auto" / f"{name}.imatrix.gguf", restart=True
         )
@@ -69,13 +69,15 @@ def main() -> None:
     parser.add_argument("--text", required=True, metavar="TEXT", help="text to measure on")
     parser.add_argument("--work", required=True, metavar="FOLDER")
     parser.add_argument("--size-of", default="IQ4_K", metavar="PRESET")
+    parser.add_argument("--presets", nargs="+", default=PRESETS, metavar="PRESET")
     parser.add_argument("--chunks", type=int, default=60)
     parser.add_argument("--test-chunks", type=int, default=12)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     table = ["| model | made by | bytes | of the target | mean KLD |", "|---|---|---|---|---|"]
     for checkpoint in args.checkpoints:
-        table += rows(checkpoint, args)
+        table += (found := rows(checkpoint, args))
+        print("\n".join(found), flush=True)
     print("\n" + "\n".join(table))
 
 

@@ -37,6 +37,7 @@ from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, rounder_ther
 from iqforge.quantize.rounding.late import Encoder, Late, LateRounding
 from iqforge.quantize.rounding.layout import SCALES
 from iqforge.quantize.rounding.methods import ON_CPU
+from iqforge.quantize.rounding.rows import RowMetrics
 from iqforge.quantize.rounding.tensor_moments import MatrixMoments, SumsOnDevice
 from iqforge.quantize.rounding.ternary_rounder import TWINS
 from iqforge.quantize.rounding.vector_layout import VECTORS
@@ -134,6 +135,7 @@ def whole(args: argparse.Namespace) -> None:
     """Print how long collecting, choosing and rounding of the first layers take."""
     source = SyntheticSource(f"{args.shape}:BF16")
     rounders = DeviceRounders([CudaDevice(0)])
+    rows = None if args.no_couple_rows else RowMetrics(source)
     type = (args.type or ["IQ3_K"])[0]
     planned = [p for p in plan_quantization(source, type, pure=True) if not p.kept]
     with Model(source, "cuda", precision="f16") as model:
@@ -166,7 +168,13 @@ def whole(args: argparse.Namespace) -> None:
 
                 made = [
                     LateRounding(
-                        source, p, find(p), lambda: None, threads=args.threads, rounders=rounders
+                        source,
+                        p,
+                        find(p),
+                        lambda: None,
+                        threads=args.threads,
+                        rounders=rounders,
+                        rows=rows,
                     )
                     for p in own
                 ]
@@ -222,6 +230,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=512)
     parser.add_argument("--layers", type=int, default=0, help="of `whole` (default: all)")
     parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--no-couple-rows", action="store_true", help="of `whole`")
     args = parser.parse_args()
     {"bytes": compare, "shapes": shapes, "whole": whole}[args.what](args)
 

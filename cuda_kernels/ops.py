@@ -148,19 +148,29 @@ def pack_matrix(
     type, device = ggml_type(type), torch.device(device)
     if not packable(type, cols):
         raise UnsupportedTypeError(f"rows of {cols} elements of {type.name} cannot be packed")
-    plain, total = plain_type(type), rows * n_matrices
+    plain = plain_type(type)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     data = torch.zeros(packed_bytes(type, rows, cols, n_matrices), dtype=torch.uint8, device=device)
-    matrix, done = PackedMatrix(plain, rows, cols, n_matrices, data), 0
-    for raw in _staged(_split(type, pieces, cols), device, type.group_rows):
+    matrix = PackedMatrix(plain, rows, cols, n_matrices, data)
+    pack_into(matrix, type, pieces)
+    return matrix
+
+
+def pack_into(
+    matrix: PackedMatrix, type: GGMLType, pieces: Iterable[np.ndarray | StoredRows]
+) -> None:
+    """Fill a packed matrix, whose plain type is that of `type`, with the rows of a file. Otherwise
+    as `pack_matrix`.
+    """
+    total, done = matrix.total_rows, 0
+    for raw in _staged(_split(type, pieces, matrix.cols), matrix.device, type.group_rows):
         if done + len(raw) > total:
             raise ShapeError(f"more than {total} rows of {type.name}")
-        _pack_rows(type, raw, matrix, done)
+        pack_rows(type, raw, matrix, done)
         done += len(raw)
     if done != total:
         raise ShapeError(f"{done} rows of {type.name}, expected {total}")
-    return matrix
 
 
 def _split(
@@ -214,8 +224,10 @@ def _staged(
         event.synchronize()
 
 
-def _pack_rows(type: GGMLType, raw: torch.Tensor, matrix: PackedMatrix, first: int) -> None:
-    """Pack rows of the file as the rows from `first` on of the matrix."""
+def pack_rows(type: GGMLType, raw: torch.Tensor, matrix: PackedMatrix, first: int) -> None:
+    """Pack rows of the file, uint8[n, row_bytes] on the device, as the rows from `first` on of the
+    matrix.
+    """
     if type.is_interleaved:
         raw = _undone(type, raw, matrix.cols)
     head = raw.shape[1] - matrix.cols // matrix.type.block_size * matrix.type.block_bytes

@@ -55,7 +55,7 @@ class HalfRange:
 def widen(model: Model, where: str = "") -> None:
     """Let a model in float16 continue in bfloat16, and say so."""
     log.warning(
-        "activations exceed the range of float16 (65504)%s: collecting in bfloat16 from here on,"
+        "activations exceed the range of float16 (65504)%s: bfloat16 is used from here on,"
         " which is less precise; --precision f32 is exact and slower",
         where,
     )

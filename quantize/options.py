@@ -94,6 +94,20 @@ class QuantizeOptions(Options):
         help="with --hessian or --calibrate: only feed errors back, and do not refine codes and"
         " scales",
     )
+    couple_rows: bool = option(
+        True,
+        "--no-couple-rows",
+        off=True,
+        help="with --hessian or --calibrate: round every row on its own, also where rows of a"
+        " matrix can keep errors out of what later matrices read",
+    )
+    sequential: bool = option(
+        False,
+        "--sequential",
+        help="with --calibrate: collect what a layer reads after the layers before it were rounded,"
+        " and round to weights that make up for their errors (collects in float32, three times as"
+        " many passes)",
+    )
     calibrate_chunks: int = option(
         512,
         "--calibrate-chunks",

@@ -20,7 +20,17 @@ from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import save_imatrix
 
 # Modules of `iqforge.api` that serve the others; only names in the table are public there.
-SHARED = {"table", "source", "models", "outputs", "rounding", "calibration", "devices", "runnable"}
+SHARED = {
+    "table",
+    "source",
+    "models",
+    "outputs",
+    "rounding",
+    "sequential",
+    "calibration",
+    "devices",
+    "runnable",
+}
 
 
 @pytest.mark.parametrize("name", PUBLIC)

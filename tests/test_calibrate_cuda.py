@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import iqforge
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,10 @@ from iqforge.imatrix.texts import Text
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.model import Model
 from iqforge.runtime.tokenizer import SpecialTokens
+
+from .broken_runs import BreakAfter
+from .imatrices import N_CTX
+from .tiny_checkpoint import PROSE, make_tiny_qwen3moe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,3 +55,25 @@ def test_layers_give_what_passes_give(spec, precision, tmp_path):
             if layer == 1:
                 assert torch.equal(sums, found[1][1]._total.sums[key]), key
         assert one.n_matrices == len(whole.counts[name, "fit"])
+
+
+def test_rounded_layers_are_followed_with_the_same_bytes(tmp_path):
+    """For any number of threads, and after an interrupted run; experts included."""
+    make_tiny_qwen3moe(tmp_path / "hf", n_experts=4, n_layers=2)
+    options = {"calibrate": PROSE * 3, "calibrate_chunks": 10, "calibrate_ctx": N_CTX}
+    options |= {"pure": True, "device": "cuda:0", "sequential": True, "hessian_shrink": 0.3}
+    made = []
+    for threads in (1, 3):
+        out = tmp_path / f"{threads}.gguf"
+        if threads == 3:
+            with pytest.raises(KeyboardInterrupt):
+                iqforge.quantize_model(
+                    tmp_path / "hf", out, "IQ3_K", threads=2, progress=BreakAfter(14), **options
+                )
+        iqforge.quantize_model(tmp_path / "hf", out, "IQ3_K", threads=threads, **options)
+        made.append(out.read_bytes())
+    assert made[0] == made[1]
+    plain = tmp_path / "plain.gguf"
+    options |= {"sequential": False}
+    iqforge.quantize_model(tmp_path / "hf", plain, "IQ3_K", **options)
+    assert plain.read_bytes() != made[0]

@@ -365,9 +365,9 @@ def test_every_command_goes_through_the_api(path):
     assert not imported & work
 
 
-def test_sensitivity_runs_in_float32():
-    with pytest.raises(UsageError, match="precision is bf16: tensors can be replaced in float32"):
-        iqforge.measure_sensitivity(DEMO, TEXT, precision="bf16")
+def test_sensitivity_refuses_eight_bits():
+    with pytest.raises(UsageError, match="precision is int8, which has errors"):
+        iqforge.measure_sensitivity(DEMO, TEXT, precision="int8", device="cpu")
 
 
 @pytest.mark.parametrize(

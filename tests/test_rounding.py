@@ -200,16 +200,16 @@ def test_moments_that_cannot_be_factored_are_an_error(caplog):
     assert "damping is now" in caplog.text
 
 
+# They run the code of others with other numbers.
+OTHERS = ("Q4_1", "Q2_K", "Q3_K", "IQ2_K", "IQ4_K")
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "Q4_0",
-        "Q4_1",
-        "Q2_K",
-        "Q3_K",
         "Q4_K",
-        "IQ2_K",
-        "IQ4_K",
+        "IQ3_K",
         "IQ4_KS",
         "MXFP4",
         "IQ2_XXS",
@@ -220,7 +220,7 @@ def test_moments_that_cannot_be_factored_are_an_error(caplog):
         pytest.param("IQ2_KT", marks=pytest.mark.slow),
         *(
             pytest.param(name, marks=pytest.mark.full)
-            for name in ("IQ2_KL", "IQ4_KSS", "IQ1_S", "IQ1_S_R4", "IQ1_M_R4", *CODEBOOKS)
+            for name in (*OTHERS, "IQ2_KL", "IQ4_KSS", "IQ1_S", "IQ1_S_R4", "IQ1_M_R4", *CODEBOOKS)
             if name != "IQ2_KT"
         ),
     ],

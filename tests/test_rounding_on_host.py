@@ -19,6 +19,7 @@ from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, _Place, roun
 from iqforge.quantize.rounding.factor import Factor, factored
 from iqforge.quantize.rounding.layout import SCALES
 from iqforge.quantize.rounding.methods import ON_CPU, guides, rounder_of
+from iqforge.quantize.rounding.rows import CoupledRounder, RowMetric
 from iqforge.quantize.rounding.ternary_rounder import TWINS
 from iqforge.quantize.rounding.vector_layout import VECTORS
 from iqforge.quantize.rounding.word_layout import TABLES
@@ -161,6 +162,21 @@ def test_ternary_digits(library, name):
     ON_CPU.rounder(type, 256, given, 0.3, 1, "x")(x, expected)
     DeviceRounders([HostDevice(library)]).rounder(type, 256, given, 0.3, 1, "x")(x, made)
     np.testing.assert_array_equal(made, expected)
+
+
+@pytest.mark.full
+def test_rows_that_are_rounded_together(library):
+    """A rounder of devices makes the CPU's bytes of rows that make up for each other's errors."""
+    generator, type, n, rows = np.random.default_rng(), ggml_type("Q4_0"), 256, 96
+    x, h = weights(rows, n), correlated(n)
+    feedback = np.triu(generator.normal(0, 0.1, (rows, rows)), 1).astype(np.float32)
+    metric = RowMetric((48, 80, rows), feedback)
+    made = []
+    for rounders in (ON_CPU, DeviceRounders([HostDevice(library)])):
+        rounder = rounders.rounder(type, n, moments_of(h), 0.25, 1, "x")
+        made.append(np.empty((rows, type.row_bytes(n)), dtype=np.uint8))
+        CoupledRounder(type, n, rounder, metric)(x, made[-1])
+    np.testing.assert_array_equal(*made)
 
 
 @pytest.mark.full

@@ -43,6 +43,14 @@ def device_index(device: torch.device | int | str) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
+def make_current(device: torch.device | int | str) -> None:
+    """Let calls of the driver in this thread use the context of a device, which torch shares."""
+    index = device_index(device)
+    with torch.cuda.device(index):
+        torch.cuda.current_stream()  # torch makes the context
+        cuda_core().Device(index).set_current()
+
+
 def function(spec: KernelSpec, name: str, device: torch.device | int | str) -> object:
     """Return the kernel `name` of `spec` on a device, a cuda.core.Kernel. Compiled and loaded on
     first use, then kept.
@@ -57,10 +65,8 @@ def _module(spec: KernelSpec, device: int) -> Any:
 
 @functools.cache
 def _function(spec: KernelSpec, name: str, device: int) -> object:
-    core = cuda_core()
+    make_current(device)
     with torch.cuda.device(device):
-        torch.cuda.current_stream()  # torch makes the context
-        core.Device(device).set_current()
         kernel = _module(spec, device).get_kernel(name)
         # All kernels request the same division of a multiprocessor's memory into L1 and shared
         # memory. If two consecutive kernels want different ones, the second waits until every block

@@ -95,6 +95,13 @@ class ShardedWriter(FinishingSink):
                 break
         return count
 
+    def stored(self, name: str) -> np.ndarray:
+        """Return the bytes of a tensor that is written, as `GGUFWriter.stored` does."""
+        shard = next((at for at, names in enumerate(self._names) if name in names), 0)
+        if shard >= len(self._writers):
+            raise IqforgeError("is not written yet", file=self.paths[0], tensor=name)
+        return self._writers[shard].stored(name)
+
     def sync(self) -> None:
         """Do what `GGUFWriter.sync` does. Complete shards are synced already."""
         with self._turn:

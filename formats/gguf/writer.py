@@ -108,6 +108,22 @@ class GGUFWriter(FinishingSink):
         for at in range(start, stop, _PIECE):
             yield self._file.read_kept(at, min(_PIECE, stop - at))
 
+    def stored(self, name: str) -> np.ndarray:
+        """Return the bytes of a tensor that is written completely, uint8[n_rows, row_bytes], mapped
+        from the unfinished file.
+        """
+        plan = self._plan
+        written = (
+            at for at, tensor in enumerate(plan.tensors[: self._index]) if tensor.name == name
+        )
+        if (index := next(written, None)) is None:
+            raise IqforgeError("is not written yet", file=self.path, tensor=name)
+        tensor = plan.tensors[index]
+        shape = tensor.n_rows, tensor.type.row_bytes(tensor.n_cols)
+        return np.memmap(
+            self._file.part_path, np.uint8, "r", offset=plan.offsets[index], shape=shape
+        )
+
     def cut(self) -> None:
         """Drop the bytes of a tensor that is not complete."""
         end = len(self._plan.header)

@@ -13,7 +13,6 @@ from ...runtime.commands.flags import (
     add_chunk_flags,
     add_load_flags,
     add_model_flag,
-    note,
     on_one_device,
     open_model,
 )
@@ -62,9 +61,7 @@ def run(args: argparse.Namespace, api) -> int:
 
     if not args.file:
         raise UsageError("-f TEXT is needed")
-    if args.precision not in (None, "f32"):
-        note(f"--precision {args.precision}", "tensors are replaced in float32")
-    args.precision = "f32"
+    args.precision = args.precision or "f32"
     options = SensitivityOptions.from_flags(args)
     on_one_device(args)
     load = LoadOptions.from_flags(args)

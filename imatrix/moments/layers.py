@@ -11,20 +11,15 @@ keep what was collected.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
-import numpy as np
 import torch
 
 from ...errors import ImatrixError
-from ...formats.disk import check_space, output_error
 from ...formats.tensor_names import TensorName
 from ...runtime.layerwise import LayerPass, after_layer, first_states
-from ...runtime.memory import free_bytes
 from ...runtime.model import Model
 from ...runtime.weights.taps import GroupedRows
 from ..data import Entry
@@ -34,11 +29,11 @@ from .collector import MomentCollector, MomentSums, folds_of, survey_inputs
 from .data import MomentInput
 from .lookup import entry_of
 from .options import HessianOptions
+from .states import LayerStates
 from .store import SumsInMemory
 
 log = logging.getLogger(__name__)
 
-_DEVICE_PART = 8  # of the free memory of a GPU that states may take at most
 _MOST_BYTES = 16 * 2**30  # of the moments of a layer with those of every expert
 
 
@@ -51,7 +46,7 @@ class LayerMoments:
     """
 
     def __init__(self, model: Model, texts: Sequence[Text], options: HessianOptions, folder: str):
-        self._model, self._folder = model, folder
+        self._model = model
         texts = [_tokenized(model, text, options) for text in texts]
         each = [len(text.content) // options.n_ctx for text in texts]
         limit = _limit_of_each(each, options.chunks)
@@ -74,6 +69,7 @@ class LayerMoments:
         self._next, self._collected = 0, 0
         self._spans = list(self._cut.passes(options.batch_tokens))
         self._passes = [LayerPass(self._cut.inputs(*span)) for span in self._spans]
+        self._states = LayerStates(model, self._cut.tokens.size, folder)
 
     @property
     def n_chunks(self) -> int:
@@ -113,18 +109,11 @@ class LayerMoments:
     def close(self) -> None:
         """Drop all states and moments."""
         self._held.clear()
-        self.__dict__.pop("_states", None)
+        self._states.drop()
 
     def _run(self, number: int) -> None:
-        inputs = {
-            name: one for name, one in self.inputs.items() if TensorName.parse(name).layer == number
-        }
-        is_wanted = number in self.wanted and number >= self._collected
-        total = MomentSums(inputs if is_wanted else {})
-        half_range = HalfRange(self._model)
-        collector = _OneLayer(self._model, self._options, total)
-        if total.inputs:
-            log.info("collecting the second moments of layer %d", number)
+        half_range, total = HalfRange(self._model), self._begun(number)
+        collector = OneLayer(self._model, self._options, total)
         # The form in which a layer is evaluated depends on being observed, not on what is added up.
         with self._model.observe_fast(collector):
             for one, (first, _) in zip(self._passes, self._spans, strict=True):
@@ -132,7 +121,22 @@ class LayerMoments:
                 made = after_layer(self._model, number, one, self._load(one, first))
                 half_range.check(made)
                 half_range.settle()
-                self._save(first, made)
+                self._states.save(first * self._cut.n_ctx, made)
+        self._hold(number, total)
+
+    def _begun(self, number: int) -> MomentSums:
+        """Return sums of nothing for the inputs of a layer, none if it is not collected."""
+        if number not in self.wanted or number < self._collected:
+            return MomentSums()
+        inputs = {
+            name: one for name, one in self.inputs.items() if TensorName.parse(name).layer == number
+        }
+        if inputs:
+            log.info("collecting the second moments of layer %d", number)
+        return MomentSums(inputs)
+
+    def _hold(self, number: int, total: MomentSums) -> None:
+        """Keep the sums of a layer while they are needed, and their diagonals."""
         if total.inputs:
             sums = SumsInMemory(total, str(self._model.source.path))
             for info in total.inputs.values():
@@ -145,37 +149,10 @@ class LayerMoments:
     def _load(self, one: LayerPass, first: int) -> torch.Tensor:
         if self._next == 0:
             return first_states(self._model, one)
-        start = first * self._cut.n_ctx
-        held = self._states[start : start + one.rows]
-        return held.clone() if isinstance(held, torch.Tensor) else torch.from_numpy(held.copy())
-
-    def _save(self, first: int, h: torch.Tensor) -> None:
-        start = first * self._cut.n_ctx
-        held = self._states[start : start + len(h)]
-        if isinstance(held, torch.Tensor):
-            held.copy_(h)
-        else:
-            held[:] = h.numpy(force=True)
-
-    @cached_property
-    def _states(self) -> torch.Tensor | np.ndarray:
-        """Hold float32[tokens, width]: on the GPU if that takes a small part of what is free there,
-        otherwise in a file that has no name.
-        """
-        shape, device = (self._cut.tokens.size, self._model.network.width), self._model.device
-        n_bytes = 4 * shape[0] * shape[1]
-        if device.type == "cuda" and n_bytes < (free_bytes(device) or 0) // _DEVICE_PART:
-            return torch.empty(shape, dtype=torch.float32, device=device)
-        try:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
-                check_space(self._folder, n_bytes, self._folder)
-                file.truncate(n_bytes)
-                return np.memmap(file, np.float32, "r+", shape=shape)
-        except OSError as error:
-            raise output_error(error, self._folder) from None
+        return self._states.load(first * self._cut.n_ctx, one.rows)
 
 
-class _OneLayer(MomentCollector):
+class OneLayer(MomentCollector):
     """Collects what `total` has inputs for, and ignores the rest."""
 
     def __init__(self, model: Model, options: HessianOptions, total: MomentSums):

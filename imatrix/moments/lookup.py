@@ -17,7 +17,7 @@ from .data import FOLDS, MomentInput
 from .file import MomentsFile
 from .store import DeviceSums, MomentStore
 
-_SHARES = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps")  # experts that see the same vectors
+SHARES = ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps")  # experts that see the same vectors
 _KIND = "the file of second moments"
 
 
@@ -30,7 +30,7 @@ class StoredMoments:
 
     def __init__(self, file: MomentStore, one: MomentInput, tensor: str):
         self._file, self._one = file, one
-        self._mixes = TensorName.parse(tensor).role in _SHARES and one.n_matrices > 1
+        self._mixes = TensorName.parse(tensor).role in SHARES and one.n_matrices > 1
         self._lock = threading.Lock()
         self._layer: np.ndarray | None = None
         self._there: tuple[torch.Tensor, np.ndarray] | None = None
@@ -150,7 +150,7 @@ def entry_of(file: MomentStore, name: str) -> Entry:
     sums = np.sum([file.diagonal(one.name, fold) * counts[fold][:, None] for fold in FOLDS], axis=0)
     total = np.sum(list(counts.values()), axis=0)
     parsed = TensorName.parse(name)
-    if one.n_matrices == 1 and parsed.role in _SHARES:  # one for all experts of the layer
+    if one.n_matrices == 1 and parsed.role in SHARES:  # one for all experts of the layer
         down = file.owners.get(parsed.sibling("ffn_down_exps.weight"))
         n = file.inputs[down].n_matrices if down else 1
         return Entry(np.repeat(sums, n, axis=0), np.repeat(total, n))

@@ -94,7 +94,15 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
         " with iqforge)",
     )
     QuantizeOptions.add_flags(
-        parser, only=("calibrate_chunks", "calibrate_ctx", "hessian_shrink", "refine")
+        parser,
+        only=(
+            "calibrate_chunks",
+            "calibrate_ctx",
+            "hessian_shrink",
+            "refine",
+            "couple_rows",
+            "sequential",
+        ),
     )
     entries = ("include_weights", "exclude_weights", "hide_imatrix", "force_imatrix")
     Changes.add_flags(parser, only=entries)

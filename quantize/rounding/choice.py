@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -22,6 +22,7 @@ from ...formats.tensor_names import TensorName
 from ..plan.plan import PlannedTensor
 from .methods import ON_CPU, UNGUIDED, Rounders, guides
 from .moments import MomentsLookup, Rounding
+from .rows import RowMetrics
 from .tensor_moments import TensorMoments
 from .trials import in_threads, trials
 
@@ -29,6 +30,7 @@ SHRINKS = (0.1, 0.25, 0.5, 0.75)
 PASSES = 2
 ONE_TEXT_SHRINK = 0.75
 DEFAULT_SHRINK, DEFAULT_PASSES = 0.3, 1  # without held-out text
+COUPLED = "; rows together"
 _MATRICES = 4  # of a role that are tried
 _TOLERANCE = 1.03
 _TOKENS_PER_COLUMN = 8  # below which nothing is refined
@@ -41,7 +43,7 @@ class RoleChoice:
     shrink: None for the search with the importance matrix. error: the held-out error relative to
     that search, None if there is no held-out text. matrices: how many were tried. why: why the
     search is used, "" where it is not. experts: how many matrices of tensors of experts are rounded
-    by whose moments.
+    by whose moments. coupled: whether rows of some of the tensors are rounded together.
     """
 
     role: str
@@ -53,6 +55,7 @@ class RoleChoice:
     matrices: int = 0
     why: str = ""
     experts: dict[str, int] = field(default_factory=dict)
+    coupled: bool = False
 
     def line(self) -> str:
         """Return one line about the choice."""
@@ -65,6 +68,8 @@ class RoleChoice:
             if self.error is None
             else f"held-out error x {self.error:.3f} of the search ({self.matrices} tried)"
         )
+        if self.coupled:
+            judged += COUPLED
         whose = ", ".join(f"{n} {origin}" for origin, n in self.experts.items())
         experts = f"; moments of experts: {whose}" if whose else ""
         return f"{start}shrink {self.shrink:g}, {self.passes} refinements, {judged}{experts}"
@@ -90,12 +95,14 @@ def plan_rounding(
     progress: Callable[[int, int], None] | None = None,
     rounders: Rounders = ON_CPU,
     one_text: bool = False,
+    rows: RowMetrics | None = None,
 ) -> RoundingPlan:
     """Return how each tensor of a plan is rounded.
 
     shrink: this instead of a choice; refine: whether codes and scales may be refined. progress:
     called with (combinations done, all). rounders: where rows are rounded. one_text: whether the
-    moments are of a single text. Reads some rows of the source.
+    moments are of a single text. rows: how rows are rounded together, None for each on its own.
+    Reads some rows of the source.
     """
     groups: dict[tuple[str, str], list[PlannedTensor]] = defaultdict(list)
     for plan in planned:
@@ -122,11 +129,16 @@ def plan_rounding(
         choice = choose(
             role, source, usable, importance, shrink, refine, threads, rounders, one_text
         )
+        coupled = rows is not None and any(rows.couples(plan.source) for plan, _ in usable)
+        if choice.shrink is not None and coupled:
+            choice = replace(choice, coupled=True)
         made.choices.append(choice)
         if choice.shrink is not None:
             for plan, m in usable:
                 name = plan.target.name
-                made.roundings[name] = Rounding(name, m, choice.shrink, choice.passes, rounders)
+                made.roundings[name] = Rounding(
+                    name, m, choice.shrink, choice.passes, rounders, plan.source, rows
+                )
     if progress is not None:
         progress(len(groups), len(groups))
     return made

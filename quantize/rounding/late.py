@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -17,22 +18,39 @@ from ...formats.source import Source
 from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType
 from ..plan.plan import PlannedTensor
-from .choice import RoleChoice, choose
+from .choice import COUPLED, RoleChoice, choose
 from .methods import ON_CPU, Rounders
 from .moments import Rounding
+from .rows import RowMetrics
 from .tensor_moments import TensorMoments
+from .trials import some_rows
 
 Encoder = Callable[[np.ndarray, np.ndarray], None]
 
 
+class Targets(Protocol):
+    """What the rows of a matrix are rounded to, where its inputs have errors of the layers before:
+    rows whose products with these inputs are close to those without errors.
+    """
+
+    def share(self, x: np.ndarray) -> float:
+        """Return how far rows like x float32[rows, n_cols] go there, from 0 to 1."""
+        ...
+
+    def moved(self, x: np.ndarray, share: float) -> np.ndarray:
+        """Return rows x, float32[rows, n_cols], moved by this share of the way."""
+        ...
+
+
 @dataclass(frozen=True)
 class Late:
-    """What is known of a tensor when its turn comes: its moments, None if there are none, and
-    importances float32[n_matrices, n_cols].
+    """What is known of a tensor when its turn comes: its moments, None if there are none,
+    importances float32[n_matrices, n_cols], and targets, None for the rows as they are.
     """
 
     moments: TensorMoments | None
     importance: np.ndarray | None
+    targets: Targets | None = None
 
 
 class LateRounding:
@@ -41,7 +59,7 @@ class LateRounding:
 
     shrink: instead of a choice on held-out text; refine: whether codes and scales may be refined;
     threads: that try combinations; rounders: where rows are rounded; one_text: whether all moments
-    are of a single text.
+    are of a single text; rows: how rows are rounded together, None for each on its own.
     """
 
     def __init__(
@@ -56,10 +74,12 @@ class LateRounding:
         threads: int = 1,
         rounders: Rounders = ON_CPU,
         one_text: bool = False,
+        rows: RowMetrics | None = None,
     ):
         self.source, self.plan, self.shrink, self.refine = source, plan, shrink, refine
-        self.threads, self.rounders, self.one_text = threads, rounders, one_text
+        self.threads, self.rounders, self.one_text, self.rows = threads, rounders, one_text, rows
         self.choice: RoleChoice | None = None  # once a row has been rounded
+        self.shares: list[float] = []  # of `Targets`, of the matrices so far
         self._find, self._done = find, done
         self._found: Late | None = None
         self._lock = threading.Lock()
@@ -67,6 +87,10 @@ class LateRounding:
     @property
     def large_pieces(self) -> bool:
         return self.rounders.large_pieces
+
+    @property
+    def whole_matrices(self) -> bool:
+        return self.rows is not None and self.rows.couples(self.plan.source)
 
     def encoder(self, type: GGMLType, n_cols: int, index: int) -> Encoder:
         """Return run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for rows of matrix
@@ -91,7 +115,7 @@ class LateRounding:
         if found.moments is None:
             why = "as there are no second moments of these inputs"
             return RoleChoice(role, type, (target.name,), None, why=why)
-        return choose(
+        chosen = choose(
             role,
             self.source,
             [(self.plan, found.moments)],
@@ -102,6 +126,7 @@ class LateRounding:
             self.rounders,
             self.one_text,
         )
+        return replace(chosen, coupled=self.whole_matrices and chosen.shrink is not None)
 
 
 class _LateRounder:
@@ -124,20 +149,40 @@ class _LateRounder:
         if choice.shrink is None or found.moments is None:
             weights = None if found.importance is None else found.importance[self._index]
             return self._rounding.rounders.search(self._type, self._n_cols, weights)
-        name = self._rounding.plan.target.name
+        late = self._rounding
         rounding = Rounding(
-            name, found.moments, choice.shrink, choice.passes, self._rounding.rounders
+            late.plan.target.name,
+            found.moments,
+            choice.shrink,
+            choice.passes,
+            late.rounders,
+            late.plan.source,
+            late.rows,
         )
-        return rounding.encoder(self._type, self._n_cols, self._index)
+        return self._to_targets(rounding.encoder(self._type, self._n_cols, self._index))
+
+    def _to_targets(self, encode: Encoder) -> Encoder:
+        """Return what rounds rows after moving them."""
+        rounding, targets = self._rounding, self._found.targets
+        if targets is None:
+            return encode
+        share = targets.share(some_rows(rounding.source, rounding.plan.source, self._index))
+        rounding.shares.append(share)
+        if not share:
+            return encode
+        return lambda x, out: encode(targets.moved(x, share), out)
 
 
 @dataclass(frozen=True)
 class LayerChoices:
-    """How the tensors of a role that became `type` were rounded, layer by layer."""
+    """How the tensors of a role that became `type` were rounded, layer by layer. shares: how far
+    their matrices were moved, see `Targets`.
+    """
 
     role: str
     type: str
     choices: tuple[RoleChoice, ...]
+    shares: tuple[float, ...] = ()
 
     def line(self) -> str:
         """Return one line about the choices."""
@@ -156,6 +201,10 @@ class LayerChoices:
             said += f", held-out error x {mean:.3f} of the search"
         if len(rounded) < n:
             said += f"; {n - len(rounded)} by search with the importance matrix"
+        if any(one.coupled for one in rounded):
+            said += COUPLED
+        if self.shares:
+            said += f"; moved by x {np.mean(self.shares):.2f} to make up for earlier layers"
         whose = sum((Counter(one.experts) for one in rounded), Counter[str]())
         if whose:
             said += "; moments of experts: "
@@ -166,10 +215,13 @@ class LayerChoices:
 def layer_choices(roundings: Sequence[LateRounding]) -> list[LayerChoices]:
     """Return the choices by role and type, of tensors that this run has rounded."""
     found: dict[tuple[str, str], list[RoleChoice]] = defaultdict(list)
+    shares: dict[tuple[str, str], list[float]] = defaultdict(list)
     for rounding in roundings:
         if rounding.choice is not None:
-            found[rounding.choice.role, rounding.choice.type].append(rounding.choice)
-    return [LayerChoices(role, type, tuple(made)) for (role, type), made in found.items()]
+            key = rounding.choice.role, rounding.choice.type
+            found[key].append(rounding.choice)
+            shares[key] += rounding.shares
+    return [LayerChoices(*key, tuple(made), tuple(shares[key])) for key, made in found.items()]
 
 
 def _span(values: Sequence[float]) -> str:

@@ -9,8 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
+from ...formats.source import TensorInfo
 from ...formats.types import GGMLType
-from .methods import ON_CPU, Rounders, RowRounder
+from .methods import ON_CPU, Rounders
+from .rows import CoupledRounder, RowMetrics
 from .tensor_moments import MatrixMoments, TensorMoments
 
 # moments(name, shape) -> moments of a tensor, or None for a tensor that has none
@@ -18,10 +20,15 @@ MomentsLookup = Callable[[str, tuple[int, ...]], TensorMoments | None]
 
 
 class TensorRounding(Protocol):
-    """How the rows of a tensor are rounded. large_pieces: see `methods.Rounders`."""
+    """How the rows of a tensor are rounded. large_pieces: see `methods.Rounders`. whole_matrices:
+    all rows of a matrix are rounded in one call.
+    """
 
     @property
     def large_pieces(self) -> bool: ...
+
+    @property
+    def whole_matrices(self) -> bool: ...
 
     def encoder(
         self, type: GGMLType, n_cols: int, index: int
@@ -36,7 +43,8 @@ class TensorRounding(Protocol):
 class Rounding:
     """How a tensor is rounded: with these moments, shrunk by `shrink`, and refined `passes` times.
 
-    name: the tensor's, for messages. rounders: where.
+    name: the tensor's, for messages. rounders: where. info: the tensor of the source, and rows: the
+    metrics of rows of that source; without them rows are rounded on their own.
     """
 
     name: str
@@ -44,10 +52,16 @@ class Rounding:
     shrink: float
     passes: int
     rounders: Rounders = ON_CPU
+    info: TensorInfo | None = None
+    rows: RowMetrics | None = None
 
     @property
     def large_pieces(self) -> bool:
         return self.rounders.large_pieces
+
+    @property
+    def whole_matrices(self) -> bool:
+        return self.rows is not None and self.info is not None and self.rows.couples(self.info)
 
     def encoder(
         self, type: GGMLType, n_cols: int, index: int
@@ -61,19 +75,18 @@ class Rounding:
 class _LazyRounder:
     def __init__(self, rounding: Rounding, type: GGMLType, n_cols: int, index: int):
         self._rounding, self._type, self._n_cols, self._index = rounding, type, n_cols, index
-        self._made: RowRounder | None = None
+        self._made: Callable[[np.ndarray, np.ndarray], None] | None = None
         self._lock = threading.Lock()
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         with self._lock:
             if self._made is None:
-                r = self._rounding
-                self._made = r.rounders.rounder(
-                    self._type,
-                    self._n_cols,
-                    MatrixMoments(r.moments, self._index),
-                    r.shrink,
-                    r.passes,
-                    r.name,
-                )
+                self._made = self._make()
         self._made(x, out)
+
+    def _make(self) -> Callable[[np.ndarray, np.ndarray], None]:
+        r, type, n_cols = self._rounding, self._type, self._n_cols
+        moments = MatrixMoments(r.moments, self._index)
+        rounder = r.rounders.rounder(type, n_cols, moments, r.shrink, r.passes, r.name)
+        metric = None if r.rows is None or r.info is None else r.rows.of(r.info)
+        return rounder if metric is None else CoupledRounder(type, n_cols, rounder, metric)

@@ -16,9 +16,8 @@ from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
 from ..encode import row_encoder
 from . import kernels
-from .bits import block_bodies
 from .factor import Factor
-from .layout import CodeLayout, code_layout
+from .layout import CodeLayout, block_bodies, code_layout
 
 _TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
 

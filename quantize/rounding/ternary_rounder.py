@@ -10,8 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ...formats.types import GGMLType, ggml_type
-from .bits import block_bodies
-from .layout import CodeLayout, code_layout
+from .layout import CodeLayout, block_bodies, code_layout
 
 TWINS = {"TQ1_0": "TQ2_0", "IQ1_BN": "IQ2_BN"}
 

@@ -106,7 +106,7 @@ def trials(
         hold = matrix.hold if held is None else held.diagonal
         if hold is None or not hold.any() or not tokens:
             continue
-        x = _rows(source, info, index, rows)
+        x = some_rows(source, info, index, rows)
         if not np.isfinite(x).all():
             continue  # the run says so, or sets them to 0
         weights = None if importance is None else importance(info.name, info.shape)
@@ -114,7 +114,7 @@ def trials(
         yield Trial(info.name, x, matrix, tokens, own, rounders)
 
 
-def _rows(source: Source, info: TensorInfo, index: int, rows: int) -> np.ndarray:
+def some_rows(source: Source, info: TensorInfo, index: int, rows: int = _ROWS) -> np.ndarray:
     """Return at most `rows` rows of matrix `index`, in a few groups that are evenly spaced."""
     per_matrix = info.n_rows // info.n_matrices
     group = info.type.group_rows

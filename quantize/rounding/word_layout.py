@@ -17,8 +17,7 @@ from ...formats.codecs.trellis import PRODUCT_FACTORS
 from ...formats.tables import IQ4K_VALUES, IQ4NL_VALUES
 from ...formats.types import GGMLType, ggml_type
 from ..search.trellis.tree import search_tree
-from .bits import block_bodies, get_bits, put_bits
-from .layout import Scale
+from .layout import Scale, block_bodies, get_bits, put_bits
 
 _TRIES = 24
 _LARGEST_GROUP = 64

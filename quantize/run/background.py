@@ -33,6 +33,12 @@ class BackgroundWriter:
             self._waiting_bytes += n_bytes
             self._changed.notify_all()
 
+    def wait(self) -> None:
+        """Wait until all calls so far are done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not self._calls)
+            self._raise()
+
     def _fits(self, n_bytes: int) -> bool:
         return not self._calls or self._waiting_bytes + n_bytes <= self.max_bytes
 

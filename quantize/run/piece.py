@@ -113,18 +113,22 @@ def runs_on_device(tensor: PlannedTensor) -> bool:
 
 
 def cut(
-    source: Source, targets: Sequence[OutputTensor], with_devices: bool = False
+    source: Source,
+    targets: Sequence[OutputTensor],
+    with_devices: bool = False,
+    numbers: Iterator[int] | None = None,
 ) -> Iterator[Piece]:
     """Yield the pieces of all targets in the source's order of tensors, which is that of every
     output.
 
     The boundaries of pieces depend on the targets alone, including those that are done, which get
     no task. A tensor that one output wants twice is read twice, as outputs are written in order.
+    numbers: of pieces for GPUs, if others come before.
     """
     wanted: dict[str, list[OutputTensor]] = {}
     for target in targets:
         wanted.setdefault(target.planned.source.name, []).append(target)
-    numbers = itertools.count()
+    numbers = itertools.count() if numbers is None else numbers
     for info in source.tensors:
         for group in _passes(wanted.get(info.name, ()), with_devices):
             if all(target.done for target in group):
@@ -164,6 +168,8 @@ def _cpu_pieces(targets: list[OutputTensor], file: str) -> Iterator[Piece]:
     info = targets[0].planned.source
     large = any(target.rounding is not None and target.rounding.large_pieces for target in targets)
     step = _step(info, row_group(targets), ROUNDED_ELEMENTS if large else PIECE_ELEMENTS)
+    if any(target.rounding is not None and target.rounding.whole_matrices for target in targets):
+        step = info.n_rows // info.n_matrices
     open_targets = [target for target in targets if not target.done]
     n_matrices = 1 if all(target.kept for target in targets) else info.n_matrices
     rows = max(1, info.n_rows // n_matrices)

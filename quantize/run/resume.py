@@ -172,6 +172,10 @@ class ResumableOutput:
             for plan, entry in zip(self.planned, entries[:count])
         ]
 
+    def stored(self, name: str) -> np.ndarray:
+        """Return the bytes of a tensor that is written, by this run or an earlier one."""
+        return self._writer.stored(name)
+
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
         """Append bytes of a tensor; see `Sink.write`."""
         data = np.ascontiguousarray(data)

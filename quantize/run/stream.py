@@ -11,9 +11,10 @@ of pieces in flight, whatever the size of a tensor.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -52,7 +53,8 @@ class RunOutput:
     A plan may leave out tensors of the source and may name one several times, in the order of the
     source. finished: reports of the first tensors of the plan, which the sink already has.
     tensor_done: called when the last byte of a tensor was given to the sink. roundings: how tensors
-    are rounded with second moments, by name of the target; the CPU does it.
+    are rounded with second moments, by name of the target; the CPU does it. waits: names of targets
+    that are planned when all before them are written.
     """
 
     planned: Sequence[PlannedTensor]
@@ -62,6 +64,7 @@ class RunOutput:
     finished: Sequence[TensorReport] = ()
     tensor_done: Callable[[TensorReport], None] | None = None
     roundings: Mapping[str, TensorRounding] = field(default_factory=dict)
+    waits: Collection[str] = ()
 
 
 def stream(
@@ -144,7 +147,8 @@ def _stream(
         for number, output in enumerate(outputs)
         for index, planned in enumerate(output.planned)
     ]
-    pieces = cut(source, targets, with_devices=workers is not None)
+    waits = {(number, name) for number, output in enumerate(outputs) for name in output.waits}
+    numbers = itertools.count()
     n_readers = source.parallel_reads if workers is None else 0
     readers = ThreadPoolExecutor(n_readers, thread_name_prefix="read") if n_readers else None
     ahead = max(2 * threads, 2 * n_readers) if workers is None else threads
@@ -155,20 +159,25 @@ def _stream(
         ThreadPoolExecutor(threads, thread_name_prefix="quantize") as pool,
     ):
         try:
-            while True:
-                while len(waiting) < ahead and (piece := next(pieces, None)) is not None:
-                    waiting.append((piece, _submit(pool, readers, workers, source, piece, measure)))
-                if not waiting:
-                    break
-                piece, future = waiting.popleft()
-                clock.spent("planning")
-                results = future.result()
-                clock.spent("waiting")
-                for task, result in zip(piece.tasks, results):
-                    states[task.target.output].take(piece, task, result, writer)
-                clock.spent("writing")
-                if piece.last:
-                    source.release(piece.source)
+            for together in _between_waits(targets, waits):
+                pieces = cut(source, together, workers is not None, numbers)
+                while True:
+                    while len(waiting) < ahead and (piece := next(pieces, None)) is not None:
+                        started = _submit(pool, readers, workers, source, piece, measure)
+                        waiting.append((piece, started))
+                    if not waiting:
+                        break
+                    piece, future = waiting.popleft()
+                    clock.spent("planning")
+                    results = future.result()
+                    clock.spent("waiting")
+                    for task, result in zip(piece.tasks, results):
+                        states[task.target.output].take(piece, task, result, writer)
+                    clock.spent("writing")
+                    if piece.last:
+                        source.release(piece.source)
+                if writer is not None:
+                    writer.wait()
         except BaseException:
             if readers is not None:
                 readers.shutdown(wait=True, cancel_futures=True)
@@ -180,6 +189,21 @@ def _stream(
         state.output.progress.end(state.report)
     log.debug("seconds of the run: %s", clock)
     return [state.report for state in states]
+
+
+def _between_waits(
+    targets: Sequence[OutputTensor], waits: Container[tuple[int, str]]
+) -> Iterator[list[OutputTensor]]:
+    """Yield targets that are planned together: each of `waits`, an output and a name, begins a new
+    list.
+    """
+    together: list[OutputTensor] = []
+    for target in targets:
+        if together and (target.output, target.planned.target.name) in waits:
+            yield together
+            together = []
+        together.append(target)
+    yield together
 
 
 def _submit(

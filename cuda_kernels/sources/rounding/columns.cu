@@ -89,14 +89,7 @@ extern "C" __global__ void __launch_bounds__(256) round_columns(
           turn_of_least = turn;
         }
       }
-      for (int by = 16; by; by >>= 1) {
-        const float other = __shfl_xor_sync(~0u, least, by);
-        const int turn = __shfl_xor_sync(~0u, turn_of_least, by);
-        if (other < least || (other == least && turn < turn_of_least)) {
-          least = other;
-          turn_of_least = turn;
-        }
-      }
+      least_of_warp(least, turn_of_least);
       if (turn_of_least != 0x7FFFFFFF) best = near[start * n_near + turn_of_least];
       if (lane == 0) choices[at] = uint16_t(best);
     }

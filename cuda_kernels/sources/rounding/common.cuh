@@ -82,3 +82,15 @@ __device__ inline int nearest_code(float value, int n, bool ordered, Level level
   }
   return best;
 }
+
+// The least value of a warp, and what belongs to it: the least of these among equal values.
+__device__ inline void least_of_warp(float& least, int& at) {
+  for (int by = 16; by; by >>= 1) {
+    const float other = __shfl_xor_sync(~0u, least, by);
+    const int theirs = __shfl_xor_sync(~0u, at, by);
+    if (other < least || (other == least && theirs < at)) {
+      least = other;
+      at = theirs;
+    }
+  }
+}

@@ -1,7 +1,7 @@
 // Error feedback and descent for types whose words come from a generator: as quantize/rounding/word_kernels.py does with the
 // codebook arranged as a tree (quantize/search/trellis/tree.py), to the last bit. Rows may be of several matrices,
 // `matrix_rows` of each, with feedback, moments, metrics, inverses and weights of their own one after another.
-#include "rounding/common.cuh"
+#include "rounding/words.cuh"
 
 constexpr int TREE_DIM = 8, GROUP = 32;
 constexpr int LEAF = 64, FAN = 16, MOST_NODES = 64;
@@ -63,17 +63,10 @@ __device__ inline void choose_trials(const float* multiples, int count, float gu
 // The score of word c of a leaf.
 template <int DIM>
 __device__ inline float score_of(const signed char* leaf, int c, const float (&metric)[DIM][DIM], const float (&twice)[DIM]) {
-  float v[DIM], score = 0.0f;
+  float v[DIM];
 #pragma unroll
   for (int i = 0; i < DIM; ++i) v[i] = float(leaf[LEAF * i + c]);
-#pragma unroll
-  for (int i = 0; i < DIM; ++i) {
-    float inner = metric[i][i] * v[i] - twice[i];
-#pragma unroll
-    for (int j = 0; j < i; ++j) inner += metric[i][j] * v[j];
-    score += inner * v[i];
-  }
-  return score;
+  return score_of_word<DIM>(v, metric, twice);
 }
 
 // The lower bound for the distance to box c of `count` boxes, boxes[2 * DIM, count].
@@ -93,14 +86,7 @@ __device__ inline float distance_to(const float* boxes, int count, int c, const 
 __device__ inline int lane_of_least(float value, int count, int lane) {
   int at = lane < count ? lane : 64;
   if (lane >= count) value = bits_as_float(0x7F800000u);
-  for (int by = 16; by; by >>= 1) {
-    const float other = __shfl_xor_sync(~0u, value, by);
-    const int place = __shfl_xor_sync(~0u, at, by);
-    if (other < value || (other == value && place < at)) {
-      value = other;
-      at = place;
-    }
-  }
+  least_of_warp(value, at);
   return at;
 }
 
@@ -116,25 +102,9 @@ __device__ inline float nearest_in_tree(
     now.t[lane] = t * now.sign[lane];
   }
   __syncwarp();
-  if (lane < DIM) {
-    float total = 0.0f;
-    for (int j = 0; j < DIM; ++j) {
-      const float entry = m[lane * stride + j] * (now.sign[lane] * now.sign[j]);
-      total += entry * now.t[j];
-      now.metric[DIM * lane + j] = lane == j ? entry : entry + entry;
-    }
-    now.twice[lane] = total + total;
-    now.part[lane] = total * now.t[lane];
-  }
-  __syncwarp();
-  float energy = 0.0f, metric[DIM][DIM], twice[DIM];
-#pragma unroll
-  for (int i = 0; i < DIM; ++i) {
-    energy += now.part[i];
-    twice[i] = now.twice[i];
-#pragma unroll
-    for (int j = 0; j <= i; ++j) metric[i][j] = now.metric[DIM * i + j];
-  }
+  float metric[DIM][DIM], twice[DIM];
+  const auto entry = [&](int i, int j) { return m[i * stride + j] * (now.sign[i] * now.sign[j]); };
+  const float energy = set_metric<DIM>(now, lane, entry, metric, twice);
   const float margin = MARGIN * energy;
   const signed char* words = tree.words + int64_t(book) * tree.nodes * FAN * LEAF * DIM;
   const float* leaf_boxes = tree.leaf_boxes + int64_t(book) * tree.nodes * 2 * DIM * FAN;
@@ -171,14 +141,7 @@ __device__ inline float nearest_in_tree(
       const bool second = other < one;
       float least = second ? other : one;
       int at = second ? lane + 32 : lane;
-      for (int by = 16; by; by >>= 1) {
-        const float theirs = __shfl_xor_sync(~0u, least, by);
-        const int word = __shfl_xor_sync(~0u, at, by);
-        if (theirs < least || (theirs == least && word < at)) {
-          least = theirs;
-          at = word;
-        }
-      }
+      least_of_warp(least, at);
       if (least < best) {
         best = least;
         found = leaf * LEAF + at;
@@ -282,11 +245,7 @@ __device__ inline void round_rows(
       for (int v = 0; v < PER_GROUP; ++v) {
         const int here = DIM * v, number = column / DIM + v;
         __syncwarp();
-        if (lane < DIM) {
-          float moved = 0.0f;
-          for (int j = 0; j < DIM; ++j) moved += (now.now[here + j] - weight[here + j]) * inverse[(number * DIM + j) * DIM + lane];
-          now.target[lane] = weight[here + lane] + moved;
-        }
+        set_target<DIM>(now, now.now + here, weight + here, inverse + number * DIM * DIM, lane);
         int place, bits;
         total += nearest_in_tree<DIM>(now, tree, metric + number * DIM * DIM, DIM, scale, book, same ? now.trial[v] : -1, lane, place, bits);
         if (lane == 0) {
@@ -296,12 +255,7 @@ __device__ inline void round_rows(
         if (!(total < least)) break;  // cannot win
         if (lane < DIM) now.rest[here + lane] = weight[here + lane] - now.made[lane];
         __syncwarp();
-        const int k = here + DIM + lane;
-        if (k < GROUP) {
-          float value = now.now[k];
-          for (int i = 0; i < DIM; ++i) value += now.rest[here + i] * a[int64_t(here + i) * n + k];
-          now.now[k] = value;
-        }
+        feed_back(now.now, now.rest + here, DIM, a + int64_t(here) * n, n, here + DIM, GROUP, lane);
       }
       __syncwarp();
       if (total < least) {
@@ -325,11 +279,7 @@ __device__ inline void round_rows(
       signs[int64_t(row) * (n / DIM) + column / DIM + lane] = uint8_t(now.best_signs[lane]);
     }
     delta[int64_t(row) * width + at + lane] = now.best_rest[lane];
-    for (int k = at + GROUP + lane; k < width; k += 32) {
-      float value = t[k];
-      for (int i = 0; i < GROUP; ++i) value += now.best_rest[i] * feedback[int64_t(column + i) * n + first + k];
-      t[k] = value;
-    }
+    feed_back(t, now.best_rest, GROUP, feedback + int64_t(column) * n + first, n, at + GROUP, width, lane);
     __syncwarp();
   }
 }
@@ -415,35 +365,10 @@ __device__ inline void descend_rows(
     }
     int place, bits;
     nearest_in_tree<DIM>(now, tree, along + start, n, scale, book_of[choice], found[at], lane, place, bits);
-    double change = 0.0;
-    float moved[DIM];
-#pragma unroll
-    for (int i = 0; i < DIM; ++i) moved[i] = __shfl_sync(~0u, old, i);
-#pragma unroll
-    for (int i = 0; i < DIM; ++i) {
-      const double step = double(now.made[i]) - double(moved[i]);
-      change -= 2.0 * step * double(gradient[start + i]);
-#pragma unroll
-      for (int j = 0; j < DIM; ++j) {
-        const double other = double(now.made[j]) - double(moved[j]);
-        change += step * other * double(along[int64_t(i) * n + start + j]);
-      }
-    }
-    const bool better = !(change >= 0.0);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < DIM; ++i) moved[i] = better ? now.made[i] - moved[i] : 0.0f;
-    if (lane < DIM) steps[int64_t(row) * width + start + lane] = better ? -(now.made[lane] - old) : 0.0f;
-    if (!better) continue;
+    if (!move_if_better<DIM>(now.made, old, true, gradient, along, n, start, width, steps + int64_t(row) * width, lane)) continue;
     if (lane == 0) {
       found[at] = uint16_t(place);
       signs[at] = uint8_t(bits);
-    }
-    for (int k = lane; k < width; k += 32) {
-      float value = gradient[k];
-#pragma unroll
-      for (int i = 0; i < DIM; ++i) value -= moved[i] * along[int64_t(i) * n + k];
-      gradient[k] = value;
     }
   }
   __syncwarp();

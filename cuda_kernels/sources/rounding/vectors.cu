@@ -1,7 +1,7 @@
 // Error feedback and descent for types that store vectors of eight elements: indices into a table of magnitudes, of four
 // or eight elements, and signs. As quantize/rounding/vector_kernels.py does, to the last bit. Rows may be of several
 // matrices, `matrix_rows` of each, with feedback, moments, metrics and inverses of their own one after another.
-#include "rounding/common.cuh"
+#include "rounding/words.cuh"
 
 constexpr int SIZE = 8;            // elements of a vector
 constexpr int MOST_MAGNITUDES = 8192;  // of a table
@@ -42,14 +42,7 @@ __device__ inline int best_entry(const Vector& now, const float* table, int coun
       best = c;
     }
   }
-  for (int by = 16; by; by >>= 1) {
-    const float other = __shfl_xor_sync(~0u, least, by);
-    const int entry = __shfl_xor_sync(~0u, best, by);
-    if (other < least || (other == least && entry < best)) {
-      least = other;
-      best = entry;
-    }
-  }
+  least_of_warp(least, best);
   return best == 0x7FFFFFFF ? 0 : best;
 }
 
@@ -142,11 +135,7 @@ __device__ inline void round_rows(
     const int column = first + start, number = column / SIZE;
     const float* weight = w + int64_t(row) * n + column;
     const float scale = d * factors[choices[int64_t(row) * (n / group) + column / group]];
-    if (lane < SIZE) {
-      float total = 0.0f;
-      for (int j = 0; j < SIZE; ++j) total += (t[start + j] - weight[j]) * inverse[(number * SIZE + j) * SIZE + lane];
-      now.target[lane] = weight[lane] + total;
-    }
+    set_target<SIZE>(now, t + start, weight, inverse + number * SIZE * SIZE, lane);
     const int bits = choose_vector<WIDTH>(now, metric + number * SIZE * SIZE, SIZE, scale, table, count, even, lane);
     if (lane == 0) signs[int64_t(row) * (n / SIZE) + number] = uint8_t(bits);
     if (lane < SIZE / WIDTH) indices[int64_t(row) * (n / WIDTH) + number * (SIZE / WIDTH) + lane] = uint16_t(now.index[lane]);
@@ -234,34 +223,9 @@ __device__ inline void descend_rows(
       now.target[lane] = old + total;
     }
     const int bits = choose_vector<WIDTH>(now, along + start, n, scale, table, count, even, lane);
-    double change = 0.0;
-    float moved[SIZE];
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i) moved[i] = __shfl_sync(~0u, old, i);
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i) {
-      const double step = double(now.made[i]) - double(moved[i]);
-      change -= 2.0 * step * double(gradient[start + i]);
-#pragma unroll
-      for (int j = 0; j < SIZE; ++j) {
-        const double other = double(now.made[j]) - double(moved[j]);
-        change += step * other * double(along[int64_t(i) * n + start + j]);
-      }
-    }
-    const bool better = !(change >= 0.0);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < SIZE; ++i) moved[i] = better ? now.made[i] - moved[i] : 0.0f;
-    if (lane < SIZE) steps[int64_t(row) * width + start + lane] = better ? -(now.made[lane] - old) : 0.0f;
-    if (!better) continue;
+    if (!move_if_better<SIZE>(now.made, old, true, gradient, along, n, start, width, steps + int64_t(row) * width, lane)) continue;
     if (lane == 0) signs[int64_t(row) * (n / SIZE) + number] = uint8_t(bits);
     if (lane < SIZE / WIDTH) indices[int64_t(row) * (n / WIDTH) + number * (SIZE / WIDTH) + lane] = uint16_t(now.index[lane]);
-    for (int k = lane; k < width; k += 32) {
-      float value = gradient[k];
-#pragma unroll
-      for (int i = 0; i < SIZE; ++i) value -= moved[i] * along[int64_t(i) * n + k];
-      gradient[k] = value;
-    }
   }
   __syncwarp();
   for (int k = lane; k < width; k += 32) g[begin + k] = gradient[k];

@@ -1,7 +1,7 @@
 // Error feedback and descent for types that store words: an index into a table for every DIM columns, and a scale for
 // every group of words. As quantize/rounding/word_kernels.py does, to the last bit. Rows may be of several matrices,
 // `matrix_rows` of each, with feedback, moments, metrics and inverses of their own one after another.
-#include "rounding/common.cuh"
+#include "rounding/words.cuh"
 
 constexpr int MOST_DIM = 8, MOST_GROUP = 32;  // columns of a word and of a group
 constexpr int CODES = 16;                     // of an element of IQ4_KSS
@@ -20,51 +20,22 @@ __device__ inline float nearest_word(
   __syncwarp();
   if (lane < DIM) now.t[lane] = now.target[lane] * (1.0f / scale);
   __syncwarp();
-  if (lane < DIM) {
-    float total = 0.0f;
-    for (int j = 0; j < DIM; ++j) {
-      const float entry = m[lane * stride + j];
-      total += entry * now.t[j];
-      now.metric[DIM * lane + j] = lane == j ? entry : entry + entry;
-    }
-    now.twice[lane] = total + total;
-    now.part[lane] = total * now.t[lane];
-  }
-  __syncwarp();
-  float energy = 0.0f, metric[DIM][DIM], twice[DIM];
-#pragma unroll
-  for (int i = 0; i < DIM; ++i) {
-    energy += now.part[i];
-    twice[i] = now.twice[i];
-#pragma unroll
-    for (int j = 0; j <= i; ++j) metric[i][j] = now.metric[DIM * i + j];
-  }
+  float metric[DIM][DIM], twice[DIM];
+  const auto entry = [&](int i, int j) { return m[i * stride + j]; };
+  const float energy = set_metric<DIM>(now, lane, entry, metric, twice);
   float least = bits_as_float(0x7F800000u);
   int best = 0x7FFFFFFF;
   for (int c = lane; c < count; c += 32) {
-    float v[DIM], score = 0.0f;
+    float v[DIM];
 #pragma unroll
     for (int i = 0; i < DIM; ++i) v[i] = table[i * count + c];
-#pragma unroll
-    for (int i = 0; i < DIM; ++i) {
-      float inner = metric[i][i] * v[i] - twice[i];
-#pragma unroll
-      for (int j = 0; j < i; ++j) inner += metric[i][j] * v[j];
-      score += inner * v[i];
-    }
+    const float score = score_of_word<DIM>(v, metric, twice);
     if (score < least) {
       least = score;
       best = c;
     }
   }
-  for (int by = 16; by; by >>= 1) {
-    const float other = __shfl_xor_sync(~0u, least, by);
-    const int word = __shfl_xor_sync(~0u, best, by);
-    if (other < least || (other == least && word < best)) {
-      least = other;
-      best = word;
-    }
-  }
+  least_of_warp(least, best);
   index = best == 0x7FFFFFFF ? 0 : best;
   if (lane < DIM) now.made[lane] = scale * table[lane * count + index];
   __syncwarp();
@@ -112,22 +83,14 @@ __device__ inline void round_rows(
       for (int v = 0; v < per_group; ++v) {
         const int here = DIM * v, number = column / DIM + v;
         __syncwarp();
-        if (lane < DIM) {
-          float moved = 0.0f;
-          for (int j = 0; j < DIM; ++j) moved += (now.now[here + j] - weight[here + j]) * inverse[(number * DIM + j) * DIM + lane];
-          now.target[lane] = weight[here + lane] + moved;
-        }
+        set_target<DIM>(now, now.now + here, weight + here, inverse + number * DIM * DIM, lane);
         int index;
         total += nearest_word<DIM>(now, metric + number * DIM * DIM, DIM, scale, books + int64_t(book_of[choice]) * DIM * count, count, lane, index);
         if (lane == 0) now.trial[v] = index;
         if (!(total < least)) break;  // cannot win
         if (lane < DIM) now.rest[here + lane] = weight[here + lane] - now.made[lane];
         __syncwarp();
-        for (int k = here + DIM + lane; k < size; k += 32) {
-          float value = now.now[k];
-          for (int i = 0; i < DIM; ++i) value += now.rest[here + i] * a[int64_t(here + i) * n + k];
-          now.now[k] = value;
-        }
+        feed_back(now.now, now.rest + here, DIM, a + int64_t(here) * n, n, here + DIM, size, lane);
       }
       if (total < least) {
         least = total;
@@ -145,11 +108,7 @@ __device__ inline void round_rows(
     if (lane == 0) choices[place] = uint16_t(pick);
     if (lane < per_group) found[int64_t(row) * (n / DIM) + column / DIM + lane] = uint16_t(now.best[lane]);
     for (int k = lane; k < size; k += 32) delta[int64_t(row) * width + at + k] = now.best_rest[k];
-    for (int k = at + size + lane; k < width; k += 32) {
-      float value = t[k];
-      for (int i = 0; i < size; ++i) value += now.best_rest[i] * feedback[int64_t(column + i) * n + first + k];
-      t[k] = value;
-    }
+    feed_back(t, now.best_rest, size, feedback + int64_t(column) * n + first, n, at + size, width, lane);
     __syncwarp();
   }
 }
@@ -332,14 +291,7 @@ extern "C" __global__ void __launch_bounds__(256) round_codes_of_words(
     }
     float least = lane < n_near && scale != 0.0f && d != 0.0f && total == total ? total : bits_as_float(0x7F800000u);
     int winner = lane;
-    for (int by = 16; by; by >>= 1) {
-      const float other = __shfl_xor_sync(~0u, least, by);
-      const int turn = __shfl_xor_sync(~0u, winner, by);
-      if (other < least || (other == least && turn < winner)) {
-        least = other;
-        winner = turn;
-      }
-    }
+    least_of_warp(least, winner);
     const bool none = least == bits_as_float(0x7F800000u);
     if (lane == winner) {
       if (!none) choices[place] = uint16_t(choice);
@@ -353,11 +305,7 @@ extern "C" __global__ void __launch_bounds__(256) round_codes_of_words(
       }
     }
     __syncwarp();
-    for (int k = at + GROUP + lane; k < width; k += 32) {
-      float value = t[k];
-      for (int i = 0; i < GROUP; ++i) value += rests[i] * feedback[int64_t(column + i) * n + first + k];
-      t[k] = value;
-    }
+    feed_back(t, rests, GROUP, feedback + int64_t(column) * n + first, n, at + GROUP, width, lane);
     __syncwarp();
   }
 }
@@ -409,33 +357,8 @@ __device__ inline void descend_rows(
       if (lane < DIM) now.made[lane] = old;
       __syncwarp();
     }
-    double change = 0.0;
-    float moved[DIM];
-#pragma unroll
-    for (int i = 0; i < DIM; ++i) moved[i] = __shfl_sync(~0u, old, i);
-#pragma unroll
-    for (int i = 0; i < DIM; ++i) {
-      const double step = double(now.made[i]) - double(moved[i]);
-      change -= 2.0 * step * double(gradient[start + i]);
-#pragma unroll
-      for (int j = 0; j < DIM; ++j) {
-        const double other = double(now.made[j]) - double(moved[j]);
-        change += step * other * double(along[int64_t(i) * n + start + j]);
-      }
-    }
-    const bool better = scale != 0.0f && !(change >= 0.0);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < DIM; ++i) moved[i] = better ? now.made[i] - moved[i] : 0.0f;
-    if (lane < DIM) steps[int64_t(row) * width + start + lane] = better ? -(now.made[lane] - old) : 0.0f;
-    if (!better) continue;
+    if (!move_if_better<DIM>(now.made, old, scale != 0.0f, gradient, along, n, start, width, steps + int64_t(row) * width, lane)) continue;
     if (lane == 0) found[int64_t(row) * (n / DIM) + number] = uint16_t(index);
-    for (int k = lane; k < width; k += 32) {
-      float value = gradient[k];
-#pragma unroll
-      for (int i = 0; i < DIM; ++i) value -= moved[i] * along[int64_t(i) * n + k];
-      gradient[k] = value;
-    }
   }
   __syncwarp();
   for (int k = lane; k < width; k += 32) g[begin + k] = gradient[k];

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ....cuda_kernels.rounding import MOST_COLUMNS, TILE, From
+from ....cuda_kernels.rounding import MOST_COLUMNS, TILE, WARPS, From
+from ....errors import UnsupportedTypeError
 from ....formats.types import GGMLType
 from ...encode import prepare_weights
+from ..factor import inverses, metric_of_blocks
 from .factor import DeviceFactor
 from .memory import Memory
+
+Tables = TypeVar("Tables")
 
 _GRID = 4096  # CUDA blocks of a kernel over all elements
 MOST_ELEMENTS = 1 << 26  # of the rows that are worked on together
@@ -31,6 +35,7 @@ class BlockRounder(ABC):
     """
 
     searches = True
+    _choices: Any  # uint16[rows, groups], made by `_begin`
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class BlockRounder(ABC):
         self._owners = 1 if type.header_bytes else self._blocks
         self._owner_width = n_cols // self._owners
         self._weights = memory.filled("weights", factor.weights.astype(np.float32), stream)
+        self._given: dict[str, Any] = {}
         if not self.searches:
             return
         self._encoder = self._device.encoder(type, self._owner_width, True)
@@ -61,6 +67,29 @@ class BlockRounder(ABC):
         )
         there = memory.filled("search weights", searched, stream)
         self._search_weights = [there[number] for number in range(len(searched))]
+
+    def _give(self, tables: Any, *names: str) -> None:
+        """Put these arrays of a type's tables on the GPU."""
+        for name in names:
+            self._given[name] = self._memory.filled(name, getattr(tables, name), self._stream)
+
+    def _of(self, *names: str) -> list[Any]:
+        """Return arrays that `_give` put there."""
+        return [self._given[name] for name in names]
+
+    def _invert_blocks(self, size: int) -> None:
+        """Set metrics and inverses for `size` columns that are chosen together, by the CPU's
+        functions, so that the CPU's bytes are made.
+        """
+        factor, memory, stream = self._factor, self._memory, self._stream
+        feedback = self._blocks_of_diagonal(factor.feedback, size)
+        inverse, metric = metric_of_blocks(feedback, factor.weights)
+        self._inverse = memory.filled("inverse of feedback", inverse, stream)
+        self._metric = memory.filled("metric", metric, stream)
+        self._inverse_moments: Any = None
+        if self.passes:
+            made = inverses(self._blocks_of_diagonal(factor.moments, size))
+            self._inverse_moments = memory.filled("inverse of moments", made, stream)
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         """Round rows of one matrix, x float32[rows, n_cols], to out uint8[rows, row_bytes]."""
@@ -153,6 +182,27 @@ class BlockRounder(ABC):
     @abstractmethod
     def _write(self, there: Any) -> None:
         """Write the bytes of rows."""
+
+    def _read_scales(
+        self, number: int, bytes_of_block: Any, choice_bits: np.ndarray, *scales: int | np.int32
+    ) -> None:
+        """Read scales, stored as the last arguments of `read_block` say, and the choices of groups
+        from their bits.
+        """
+        type, (groups, width) = self.type, choice_bits.shape
+        self._start(
+            "read_block",
+            self._rows,
+            WARPS,
+            bytes_of_block,
+            self._heads,
+            self._bodies,
+            self._scales,
+            self._choices,
+            self._given["choice_bits"],
+            *map(np.int32, (self._rows, type.block_bytes, type.header_bytes, self._blocks)),
+            *map(np.int32, (number, groups, width, *scales)),
+        )
 
     def _start(self, kernel: str, count: int, per_block: int, *arguments: Any) -> None:
         threads = 128 if kernel == "refit_scale" else 256
@@ -300,6 +350,13 @@ class BlockRounder(ABC):
         self._device.wait(self._stream)
         if made is not out:
             out[...] = made
+
+
+def required(tables: Tables | None, type: GGMLType) -> Tables:
+    """Return the tables of a type, or raise an error where it has none."""
+    if tables is None:
+        raise UnsupportedTypeError(f"{type.name} cannot be rounded on a GPU")
+    return tables
 
 
 def _section(array: Any, index: int, count: int) -> slice:

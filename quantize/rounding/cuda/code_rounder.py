@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from ....cuda_kernels.rounding import WARPS
-from ....errors import UnsupportedTypeError
 from ....formats.types import GGMLType
-from .block_rounder import BlockRounder
-from .code_tables import CodeTables, code_tables
+from .block_rounder import BlockRounder, required
+from .code_tables import code_tables
 from .factor import DeviceFactor
 from .memory import Memory
 
@@ -30,13 +29,11 @@ class CodeRounder(BlockRounder):
         memory: Memory,
         stream: Any,
     ):
-        tables = code_tables(type.name)
-        if tables is None:
-            raise UnsupportedTypeError(f"{type.name} cannot be rounded on a GPU")
-        self._tables: CodeTables = tables
+        self._tables = tables = required(code_tables(type.name), type)
         super().__init__(type, n_cols, factor, passes, memory, stream, len(tables.layout.scales))
-        names = ("factors", "shifts", "patterns", "levels", "near", "choice_bits", "fields")
-        self._given = {name: memory.filled(name, getattr(tables, name), stream) for name in names}
+        self._give(
+            tables, "factors", "shifts", "patterns", "levels", "near", "choice_bits", "fields"
+        )
 
     def _begin(self, x: Sequence[np.ndarray]) -> None:
         new, rows, n = self._memory.array, self._rows, self.n_cols
@@ -44,21 +41,8 @@ class CodeRounder(BlockRounder):
         self._choices = new("choices", (rows, n // self._tables.group), np.uint16)
 
     def _read_block(self, number: int, bytes_of_block: Any) -> None:
-        type, tables = self.type, self._tables
-        self._start(
-            "read_block",
-            self._rows,
-            WARPS,
-            bytes_of_block,
-            self._heads,
-            self._bodies,
-            self._scales,
-            self._choices,
-            self._given["choice_bits"],
-            *map(np.int32, (self._rows, type.block_bytes, type.header_bytes, self._blocks)),
-            *map(np.int32, (number, tables.groups, tables.choice_bits.shape[1])),
-            *self._scale_numbers(),
-        )
+        scales = self._scale_numbers()
+        self._read_scales(number, bytes_of_block, self._tables.choice_bits, *scales)
 
     def _round_block(self, number: int, piece: Any, delta: Any) -> None:
         type, tables, layout = self.type, self._tables, self._tables.layout
@@ -85,7 +69,7 @@ class CodeRounder(BlockRounder):
         )
 
     def _values(self) -> list[Any]:
-        return [self._given[name] for name in ("factors", "shifts", "patterns", "levels")]
+        return self._of("factors", "shifts", "patterns", "levels")
 
     @property
     def _scale_is_half(self) -> bool:

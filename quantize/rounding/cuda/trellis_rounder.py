@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 
 from ....cuda_kernels.rounding import WARPS
-from ....errors import UnsupportedTypeError
 from ....formats.codecs.trellis import PRODUCT_FACTORS
 from ....formats.types import GGMLType
 from ...search.trellis import SETTINGS
 from ...search.trellis.tree import CODEBOOKS, LEAF
-from ..factor import inverses, metric_of_blocks
 from ..word_layout import WordLayout, word_layout
 from ..word_rounder import REACH, row_scales
-from .block_rounder import BlockRounder
+from .block_rounder import BlockRounder, required
 from .factor import DeviceFactor
 from .memory import Memory
 
@@ -110,24 +108,13 @@ class DeviceTrellisRounder(BlockRounder):
         memory: Memory,
         stream: Any,
     ):
-        tables = trellis_tables(type.name)
-        if tables is None:
-            raise UnsupportedTypeError(f"{type.name} cannot be rounded on a GPU")
-        self._tables: TrellisTables = tables
+        self._tables = tables = required(trellis_tables(type.name), type)
         super().__init__(type, n_cols, factor, passes, memory, stream, 1)
-        names = ("words", "leaf_boxes", "node_boxes", "index_of", "factors", "multiple_of")
-        names += ("book_of", "near", "multiples", "numbers", "fields")
-        self._given = {name: memory.filled(name, getattr(tables, name), stream) for name in names}
-        dim = tables.layout.dim
-        # Of the CPU's functions, so that the CPU's bytes are made.
-        feedback = self._blocks_of_diagonal(factor.feedback, dim)
-        inverse, metric = metric_of_blocks(feedback, factor.weights)
-        self._inverse = memory.filled("inverse of feedback", inverse, stream)
-        self._metric = memory.filled("metric", metric, stream)
-        self._inverse_moments: Any = None
-        if passes:
-            made = inverses(self._blocks_of_diagonal(factor.moments, dim))
-            self._inverse_moments = memory.filled("inverse of moments", made, stream)
+        self._give(
+            tables, "words", "leaf_boxes", "node_boxes", "index_of", "factors", "multiple_of"
+        )
+        self._give(tables, "book_of", "near", "multiples", "numbers", "fields")
+        self._invert_blocks(tables.layout.dim)
 
     @property
     def _scale_is_half(self) -> bool:
@@ -150,9 +137,6 @@ class DeviceTrellisRounder(BlockRounder):
 
     def _read_block(self, number: int, bytes_of_block: Any) -> None:
         pass  # scales are those of `_begin`
-
-    def _of(self, *names: str) -> list[Any]:
-        return [self._given[name] for name in names]
 
     def _round_block(self, number: int, piece: Any, delta: Any) -> None:
         tables, size = self._tables, self.type.block_size

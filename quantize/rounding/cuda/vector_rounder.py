@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from ....cuda_kernels.rounding import WARPS
-from ....errors import UnsupportedTypeError
 from ....formats.types import GGMLType
-from ..factor import inverses, metric_of_blocks
 from ..vector_kernels import SIZE
-from .block_rounder import BlockRounder
+from .block_rounder import BlockRounder, required
 from .factor import DeviceFactor
 from .memory import Memory
-from .vector_tables import VectorTables, vector_tables
+from .vector_tables import vector_tables
 
 
 class DeviceVectorRounder(BlockRounder):
@@ -32,22 +30,10 @@ class DeviceVectorRounder(BlockRounder):
         memory: Memory,
         stream: Any,
     ):
-        tables = vector_tables(type.name)
-        if tables is None:
-            raise UnsupportedTypeError(f"{type.name} cannot be rounded on a GPU")
-        self._tables: VectorTables = tables
+        self._tables = tables = required(vector_tables(type.name), type)
         super().__init__(type, n_cols, factor, passes, memory, stream, 1)
-        names = ("factors", "entries", "choice_bits", "fields")
-        self._given = {name: memory.filled(name, getattr(tables, name), stream) for name in names}
-        # Of the CPU's functions, so that the CPU's bytes are made.
-        feedback = self._blocks_of_diagonal(factor.feedback, SIZE)
-        inverse, metric = metric_of_blocks(feedback, factor.weights)
-        self._inverse = memory.filled("inverse of feedback", inverse, stream)
-        self._metric = memory.filled("metric", metric, stream)
-        self._inverse_moments: Any = None
-        if passes:
-            made = inverses(self._blocks_of_diagonal(factor.moments, SIZE))
-            self._inverse_moments = memory.filled("inverse of moments", made, stream)
+        self._give(tables, "factors", "entries", "choice_bits", "fields")
+        self._invert_blocks(SIZE)
 
     @property
     def _scale_is_half(self) -> bool:
@@ -60,26 +46,13 @@ class DeviceVectorRounder(BlockRounder):
         self._choices = new("choices", (rows, n // tables.group), np.uint16)
 
     def _read_block(self, number: int, bytes_of_block: Any) -> None:
-        tables = self._tables
-        self._start(
-            "read_block",
-            self._rows,
-            WARPS,
-            bytes_of_block,
-            None,
-            self._bodies,
-            self._scales,
-            self._choices,
-            self._given["choice_bits"],
-            *map(np.int32, (self._rows, self.type.block_bytes, 0, self._blocks, number)),
-            *map(np.int32, (tables.groups, tables.choice_bits.shape[1], 1, True, 0, 0)),
-        )
+        self._read_scales(number, bytes_of_block, self._tables.choice_bits, 1, True, 0, 0)
 
     def _chosen(self) -> list[Any]:
         return [self._indices, self._signs, self._choices, self._scales]
 
     def _values(self) -> list[Any]:
-        return [self._given["factors"], self._given["entries"]]
+        return self._of("factors", "entries")
 
     def _round_block(self, number: int, piece: Any, delta: Any) -> None:
         tables, size = self._tables, self.type.block_size

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....cuda_kernels.rounding import MOST_COLUMNS, MOST_MAGNITUDES
-from ..bits import put_bits
+from ..layout import put_bits
 from ..vector_kernels import SIZE
 from ..vector_layout import VectorLayout, vector_layout
 

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from ....cuda_kernels.rounding import WARPS
-from ....errors import UnsupportedTypeError
 from ....formats.types import GGMLType
-from ..factor import inverses, metric_of_blocks
-from .block_rounder import BlockRounder
+from .block_rounder import BlockRounder, required
 from .factor import DeviceFactor, ordered_there
 from .memory import Memory
-from .word_tables import WordTables, word_tables
+from .word_tables import word_tables
 
 
 class DeviceWordRounder(BlockRounder):
@@ -31,27 +29,14 @@ class DeviceWordRounder(BlockRounder):
         memory: Memory,
         stream: Any,
     ):
-        tables = word_tables(type.name)
-        if tables is None:
-            raise UnsupportedTypeError(f"{type.name} cannot be rounded on a GPU")
-        self._tables: WordTables = tables
+        self._tables = tables = required(word_tables(type.name), type)
         super().__init__(type, n_cols, factor, passes, memory, stream, 1)
         self._order = tables.layout.order_of(n_cols)
         if self._order is not None:  # the search has the weights of the columns as they are
             factor = ordered_there(factor, self._order, type.name, memory, stream)
             self._factor = factor
-        names = ("factors", "book_of", "books", "near", "choice_bits", "fields")
-        self._given = {name: memory.filled(name, getattr(tables, name), stream) for name in names}
-        dim = tables.layout.dim
-        # Of the CPU's functions, so that the CPU's bytes are made.
-        feedback = self._blocks_of_diagonal(factor.feedback, dim)
-        inverse, metric = metric_of_blocks(feedback, factor.weights)
-        self._inverse = memory.filled("inverse of feedback", inverse, stream)
-        self._metric = memory.filled("metric", metric, stream)
-        self._inverse_moments: Any = None
-        if passes:
-            made = inverses(self._blocks_of_diagonal(factor.moments, dim))
-            self._inverse_moments = memory.filled("inverse of moments", made, stream)
+        self._give(tables, "factors", "book_of", "books", "near", "choice_bits", "fields")
+        self._invert_blocks(tables.layout.dim)
 
     @property
     def _scale_is_half(self) -> bool:
@@ -72,21 +57,9 @@ class DeviceWordRounder(BlockRounder):
         self._choices = new("choices", (rows, n // tables.group), np.uint16)
 
     def _read_block(self, number: int, bytes_of_block: Any) -> None:
-        tables, type = self._tables, self.type
-        self._start(
-            "read_block",
-            self._rows,
-            WARPS,
-            bytes_of_block,
-            self._heads,
-            self._bodies,
-            self._scales,
-            self._choices,
-            self._given["choice_bits"],
-            *map(np.int32, (self._rows, type.block_bytes, type.header_bytes, self._blocks)),
-            *map(np.int32, (number, tables.groups, tables.choice_bits.shape[1])),
-            *map(np.int32, (1, tables.stored, 0, 0)),
-        )
+        tables = self._tables
+        scales = 1, tables.stored, 0, 0
+        self._read_scales(number, bytes_of_block, tables.choice_bits, *scales)
 
     def _round_block(self, number: int, piece: Any, delta: Any) -> None:
         tables, size = self._tables, self.type.block_size
@@ -103,10 +76,7 @@ class DeviceWordRounder(BlockRounder):
             self._found,
             self._choices,
             self._scales,
-            self._given["factors"],
-            self._given["book_of"],
-            self._given["near"],
-            self._given["books"],
+            *self._of("factors", "book_of", "near", "books"),
             *map(np.int32, (self._rows, self._matrix_rows, self.n_cols, number * size, size)),
             *map(np.int32, (self._owners, 0 if self.type.header_bytes else number)),
             *map(np.int32, (tables.groups, tables.count, tables.near.shape[1])),
@@ -114,7 +84,7 @@ class DeviceWordRounder(BlockRounder):
         )
 
     def _values(self) -> list[Any]:
-        return [self._scales, *(self._given[name] for name in ("factors", "book_of", "books"))]
+        return [self._scales, *self._of("factors", "book_of", "books")]
 
     def _errors(self, out: Any) -> None:
         self._elements(self._w, out, 0, self.n_cols)

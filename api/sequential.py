@@ -1,0 +1,60 @@
+"""Which tensors of an output later layers read the errors of, for `calibrate` with `sequential`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..quantize.plan.plan import PlannedTensor
+
+_EMBEDDING = "token_embd.weight"
+
+
+@dataclass
+class Followed:
+    """The tensors of a plan that are rounded when the next layer begins, as (name in the model,
+    plan) by layer; None for embeddings. waits: targets that begin a layer, before which all others
+    must be written. late: targets that come after one of a later layer.
+    """
+
+    tensors: dict[int | None, list[tuple[str, PlannedTensor]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    waits: set[str] = field(default_factory=set)
+    late: list[str] = field(default_factory=list)
+
+
+def followed_tensors(
+    planned: Sequence[PlannedTensor],
+    name_of: Callable[[PlannedTensor], str],
+    layer_of: Callable[[PlannedTensor], int | None],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Followed:
+    """Return what is followed of a plan. name_of, layer_of: of a tensor in the model, whose tensors
+    have `shapes`.
+
+    Raise UsageError for a tensor of a layer that the model does not have in this form.
+    """
+    found, last = Followed(), -1
+    for plan in planned:
+        name, layer = name_of(plan), layer_of(plan)
+        if layer is not None and layer > last:
+            last = layer
+            found.waits.add(plan.target.name)
+        if plan.kept or not plan.target.type.is_quantized:
+            continue
+        if layer is not None and shapes.get(name) != plan.target.shape:
+            raise UsageError(
+                "sequential (--sequential) needs tensors in the form that the model has",
+                tensor=plan.target.name,
+            )
+        if layer == last or (last < 0 and name == _EMBEDDING):
+            found.tensors[layer].append((name, plan))
+        elif layer is not None:
+            found.late.append(plan.target.name)
+    return found
