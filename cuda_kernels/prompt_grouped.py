@@ -25,9 +25,19 @@ from .layouts.table import packed_types, unit_header
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024
 _LARGEST_TILE = 160  # tokens
-# In bfloat16, pairs of values of these types are looked up in a table in shared memory. That takes
-# few instructions and registers, so three warpgroups multiply instead of two.
-_LOOKED_UP = ("IQ4_K", "IQ4_KS")
+# In bfloat16, pairs of values of these types are looked up in a table in shared memory.
+LOOKED_UP = (
+    *("IQ2_K", "IQ3_K", "IQ4_K", "IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ4_KSS", "IQ4_NL", "IQ4_XS"),
+)
+# Others whose values take few enough registers for three warpgroups that multiply instead of two.
+_THREE_GROUPS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_0_R4", "Q5_1", "Q6_0", "Q6_0_R4", "MXFP4", "NVFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ3_XXS", "Q1_0_G128", "Q2_0", "TQ1_0", "TQ2_0"),
+    *("IQ1_BN", "IQ2_BN", "IQ5_K", "IQ6_K", "IQ5_KS", "IQ2_KL", "IQ1_KT", "IQ2_KT", "IQ3_KT"),
+    *("IQ4_KT", "Q8_KV", "Q8_K_R8", "Q8_K_R16"),
+)
+# Units that differ from others only in the sign of zeros.
+_UNITS = {"Q5_0_R4": "Q5_0", "Q6_0_R4": "Q6_0"}
 _LOOKUP_BYTES = 256 * 128
 GROUP = 128  # columns that are permuted among themselves
 ARCHS = ("sm_90a",)
@@ -38,7 +48,7 @@ def padded(cols: int) -> int:
     return -(-cols // GROUP) * GROUP
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """How a kernel is compiled and launched: stages of the ring, warpgroups that multiply, and
     whether pairs are looked up.
     """
@@ -66,10 +76,13 @@ class _Plan(NamedTuple):
         return tile + self.looks_up * _LOOKUP_BYTES + 1024
 
 
-def _plan(type: GGMLType, half: torch.dtype) -> _Plan:
-    if type.name in _LOOKED_UP and half == torch.bfloat16:
-        return _Plan(3, 3, True)
-    return _Plan(4, 2, False)
+def plan_of(type: GGMLType, half: torch.dtype) -> Plan:
+    """Return how the kernels of a type are compiled and launched."""
+    if type.name in LOOKED_UP and half == torch.bfloat16:
+        return Plan(3, 3, True)
+    if type.name in _THREE_GROUPS and half == torch.bfloat16:
+        return Plan(4, 3, False)
+    return Plan(4, 2, False)
 
 
 @functools.cache
@@ -89,10 +102,10 @@ def spec(type: GGMLType, half: torch.dtype, gating: Gating = Gating()) -> Kernel
         f"prompt_grouped_{type.name.lower()}_{short}{gating.suffix}",
         (unit_header(type), "prompt/grouped.cu"),
         (
-            ("TYPE", type.name),
+            ("TYPE", _UNITS.get(type.name, type.name)),
             ("HALF", _HALVES[half]),
             ("TENSOR_CORES", "1"),
-            *_plan(type, half).defines,
+            *plan_of(type, half).defines,
             *gating.defines,
         ),
         ("grouped_product", "grouped_gate_up"),
@@ -146,7 +159,7 @@ def grouped_product(
 
     x: half[tokens, padded(m.cols)], permuted. Rows after the last expert's stay as they are.
     """
-    plan = _plan(m.type, x.dtype)
+    plan = plan_of(m.type, x.dtype)
     launch(
         function(spec(m.type, x.dtype), "grouped_product", x.device),
         _multiprocessors(x.device),
@@ -181,7 +194,7 @@ def grouped_gate_up(
     """
     gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
     hidden = gate.rows if up is not None else gate.rows // 2
-    plan = _plan(gate.type, x.dtype)
+    plan = plan_of(gate.type, x.dtype)
     launch(
         function(spec(gate.type, x.dtype, gating), "grouped_gate_up", x.device),
         _multiprocessors(x.device),

@@ -16,6 +16,7 @@ from .compile.spec import KernelSpec
 
 SPEC = KernelSpec("rearrange", ("weights/rearrange.cu",), (), ("rearrange",))
 _THREADS = 256
+_EACH = 32  # blocks of a thread, as in the kernel
 _GRID = 1 << 16
 
 
@@ -59,7 +60,7 @@ def rearrange(
     with torch.cuda.device(source.device):
         launch(
             function(SPEC, "rearrange", source.device),
-            min(_GRID, -(-groups * blocks * len(moves.flips) // _THREADS)),
+            min(_GRID, -(-groups * blocks // (_EACH * max(1, _THREADS // len(moves.flips))))),
             _THREADS,
             *_arguments(moves, source, head, result, segments, groups, blocks, source_step),
         )

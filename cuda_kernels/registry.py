@@ -35,6 +35,7 @@ MODULES = (
     "prompt_delta",
     "prompt_grouped",
     "prompt_mla",
+    "prompt_rounded",
     "prompt_scores",
     "rearrange",
     "rounding",
@@ -42,6 +43,7 @@ MODULES = (
     "step_between",
     "step_delta",
     "step_mla",
+    "step_offload",
     "step_router",
     "step_sample",
 )

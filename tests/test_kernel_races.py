@@ -192,7 +192,10 @@ def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: s
     "shape",
     [
         AttentionShape(1, 8, 1, 64, 64, "F16", "F16", 64, True, True),
-        AttentionShape(3, 2, 1, 64, 64, "Q8_0", "Q5_1", 64, False, False, 64, 64),
+        pytest.param(
+            AttentionShape(3, 2, 1, 64, 64, "Q8_0", "Q5_1", 64, False, False, 64, 64),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["tensor cores", "encoded"],
 )

@@ -648,8 +648,13 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged):
     assert_close(to, expected)
 
 
-@pytest.mark.parametrize("merged", [False, True])
-@pytest.mark.parametrize("name", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize(
+    "name, merged",
+    [
+        *(("BF16", False), ("BF16", True), ("F16", False), ("F32", False)),
+        *(pytest.param(name, True, marks=pytest.mark.full) for name in ("F16", "F32")),
+    ],
+)
 def test_experts_of_floats(build, name, merged):
     """With biases, scales, and a shared expert of two slots, which has neither. Activations are not
     rounded. A row ends within the loads of a warp.

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels import ops, prompt_grouped
+from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.cuda_kernels.gating import ExpertTerms, Gating
+from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.cuda.common.context import Context
@@ -57,13 +59,12 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and cuda-core")
-# With a table in shared memory.
+# Types whose pairs are looked up, and others, two of them with a table in shared memory.
 @pytest.mark.parametrize(
     "type,half",
     [
-        ("IQ4_K", torch.bfloat16),
+        *((type, torch.bfloat16) for type in prompt_grouped.LOOKED_UP),
         ("IQ4_K", torch.float16),
-        ("IQ4_KS", torch.bfloat16),
         ("Q4_K", torch.bfloat16),
         ("Q8_0", torch.float16),
         ("IQ3_XXS", torch.bfloat16),
@@ -216,3 +217,12 @@ def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
             " device: all are decoded first"
         ]
     )
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", packed_types())
+def test_shared_memory_of_every_type(name, half):
+    """A block has 227 KiB: for rows and results, and for tables, tiles and barriers."""
+    type = ggml_type(name)
+    plan = prompt_grouped.plan_of(type, half)
+    assert plan.shared + shared_bytes(type) + 4096 <= 227 * 1024

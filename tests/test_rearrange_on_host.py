@@ -41,13 +41,16 @@ extern "C" void run({PARAMETERS}) {{
 
 # Bits inverted in a layout, and where interleaving is undone; a header for each row; fields of odd
 # lengths.
-@pytest.mark.parametrize("name", ["IQ4_K", "IQ5_K", "Q4_0_4_8", "IQ4_KS", "Q6_K", "IQ3_K"])
-def test_packs_as_torch_does(kernel, monkeypatch, name):
-    rows, cols = 16, 512
+@pytest.mark.parametrize("rows, cols", [(16, 512), (72, 256)])
+@pytest.mark.parametrize(
+    "name", ["IQ4_K", "IQ5_K", "Q4_0_4_8", "IQ4_KS", "Q6_K", "IQ3_K", "BF16", "F32"]
+)
+def test_packs_as_torch_does(kernel, monkeypatch, name, rows, cols):
     data = random_rows(name, rows, cols, 0.05, np.random.default_rng(3))
     expected = ops.pack_matrix(name, [data], rows, cols, 1, "cpu").data
 
     def run(*arguments):
+        held = rearrange._arguments(*arguments)  # until the kernel has read it
         kernel(
             *(
                 (
@@ -57,7 +60,7 @@ def test_packs_as_torch_does(kernel, monkeypatch, name):
                     if isinstance(a, np.int64)
                     else ctypes.c_int(a)
                 )
-                for a in rearrange._arguments(*arguments)
+                for a in held
             )
         )
 

@@ -29,15 +29,8 @@ MUST = {
 }
 EXPERTS_MUST = 602  # of qwen3-30b-a3b: 80 % of Q4_K's
 # What is still too slow, and how fast it is.
-TOO_SLOW = {"IQ3_KT": 431, "IQ4_KT": 504, "IQ3_S": 538, "IQ2_KT": 516}
-EXPERTS_TOO_SLOW = {
-    "IQ6_K": 545,
-    "IQ3_KT": 548,
-    "IQ5_KS": 575,
-    "IQ5_K": 599,
-    "Q8_K_R8": 540,
-    "Q8_K_R16": 551,
-}
+TOO_SLOW = {"IQ3_KT": 451, "IQ4_KT": 507, "IQ3_S": 553}
+EXPERTS_TOO_SLOW = {"IQ3_KT": 593}
 
 
 def functions(code: bytes) -> list[str]:

@@ -28,9 +28,10 @@ constexpr int STAGE_BYTES = LARGEST * 256;
 constexpr int TABLE = 1024;        // experts at most
 constexpr int REGISTERS = CONSUMERS == 3 ? 152 : 216, PRODUCER_REGISTERS = CONSUMERS == 3 ? 56 : 72;
 constexpr int OUT_BYTES = LARGEST * 128, EXCHANGE_BYTES = CONSUMERS * OUT_BYTES;  // 64 rows of half per token and consumer
-constexpr int WITHIN = 4;  // named barriers within a consumer (one each)
+constexpr int BLOCK = 1, WITHIN = 4;  // named barriers: of the block; within a consumer (one each)
+constexpr int LIST = 64;              // tiles of a block that are looked up together
 
-struct Tile { int expert, first, rows, row_tile; };
+struct alignas(16) Tile { int expert, first, rows, row_tile; };
 
 // A place in the ring, and how often the ring has been gone through, of which barriers see the last bit.
 struct Turn {
@@ -59,7 +60,7 @@ __device__ __forceinline__ void named_sync(int number) { asm volatile("bar.sync 
 
 // The places of tiles: before[e] = tiles of tokens before expert e. Filled by all threads of the
 // block.
-__device__ __forceinline__ int count_tiles(const int* ends, int n_experts, int* before) {
+__device__ __forceinline__ int count_tiles(const int* ends, int n_experts, uint16_t* before) {
   if (threadIdx.x < 32) {
     int total = 0;
     for (int start = 0; start < n_experts; start += 32) {
@@ -83,7 +84,7 @@ __device__ __forceinline__ int count_tiles(const int* ends, int n_experts, int* 
 
 // Tile number `t`: all rows of weights for some tokens, then for the next ones. An expert's tokens
 // are divided evenly, in multiples of 8.
-__device__ __forceinline__ Tile find_tile(int t, int row_tiles, const int* ends, int n_experts, const int* before) {
+__device__ __forceinline__ Tile find_tile(int t, int row_tiles, const int* ends, int n_experts, const uint16_t* before) {
   const int token_tile = t / row_tiles;
   int low = 0, high = n_experts - 1;
   while (low < high) {  // the last expert whose first tile is not after this one and that has any
@@ -372,7 +373,8 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
                                         uint16_t* out) {
   extern __shared__ uint8_t shared[];
   __shared__ uint64_t barriers[2 * STAGES];
-  __shared__ int before[TABLE + 1];
+  __shared__ uint16_t before[TABLE + 1];
+  __shared__ Tile list[LIST];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024, exchange = ring + STAGES * STAGE_BYTES;
   const uint32_t lookup = exchange + EXCHANGE_BYTES, table = lookup + threadIdx.x % 32 * 4;
   const uint32_t full = shared_address(barriers), empty = full + 8 * STAGES;
@@ -388,13 +390,27 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
   Turn turn;
   if (threadIdx.x >= CONSUMERS * 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-    for (int t = blockIdx.x; t < tiles; t += gridDim.x)
-      produce(find_tile(t, row_tiles, ends, n_experts, before), x, sources, n_slots, p.cols, ring, full, empty, turn);
+    for (int n = 0;; ++n) {
+      if (n % LIST == 0) {
+        named_sync<CONSUMERS * 128 + PRODUCERS>(BLOCK);  // consumers have done all tiles of the list
+        const int i = threadIdx.x - CONSUMERS * 128, t = blockIdx.x + (n + i) * gridDim.x;
+        if (i < LIST) list[i] = t < tiles ? find_tile(t, row_tiles, ends, n_experts, before) : Tile{0, 0, 0, 0};
+        named_sync<CONSUMERS * 128 + PRODUCERS>(BLOCK);
+      }
+      const Tile tile = list[n % LIST];
+      if (!tile.rows) break;
+      produce(tile, x, sources, n_slots, p.cols, ring, full, empty, turn);
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     const Geometry g = TYPE::geometry(p.total_rows, p.cols);
-    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
-      const Tile tile = find_tile(t, row_tiles, ends, n_experts, before);
+    for (int n = 0;; ++n) {
+      if (n % LIST == 0) {
+        named_sync<CONSUMERS * 128 + PRODUCERS>(BLOCK);
+        named_sync<CONSUMERS * 128 + PRODUCERS>(BLOCK);
+      }
+      const Tile tile = list[n % LIST];
+      if (!tile.rows) break;
       if constexpr (PAIRED) gate_up(p, g, tile, out, table, ring, exchange, full, empty, turn);
       else product(p, g, tile, out, table, ring, exchange, full, empty, turn);
     }

@@ -300,6 +300,12 @@ struct IQ4_XS : layout::IQ4_XS {
     const int scale = (r.record.y >> (4 * u) & 15u) | (r.record.x >> (16 + 2 * u) & 3u) << 4;
     s[0] = scaled(half_to_float(r.record.x & 0xFFFFu), scale - 32);
   }
+  using Sixteen = IQ4NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) { return r.q; }
+  static __device__ __forceinline__ void terms(const Raw& r, int unit, float (&s)[2], float (&c)[2]) {
+    scales(r, unit, s);
+    c[0] = 0.0f;
+  }
   static constexpr int PARTS = 2;
   static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
     scales(r, unit, s);

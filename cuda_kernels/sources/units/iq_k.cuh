@@ -8,6 +8,15 @@ __device__ __forceinline__ uint32_t eight_pairs(const uint2& q, int k) { return 
 // Bits of a plane of single bits as bit 2 of nibbles: elements 8k to 8k + 7 of a unit.
 __device__ __forceinline__ uint32_t eight_singles(uint32_t bits, int k) { return shifted(bits, k, 2) & 0x44444444u; }
 
+// The codes of a unit as nibbles, of types whose codes have 2 or 3 bits.
+__device__ __forceinline__ uint4 nibbles_of_pairs(const uint2& q) {
+  return make_uint4(eight_pairs(q, 0), eight_pairs(q, 1), eight_pairs(q, 2), eight_pairs(q, 3));
+}
+__device__ __forceinline__ uint4 nibbles_of_three(const uint2& q, uint32_t third) {
+  return make_uint4(eight_pairs(q, 0) | eight_singles(third, 0), eight_pairs(q, 1) | eight_singles(third, 1),
+                    eight_pairs(q, 2) | eight_singles(third, 2), eight_pairs(q, 3) | eight_singles(third, 3));
+}
+
 // Sixteen elements of 4 or of 5 bits.
 __device__ __forceinline__ void sixteen_of_16(uint32_t q0, uint32_t q1, uint32_t second, int* w) {
   uint32_t t[4];
@@ -68,10 +77,8 @@ struct IQ2_K : layout::IQ2_K {
             load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
-    const float d = half_to_float(r.head & 0xFFFFu);
     const uint32_t halves = r.head >> (16 + 2 * (unit & 7));
-    s[0] = scaled(d, int(r.scale & 15u) - 8);
-    s[1] = scaled(d, int(r.scale >> 4) - 8);
+    scales(r, s);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       uint32_t t[1];
@@ -81,7 +88,19 @@ struct IQ2_K : layout::IQ2_K {
       w[2 * k + 1] = lookup8(codes >> 16, t[0], t[0]);
     }
   }
+  static __device__ __forceinline__ void scales(const Raw& r, float (&s)[2]) {
+    const float d = half_to_float(r.head & 0xFFFFu);
+    s[0] = scaled(d, int(r.scale & 15u) - 8);
+    s[1] = scaled(d, int(r.scale >> 4) - 8);
+  }
   static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) { return r.head >> (16 + 2 * (unit & 7)) & 3u; }
+  using Sixteen = IQ2NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) { return nibbles_of_pairs(r.q); }
+  static __device__ __forceinline__ void terms(const Raw& r, int unit, float (&s)[2], float (&c)[2]) {
+    scales(r, s);
+    c[0] = halves(r, unit) & 1u ? SECOND : 0.0f;
+    c[1] = halves(r, unit) & 2u ? SECOND : 0.0f;
+  }
 };
 
 struct IQ3_K : layout::IQ3_K {
@@ -95,13 +114,8 @@ struct IQ3_K : layout::IQ3_K {
             load_as<uint16_t>(in_plane<SIGNS_BYTES>(base, g, SIGNS_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
-    const float d = half_to_float(r.head & 0xFFFFu);
-    const uint32_t halves = r.head >> (16 + 2 * (unit & 7)), signs = r.signs >> (2 * (unit & 7));
-#pragma unroll
-    for (int g = 0; g < 2; ++g) {
-      const int magnitude = 2 * (r.scale >> (4 * g) & 15u) + 1;
-      s[g] = scaled(d, signs >> g & 1u ? -magnitude : magnitude);
-    }
+    const uint32_t halves = r.head >> (16 + 2 * (unit & 7));
+    scales(r, unit, s);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       uint32_t t[2];
@@ -111,7 +125,23 @@ struct IQ3_K : layout::IQ3_K {
       w[2 * k + 1] = lookup8(codes >> 16, t[0], t[1]);
     }
   }
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, float (&s)[2]) {
+    const float d = half_to_float(r.head & 0xFFFFu);
+    const uint32_t signs = r.signs >> (2 * (unit & 7));
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      const int magnitude = 2 * (r.scale >> (4 * g) & 15u) + 1;
+      s[g] = scaled(d, signs >> g & 1u ? -magnitude : magnitude);
+    }
+  }
   static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) { return r.head >> (16 + 2 * (unit & 7)) & 3u; }
+  using Sixteen = IQ3NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) { return nibbles_of_three(r.q, r.third); }
+  static __device__ __forceinline__ void terms(const Raw& r, int unit, float (&s)[2], float (&c)[2]) {
+    scales(r, unit, s);
+    c[0] = halves(r, unit) & 1u ? SECOND : 0.0f;
+    c[1] = halves(r, unit) & 2u ? SECOND : 0.0f;
+  }
 };
 
 struct IQ4_K : layout::IQ4_K {

@@ -14,7 +14,7 @@ struct IQ2_KS : layout::IQ2_KS {
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
     const uint32_t extra = r.extra >> (unit & 7);  // bit 0: table half, bit 8: fifth bit of the scale
-    s[0] = scaled(r.d, int((r.scales >> (4 * (unit & 7)) & 15u) | (extra >> 4 & 16u)) - 16);
+    s[0] = scale(r, unit);
     uint32_t t[1];
     table_words<IQ2NL_TABLE>(extra & 1u, t);
 #pragma unroll
@@ -24,7 +24,16 @@ struct IQ2_KS : layout::IQ2_KS {
       w[2 * k + 1] = lookup8(codes >> 16, t[0], t[0]);
     }
   }
+  static __device__ __forceinline__ float scale(const Raw& r, int unit) {
+    return scaled(r.d, int((r.scales >> (4 * (unit & 7)) & 15u) | (r.extra >> (unit & 7) >> 4 & 16u)) - 16);
+  }
   static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) { return r.extra >> (unit & 7) & 1u; }
+  using Sixteen = IQ2NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) { return nibbles_of_pairs(r.q); }
+  static __device__ __forceinline__ void terms(const Raw& r, int unit, float (&s)[2], float (&c)[2]) {
+    s[0] = scale(r, unit);
+    c[0] = halves(r, unit) ? SECOND : 0.0f;
+  }
 };
 
 struct IQ3_KS : layout::IQ3_KS {
@@ -39,7 +48,7 @@ struct IQ3_KS : layout::IQ3_KS {
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
     const uint32_t extra = r.extra >> (unit & 7);  // bit 0: fifth bit of the scale, bit 8: table half
-    s[0] = scaled(r.d, int((r.scales >> (4 * (unit & 7)) & 15u) | (extra & 1u) << 4) - 16);
+    s[0] = scale(r, unit);
     uint32_t t[2];
     table_words<IQ3NL_TABLE>(extra & 256u, t);
 #pragma unroll
@@ -49,7 +58,16 @@ struct IQ3_KS : layout::IQ3_KS {
       w[2 * k + 1] = lookup8(codes >> 16, t[0], t[1]);
     }
   }
+  static __device__ __forceinline__ float scale(const Raw& r, int unit) {
+    return scaled(r.d, int((r.scales >> (4 * (unit & 7)) & 15u) | (r.extra >> (unit & 7) & 1u) << 4) - 16);
+  }
   static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) { return r.extra >> (8 + (unit & 7)) & 1u; }
+  using Sixteen = IQ3NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) { return nibbles_of_three(r.q, r.third); }
+  static __device__ __forceinline__ void terms(const Raw& r, int unit, float (&s)[2], float (&c)[2]) {
+    s[0] = scale(r, unit);
+    c[0] = halves(r, unit) ? SECOND : 0.0f;
+  }
 };
 
 // A byte of scale whose lowest bit is the table half.
@@ -92,6 +110,23 @@ struct IQ4_KSS : layout::IQ4_KSS {
   static __device__ __forceinline__ uint32_t halves(const Raw& r, int) { return scale(r) & 1u; }
   // Word n of 16 bits has the elements 2n, 2n + 16, 2n + 1, 2n + 17.
   static __device__ __forceinline__ uint32_t codes(uint32_t q) { return (q & 0xFFFEFFFEu) ^ (q >> 1 & 0x7FFF7FFFu); }
+  using Sixteen = IQ4NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) {
+    const uint32_t q[4] = {r.q.x, r.q.y, r.q.z, r.q.w};
+    uint32_t c[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {  // the elements 2n and 2n + 1 are in one byte after the two in the middle have changed places
+      const uint32_t word = codes(q[k]), moved = (word ^ word >> 4) & 0x00F000F0u;
+      c[k] = word ^ moved ^ moved << 4;
+    }
+    return make_uint4(__byte_perm(c[0], c[1], 0x6420), __byte_perm(c[2], c[3], 0x6420), __byte_perm(c[0], c[1], 0x7531),
+                      __byte_perm(c[2], c[3], 0x7531));
+  }
+  static __device__ __forceinline__ void terms(const Raw& r, int, float (&s)[2], float (&c)[2]) {
+    const uint32_t byte = scale(r);
+    s[0] = scale_of_byte(r.d, byte);
+    c[0] = byte & 1u ? SECOND : 0.0f;
+  }
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
     const uint32_t q[4] = {r.q.x, r.q.y, r.q.z, r.q.w}, byte = scale(r);
     uint32_t t[4];

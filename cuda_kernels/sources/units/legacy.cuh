@@ -137,6 +137,12 @@ struct IQ4_NL : layout::IQ4_NL {
     s[0] = half_to_float(r.d);
     lookup_unit<IQ4NL_TABLE>(r.q, w);
   }
+  using Sixteen = IQ4NL_TABLE;
+  static __device__ __forceinline__ uint4 codes(const Raw& r) { return r.q; }
+  static __device__ __forceinline__ void terms(const Raw& r, int, float (&s)[2], float (&c)[2]) {
+    s[0] = half_to_float(r.d);
+    c[0] = 0.0f;
+  }
   static constexpr int PARTS = 2;
   static __device__ __forceinline__ void parts(const Raw& r, int, int (&w)[2][8], float (&s)[2]) {
     s[0] = half_to_float(r.d);
