@@ -13,6 +13,7 @@ from ..errors import DeviceError
 from ..formats.tensor_names import TensorName
 from .cuda import planned
 from .cuda.common.registry import Slow, check_description
+from .cuda.prompt import rounded
 from .layers.attention import Attention
 from .layers.block import Branch
 from .layers.mla import MLA
@@ -95,6 +96,7 @@ def _compute_bytes(
     here = [p for p in weights.parameters if p.device == device and is_here(p.name)]
     if not here:
         return 0
+    inner = [p for p in here if p.role not in ("token_embd", "output")]
     own = (network.blocks[layer] for layer in network.layers)
     blocks = [block for block in own if block.device == device]
     if precision != "f32" and device.type != "cpu":
@@ -106,11 +108,15 @@ def _compute_bytes(
             + planned.kept_bytes(blocks, settings)
             + planned.shared_bytes(n_ranks, network.width, rows)
             + planned.LIBRARIES
+            + (
+                rounded.buffer_bytes(rows, [(p.rows, p.cols) for p in inner])
+                if precision == "int8"
+                else 0
+            )
             + max(scores, default=0)
         )
     used = max((m.experts_used for block in blocks for m in block.row_layers), default=1)
     width = network.width
-    inner = [p for p in here if p.role not in ("token_embd", "output")]
     widest = max(
         (
             2 * (p.rows + p.cols) * (used if TensorName.parse(p.role).is_stacked else 1)

@@ -24,7 +24,7 @@ from .network.network import Network
 from .network.sampling import Sampling, sample
 from .parallel.share import Meeting, Peers, Share
 from .parallel.stages import Line, Stage
-from .precision import ON_CPU, PRECISIONS, usable_precision
+from .precision import activations, usable_precision
 from .reference_path import ReferencePath
 from .state.cache import CacheSettings, padded
 from .state.pool import Pool
@@ -83,9 +83,10 @@ class Model:
     """A network with its tokenizer. Close it, or use it as a context manager, to close the file.
 
     precision: f32, the reference path (the default on the CPU), or bf16 (the default on a GPU) or
-    f16, the fast path: fused kernels with activations of that type. On the CPU also int8: products
+    f16, the fast path: fused kernels with activations of that type. int8 on the CPU: products
     with quantized weights in 8 bits, those of steps (`cpu.plan`) and of more than four rows
     (`weights.rounded`), and layers of many rows in compiled code (`layers.many_rows`), in float32.
+    int8 on a GPU: as bf16, with dense products of prompts in 8 bits (`cuda.prompt.rounded`).
     placement: which tensors are on
     the GPU. switches: how layers are evaluated. cache: types of keys and values, for `new_state`
     and also for calls without a state (`forward`, `hidden`; None: float32). ubatch: the most tokens
@@ -153,10 +154,9 @@ class Model:
             here = None if stage is None else stage.layers
             place = Placement(self.device, n_layers, placement, here)
         self.weights, self.network = build(place)
-        self.weights.store.rounds = self.precision == "int8"
-        self._reference = ReferencePath(
-            self.network, self.weights.taps, source.path, self.precision == "int8"
-        )
+        self.weights.store.rounds = self.precision != "f32"  # what is on the CPU
+        rounds = self.precision == "int8" and self.device.type == "cpu"
+        self._reference = ReferencePath(self.network, self.weights.taps, source.path, rounds)
         if self.device.type != "cpu":
             self._offload_experts()
         self.n_vocab = self.network.n_vocab
@@ -209,8 +209,13 @@ class Model:
             settings=self.cache or CacheSettings(),
             rows=rows or self.ubatch,
             window=window,
-            precision="f32" if self.precision in ON_CPU else self.precision,
+            precision=self.precision if self.is_fast else "f32",
         )
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether kernels evaluate the model on a GPU."""
+        return self.precision != "f32" and self.device.type != "cpu"
 
     def _needed(self, weights: Weights, network: Network) -> int:
         return sum(m.total for m in self._memory(weights, network) if m.device == self.device)
@@ -241,7 +246,7 @@ class Model:
     @cached_property
     def engine(self) -> Engine | None:
         """The fast path of precisions below f32."""
-        if self.precision in ON_CPU:
+        if not self.is_fast:
             return None
         from .cuda.common.context import Context
         from .cuda.engine import Engine
@@ -251,13 +256,15 @@ class Model:
             self.network,
             Context(
                 self.device,
-                PRECISIONS[self.precision],
+                activations(self.precision),
                 settings=self.cache,
                 ubatch=self.ubatch,
                 ser=self.weights.switches.ser,
+                rounds=self.precision == "int8",
                 verbose=self.verbose,
                 share=self.weights.share,
                 taps=self.weights.taps,
+                replaced=self.weights.store.replaced,
             ),
         )
 
@@ -267,7 +274,11 @@ class Model:
         """
         if self.precision == "f16":
             self.precision = "bf16"
-            self.__dict__.pop("engine", None)
+            self._close_engine()
+
+    def _close_engine(self) -> None:
+        if (engine := self.__dict__.pop("engine", None)) is not None:
+            engine.close()
 
     @cached_property
     def _steps(self) -> StepPath | None:
@@ -296,6 +307,13 @@ class Model:
     def _fast(self) -> Engine | None:
         """The engine, unless an observer sees products of the reference path alone."""
         return None if self.weights.taps.need_reference_path else self.engine
+
+    @property
+    def _fast_sequences(self) -> Engine | None:
+        """The engine for sequences that are kept, unless tensors are replaced: steps read those of
+        the file.
+        """
+        return None if self.weights.store.replaced else self._fast
 
     @_named_errors
     @torch.no_grad()
@@ -351,7 +369,7 @@ class Model:
         chosen = settings or self.cache or CacheSettings()
         arguments.instance("settings", chosen, CacheSettings)
         # Kernels read caches whose positions follow each other.
-        full = chosen.swa_full or self.weights.switches.swa_full or self.precision not in ON_CPU
+        full = chosen.swa_full or self.weights.switches.swa_full or self.is_fast
         return replace(chosen, swa_full=full)
 
     @_named_errors
@@ -388,7 +406,7 @@ class Model:
                 f"{state.n_past} tokens and {len(tokens)} more do not fit a sequence of at most"
                 f" {state.capacity}"
             )
-        if (fast := self._fast) is not None:
+        if (fast := self._fast_sequences) is not None:
             return fast.extend(tokens, state, all_logits)
         if self.precision == "int8" and self._steps is not None and not self.weights.taps.readers:
             self._steps.compile_ahead(state, len(tokens))
@@ -423,7 +441,7 @@ class Model:
             raise UsageError("a sequence is in the batch twice")
         if (total := sum(map(len, tokens))) > self.ubatch:
             raise ShapeError(f"{total} tokens are more than a pass of {self.ubatch} holds (-ub)")
-        if self._fast is not None:
+        if self._fast_sequences is not None:
             return torch.stack(
                 [self.extend(ids, state) for ids, state in zip(tokens, states, strict=True)]
             )
@@ -459,7 +477,7 @@ class Model:
         self._checked(torch.tensor([[arguments.whole_number("token", token)]]))
         if self.group is not None:
             token, sampling = self.group.from_first((token, sampling))
-        if (fast := self._fast) is not None:
+        if (fast := self._fast_sequences) is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
         largest = None if self._steps is None else self._steps.largest
@@ -549,7 +567,7 @@ class Model:
         """Close the file and free the memory of GPUs: weights, and the graphs of sequences, even of
         those that still exist.
         """
-        self.__dict__.pop("engine", None)
+        self._close_engine()
         self.weights.store.release()
         self.source.close()
         if self.device.type == "cuda":

@@ -49,7 +49,8 @@ class LoadOptions(Options):
         choices=("f32", "bf16", "f16", "int8"),
         help="f32: the reference path; bf16: the default on a GPU; f16: that of imatrix and hessian"
         " there; int8: on the CPU, products with quantized weights in 8 bits, the default of"
-        " generate, chat and bench there (others: f32)",
+        " generate, chat and bench there (others: f32); on a GPU, bf16 with the dense products of"
+        " prompts in 8 bits",
     )
     threads: int = option(
         0, "-t", "--threads", least=0, metavar="N", help="CPU threads (default: all)"

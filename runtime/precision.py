@@ -7,12 +7,20 @@ import torch
 from ..errors import UsageError, printable
 
 PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-ON_CPU = ("f32", "int8")  # int8: products with quantized weights, see `simd.tiles` and `simd.dots`
+# int8: products in 8 bits, on the CPU those with quantized weights (`simd.tiles`, `simd.dots`), on
+# a GPU dense ones of prompts (`cuda.prompt.rounded`), with all else in bfloat16.
+ON_CPU = ("f32", "int8")
+ON_GPU = (*PRECISIONS, "int8")
 
 
 def precisions_of(device: torch.device) -> tuple[str, ...]:
     """Return the precisions that a model on `device` can have."""
-    return ON_CPU if device.type == "cpu" else tuple(PRECISIONS)
+    return ON_CPU if device.type == "cpu" else ON_GPU
+
+
+def activations(precision: str) -> torch.dtype:
+    """Return the type of activations on a GPU."""
+    return PRECISIONS.get(precision, torch.bfloat16)
 
 
 def fastest_precision(device: torch.device) -> str:

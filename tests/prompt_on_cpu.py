@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from iqforge.cuda_kernels import prompt, prompt_mla, step_mla
+from iqforge.cuda_kernels import ops, prompt, prompt_mla, prompt_rounded, step_mla
 from iqforge.cuda_kernels.gating import Gating
 from iqforge.cuda_kernels.step_router import Routing
 from iqforge.runtime.cuda.prompt import delta as prompt_delta
@@ -280,6 +280,30 @@ def captures(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
+def rounded_rows(x, out, scales):
+    x = x.float()
+    size = prompt_rounded.GROUP
+    transformed = (x.view(len(x), -1, size) @ _hadamard(size)).view_as(x)
+    scales.copy_(transformed.abs().amax(1) / 127)
+    out.copy_((transformed / scales[:, None].clamp_min(1e-30)).round())
+
+
+def rounded_weights(m, first, out, scales):
+    rounded_rows(ops.decode_matrix(m, torch.float32, first_row=first, n_rows=len(out)), out, scales)
+
+
+def _hadamard(size):
+    h = torch.ones(1, 1)
+    while len(h) < size:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return h
+
+
+def scaled_sums(sums, of_rows, of_columns, out, bias=None):
+    y = sums.float() * of_rows[:, None] * of_columns / prompt_rounded.GROUP
+    out.copy_(y if bias is None else y + bias.float())
+
+
 def install(monkeypatch) -> None:
     """Install a device that is the CPU, without grouped products."""
     Graph.replays = 0
@@ -306,4 +330,6 @@ def install(monkeypatch) -> None:
         monkeypatch.setattr(prompt, kernel.__name__, kernel)
     for kernel in (norm_rows, latent_rows, latent_heads, latent_keys):
         monkeypatch.setattr(prompt_mla, kernel.__name__, kernel)
+    for kernel in (rounded_rows, rounded_weights, scaled_sums):
+        monkeypatch.setattr(prompt_rounded, kernel.__name__, kernel)
     monkeypatch.setattr(step_mla, "attend_chosen", attend_chosen)

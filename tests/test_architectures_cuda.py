@@ -119,7 +119,7 @@ PLACEMENTS = (
     Request(gpu_layers=1),
     Request(overrides=parse_overrides(r"blk\.1\.=CPU")),
     Request(overrides=parse_overrides(r"attn_(output|k|v|q_b|k_b|v_b)\.=CPU,ffn_down=CPU")),
-    Request(cpu_experts=1),
+    Request(cpu_experts=99),
 )
 
 

@@ -123,8 +123,10 @@ def test_sequences_of_unequal_length_together(models, case):
         states = [pool.sequence() for _ in texts]
         first = model.extend_together(list(zip(texts, states))).numpy()
         second = model.extend_together(list(zip(more, states))).numpy()
-    _close(first, np.stack([x[len(a) - 1] for x, a in zip(alone, texts)]), tiny)
-    _close(second, np.stack([x[-1] for x in alone]), tiny)
+    # Delta nets norm the results of heads, and the first token's is as small as one product.
+    bound = 10 * BOUND if case.startswith(("qwen3_next", "qwen3_5")) else BOUND
+    _close(first, np.stack([x[len(a) - 1] for x, a in zip(alone, texts)]), tiny, bound)
+    _close(second, np.stack([x[-1] for x in alone]), tiny, bound)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -190,7 +192,18 @@ def test_quantized_weights_are_the_decoded_ones(models, case, type):
     assert np.abs(expected - models.logits(models.file(case, "wide"), tiny)).max() > 1e-3
 
 
-@pytest.mark.parametrize("case, type", [p for p in CASES_AND_TYPES if p.values[0] in WITH_EXPERTS])
+# The experts of others are computed alike.
+MERGED = {"mixtral", "qwen2_moe", "qwen3_next", "deepseek_v3", "glm4_moe", "gpt_oss", "gemma4_moe"}
+
+
+@pytest.mark.parametrize(
+    "case, type",
+    [
+        p if p.values[0] in MERGED else pytest.param(*p.values, marks=pytest.mark.full)
+        for p in CASES_AND_TYPES
+        if p.values[0] in WITH_EXPERTS
+    ],
+)
 def test_merged_gate_and_up_change_nothing(models, case, type):
     """Merged in the file, and on loading; in f32 and quantized."""
     tiny = models.tiny(case, "wide")

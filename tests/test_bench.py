@@ -5,6 +5,7 @@ that GB/s are computed from.
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 import sqlite3
@@ -89,6 +90,28 @@ def test_what_a_test_runs(test, label, calls):
     recorder.calls.clear()
     run_test(recorder.model, test, n_batch=8, repetitions=1)
     assert len(recorder.calls) > len(calls)  # the warm-up comes on top
+
+
+def test_garbage_that_was_there_is_not_visited_in_samples(monkeypatch):
+    """A full collection takes longer than a prompt on a GPU."""
+    recorder, frozen = Recorder(), []
+    extend = recorder.model.extend
+
+    def extended(*args, **options):
+        frozen.append(gc.get_freeze_count() > 1000)
+        return extend(*args, **options)
+
+    monkeypatch.setattr(recorder.model, "extend", extended)
+    recorder.model.ubatch = 8
+    run_test(recorder.model, BenchTest(n_prompt=4), repetitions=2, warmup=False)
+    list(sweep(recorder.model, 8, SweepOptions(tg=1, warmup=False)))
+    assert frozen == [True] * 3 and not gc.get_freeze_count()
+    gc.freeze()  # by a caller, whose objects stay frozen
+    try:
+        run_test(recorder.model, BenchTest(n_prompt=4), repetitions=1, warmup=False)
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
 
 
 def test_a_context_that_cannot_be_cut_back_is_restored():

@@ -147,6 +147,7 @@ def test_ranks_with_the_whole_model_add_up_the_same(opened):
 def in_half(monkeypatch):
     """Return in_half(source): a model in float16 whose fast path runs as plain torch."""
     prompt_on_cpu.install(monkeypatch)
+    monkeypatch.setattr(Model, "is_fast", property(lambda self: self.precision != "f32"))
     models = []
 
     def make(source: SyntheticSource) -> Model:

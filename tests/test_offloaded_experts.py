@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.offloaded import OffloadedExperts, offload_experts
+from iqforge.runtime.layers.layer_input import LayerInputs
 from iqforge.runtime.layers.moe import MoE
+from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.model import Model
+from iqforge.runtime.weights.stacked_linear import ExpertLinear
 
 
 def moe_of(model: Model) -> MoE:
@@ -56,3 +61,20 @@ def test_only_layers_below_a_gpu_have_them(model):
     module.few_rows = None
     exact = module(x)
     assert 0 < (rounded - exact).norm() <= 2e-2 * exact.norm()
+
+
+def test_terms_of_experts_are_where_their_products_are(model):
+    """While a step waits for experts on the CPU, it cannot copy their biases from the GPU."""
+    there = SimpleNamespace(device=torch.device("meta"))
+    terms = {"bias": torch.ones(2, 3), "scale": torch.ones(2)}
+    linear = ExpertLinear("x", [there], model.weights.taps, role="", split="", **terms)  # pyright: ignore[reportArgumentType]  only the device is used
+    assert linear.bias is not None and linear.scale is not None
+    assert linear.bias.device.type == linear.scale.device.type == "meta"
+
+
+def test_inputs_of_layers_are_computed_where_their_weights_are():
+    """Embeddings can be on another device."""
+    norm = RMSNorm(torch.ones(4, device="meta"), 1e-6)
+    inputs = LayerInputs(lambda tokens: torch.ones(2, 12), lambda h: h.new_ones(2, 12), norm)  # pyright: ignore[reportArgumentType]  a table and a projection
+    found = inputs(torch.zeros(2, dtype=torch.int64), torch.ones(2, 8))
+    assert found.device.type == "meta" and found.shape == (2, 3, 4)

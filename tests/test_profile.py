@@ -357,7 +357,7 @@ def test_command(tmp_path, capsys):
     )
     text = capsys.readouterr().out
     # Of the heading.
-    assert [_how(*of) for of in (("pp8", "bf16"), ("pp8", "f32"), ("tg", "bf16"))] == [
+    assert [_how(*of) for of in (("pp8", True), ("pp8", False), ("tg", True))] == [
         " without graphs",
         "",
         "",

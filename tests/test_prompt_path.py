@@ -14,12 +14,14 @@ import iqforge
 import numpy as np
 import pytest
 import torch
+from iqforge.cuda_kernels import prompt_rounded
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt import mla as prompt_mla
+from iqforge.runtime.cuda.prompt import rounded
 from iqforge.runtime.cuda.prompt import weights as prompt_weights
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.cuda.prompt.stream import Stream
@@ -240,6 +242,34 @@ def test_graphs_after_experts_read_the_results_of_their_pass(monkeypatch, opened
     assert prompt_on_cpu.Graph.replays > 0
 
 
+@pytest.mark.parametrize(
+    ("spec", "most"),
+    [("llama-tiny:Q8_0", 0.05), ("qwen3moe-tiny:Q8_0", 0.05), ("qwen35-tiny:Q8_0", 0.05)],
+)
+def test_dense_products_in_8_bits(monkeypatch, opened, spec, most):
+    """Prompts of --precision int8 are near those of half precision, also in pieces of weights."""
+    model, _, path = opened(spec)
+    rounds = Context(CPU, torch.float16, ubatch=64, rounds=True)
+    monkeypatch.setattr(prompt_rounded, "FEWEST_ROWS", 20)
+    monkeypatch.setattr(rounded, "ROWS", 160)
+    seen = []
+    multiply = torch.ops.aten._int_mm
+
+    def multiplied(a, b, *, out):
+        seen.append(b.shape)
+        return multiply(a, b, out=out)
+
+    monkeypatch.setattr(torch.ops.aten, "_int_mm", multiplied)
+    expected = normed(model, path.run(TOKENS[:1], 0).clone()).double()
+    assert not seen
+    found = normed(model, PromptPath(model.network, rounds).run(TOKENS[:1], 0)).double()
+    assert seen and max(shape[1] for shape in seen) == 160
+    assert 1e-4 < float((found - expected).norm() / expected.norm()) < most
+    announced = rounded.buffer_bytes(21, [(p.rows, p.cols) for p in model.weights.parameters])
+    names = ("rounded rows", "scales of rows", "rounded weights", "scales of weights")
+    assert announced >= sum(rounds._buffers[n].numel() for n in (*names, "sums of bytes"))
+
+
 def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkeypatch, opened):
     monkeypatch.setitem(SHAPES, "four-layers", replace(SHAPES["llama-tiny"], n_layers=4))
     model, _, path = opened("four-layers:Q8_0")  # of 9 tokens are full ones
@@ -354,12 +384,13 @@ def test_the_error_of_a_failed_capture_is_raised(monkeypatch):
     assert len(ended) == 2 and not graphs.has_graphs
 
 
-@pytest.fixture(params=FAST)
-def fast(request, tmp_path):
+@pytest.fixture(scope="module", params=FAST)
+def fast(request, tmp_path_factory):
     """(f32 file, token ids) of a random model, made before anything is replaced."""
-    tiny = make_tiny_model(CASES[request.param], WIDE, tmp_path / request.param, HALF)
-    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
-    return tmp_path / "f32.gguf", tiny.tokens
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny = make_tiny_model(CASES[request.param], WIDE, folder / "hf", HALF)
+    iqforge.convert_model(tiny.folder, folder / "f32.gguf", "f32")
+    return folder / "f32.gguf", tiny.tokens
 
 
 @pytest.fixture
@@ -418,7 +449,7 @@ def test_graphs_of_other_architectures(monkeypatch, fast, opened):
             PromptPath(model.network, Context(CPU, torch.float16, None, ubatch=n))
             for n in (2 * len(ids), len(ids))
         )
-        for shift in range(4):
+        for shift in range(3):
             tokens = torch.tensor(ids).roll(shift)[None]
             plain._graphs._recent.clear()  # never captures
             expected = normed(model, plain.run(tokens, 0)).clone()

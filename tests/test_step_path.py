@@ -5,6 +5,7 @@ all other code is real.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import iqforge
 import numpy as np
@@ -306,7 +307,7 @@ def test_graphs_of_one_sequence_are_bounded(monkeypatch, opened):
 def test_a_closed_model_holds_no_weights(monkeypatch, opened):
     step_on_cpu.install(monkeypatch)
     model, steps, _ = opened("llama")
-    model.__dict__["engine"] = steps
+    model.__dict__["engine"] = SimpleNamespace(steps=steps, close=lambda: None)
     model.load()
     held = model.weights.store.resident
     assert all(resident.is_loaded for resident in held)

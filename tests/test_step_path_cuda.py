@@ -16,7 +16,7 @@ from iqforge.runtime.generate import generate_tokens
 from iqforge.runtime.model import load_model
 from iqforge.runtime.network.sampling import GREEDY, Sampling, sample
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.weights.placement import Request, parse_overrides
+from iqforge.runtime.weights.placement import ALL, Request, parse_overrides
 from iqforge.runtime.weights.switches import Switches
 
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
@@ -127,8 +127,6 @@ def test_tokens_drawn_on_the_device_are_those_of_the_host(models, name, sampling
 def test_what_has_no_kernels_runs_as_it_is(models):
     cases = [
         ("llama-IQ4_K", {"placement": Request(gpu_layers=1)}),
-        ("moe-Q4_K", {"placement": Request(cpu_experts=1)}),
-        ("moe-BF16", {}),
         (
             "llama-IQ4_K",
             {"placement": Request(overrides=parse_overrides("output=CPU,token_embd=CPU"))},
@@ -145,6 +143,25 @@ def test_what_has_no_kernels_runs_as_it_is(models):
             assert any("slow path" in line for line in told)
             assert error(stepped(model, [1]), truth) < NEAR
             assert len(list(generate_tokens(model, TOKENS[:5], 6, GREEDY))) == 6
+
+
+@pytest.mark.parametrize("n", [1, ALL])
+def test_experts_on_the_cpu_are_answered_for_beside_a_graph(models, n):
+    with load_model(models["moe-Q4_K"], "cuda", precision="f32") as model:
+        truth = stepped(model, [len(TOKENS)])
+    with load_model(models["moe-Q4_K"], "cuda", placement=Request(cpu_experts=n)) as model:
+        assert model.engine.steps.captures
+        ones = stepped(model, [1])
+        assert error(ones, truth) < NEAR
+        assert torch.equal(ones, stepped(model, [1]))
+        assert error(stepped(model, [8]), truth) < NEAR
+        assert error(stepped(model, [40, 1]), truth) < NEAR  # a prompt, and steps after it
+        state, expected = model.new_state(100), []
+        logits = model.extend(TOKENS[:20], state)
+        for _ in range(20):
+            expected.append(sample(logits, GREEDY, state.n_past))
+            logits = model.extend(expected[-1:], state)
+        assert list(generate_tokens(model, TOKENS[:20], 20, GREEDY, context=100)) == expected
 
 
 def test_fewer_experts_by_probability(models):

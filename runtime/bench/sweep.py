@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .bench import Runner
+from .bench import Runner, short_collections
 from .options import SweepOptions
 
 if TYPE_CHECKING:
@@ -55,9 +55,10 @@ def sweep(
         state.clear()
 
     def timed(run: Callable[[int], None], n: int) -> float:
-        begin = time.perf_counter()
-        run(n)
-        return time.perf_counter() - begin
+        with short_collections():
+            begin = time.perf_counter()
+            run(n)
+            return time.perf_counter() - begin
 
     for index, n_kv in enumerate(range(0, n_ctx, ub)):
         start = state.snapshot()

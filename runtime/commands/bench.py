@@ -130,6 +130,7 @@ def run(args: argparse.Namespace, api) -> int:
             facts is not None,
             limits,
             labels,
+            split_options(args).split(device).n_ranks > 1,
         )
         for form, stream in ((args.output, sys.stdout), (args.output_err, sys.stderr))
     ]

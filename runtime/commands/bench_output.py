@@ -36,6 +36,8 @@ class Markdown(Printer):
         "size": 10,
         "params": 10,
         "backend": -10,
+        "sm": -6,
+        "ts": -8,
         "test": 13,
         "t/s": 18,
         "GB/s": 7,
@@ -50,8 +52,11 @@ class Markdown(Printer):
         cuda: bool,
         limits: str = "",
         tests: Sequence[str] = (),
+        split: bool = False,
     ):
-        """tests: labels of what will be measured, which the column of tests has to hold."""
+        """tests: labels of what will be measured, which the column of tests has to hold. split:
+        several devices share the model.
+        """
         super().__init__(write)
         self._test_width = max([self._WIDTHS["test"], *map(len, tests)])
         shown = {option.field for option in varied}
@@ -65,6 +70,7 @@ class Markdown(Printer):
             "params",
             "backend",
             *(option.column for option in self.options),
+            *(("sm", "ts") if split else ()),
             "test",
             "t/s",
             "GB/s",
@@ -90,6 +96,8 @@ class Markdown(Printer):
             "size": _bytes(record["model_size"]),
             "params": _count(record["model_n_params"]),
             "backend": "CUDA" if record["cuda"] else "CPU",
+            "sm": record["split_mode"],
+            "ts": record["tensor_split"],
             "test": record["test"],
             "t/s": f"{record['avg_ts']:.2f} ± {record['stddev_ts']:.2f}",
             "GB/s": _number(record["gbytes_per_s"], 0 if record["cuda"] else 1),
@@ -193,10 +201,11 @@ def printer(
     cuda: bool,
     limits: str = "",
     tests: Sequence[str] = (),
+    split: bool = False,
 ) -> Printer:
     """Return the printer of a format; `none` prints nothing."""
     if form == "md":
-        return Markdown(write, varied, cuda, limits, tests)
+        return Markdown(write, varied, cuda, limits, tests, split)
     return {"csv": Csv, "json": Json, "jsonl": JsonLines, "sql": Sql, "none": Printer}[form](write)
 
 

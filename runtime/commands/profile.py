@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, api) -> int:
             )
     what = "kernel" if device.type == "cuda" else "module"
     name = args.model or args.synthetic
-    headings = {label: f"{name} {label}{_how(label, model.precision)}" for label in profiles}
+    headings = {label: f"{name} {label}{_how(label, model.is_fast)}" for label in profiles}
     print("\n\n".join(tables(headings[label], found, what) for label, found in profiles.items()))
     if args.output and is_first():
         chosen = [(label, typical(found)) for label, found in profiles.items()]
@@ -116,8 +116,6 @@ def _plan(n_prompt: int, n_gen: int, n_depth: int, ubatch: int) -> Runs:
     return runs
 
 
-def _how(label: str, precision: str) -> str:
+def _how(label: str, is_fast: bool) -> str:
     """Return how recording changes passes of this kind, for the heading of a table."""
-    from ..precision import ON_CPU
-
-    return " without graphs" if label != "tg" and precision not in ON_CPU else ""
+    return " without graphs" if label != "tg" and is_fast else ""

@@ -65,11 +65,14 @@ class Stored(NamedTuple):
         return inlined_function(_STORES[self.name])
 
 
-def keeping(keys: Stored, values: Stored) -> int:
-    """Return the operation `rotate_and_keep` for a cache of these types."""
+def keeping(keys: Stored, values: Stored, warms: bool) -> int:
+    """Return the operation `rotate_and_keep` for a cache of these types. warms: queries grow with
+    their positions.
+    """
     return operation(
         heads_step.rotate_and_keep,
-        f"rotate_and_keep_{keys.name}_{values.name}".lower(),
+        f"rotate_and_keep_{keys.name}_{values.name}".lower() + ("_warm" if warms else ""),
+        WARMS=int(warms),
         store_key=keys.store,
         store_value=values.store,
         KEY_HEADER=keys.header,
@@ -78,11 +81,18 @@ def keeping(keys: Stored, values: Stored) -> int:
     )
 
 
-def attending(keys: Stored, values: Stored) -> int:
-    """Return the operation `attend` for a cache of these types."""
+def attending(
+    keys: Stored, values: Stored, *, capped: bool = False, sinks: bool = False, gated: bool = False
+) -> int:
+    """Return the operation `attend` for a cache of these types, for scores that are capped, with
+    sinks, or with gates.
+    """
+    features = {"capped": capped, "sinks": sinks, "gated": gated}
+    named = "".join(f"_{name}" for name, has in features.items() if has)
     return operation(
         attention_step.attend,
-        f"attend_{keys.name}_{values.name}".lower(),
+        f"attend_{keys.name}_{values.name}".lower() + named,
+        **{name.upper(): int(has) for name, has in features.items()},
         key_unit=keys.unit,
         value_unit=values.unit,
         KEY_HEADER=keys.header,
@@ -109,7 +119,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     q_step = s.query_rows // s.heads
     angles, pairs, step, other = rotation(plan, module.rope)
     plan.add(
-        keeping(keys, values),
+        keeping(keys, values, s.temperature is not None),
         *(plan.frame_address, plan.layer_offset, q.address, s.heads, 4 * q_step),
         *(k.address, v.address, s.kv_heads, s.key_length, s.value_length),
         *(
@@ -122,7 +132,13 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     mixed = memory.floats("mixed", s.heads * s.value_length)
     key_head, value_head = keys.row_bytes(s.key_length), values.row_bytes(s.value_length)
     plan.add(
-        attending(keys, values),
+        attending(
+            keys,
+            values,
+            capped=bool(s.softcap),
+            sinks=module.sinks is not None,
+            gated=bool(s.gate),
+        ),
         *(plan.frame_address, plan.layer_offset, q.address, 4 * q_step),
         *(mixed.address, 4 * s.value_length, s.heads, s.group),
         *(s.key_length // UNIT, s.value_length // UNIT),

@@ -100,8 +100,13 @@ def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
     chosen = memory.own_floats("chosen", 2 * used + 16 + used + 16 + 4 * spec.n_experts)
     weights = chosen.at(2 * used + 16)
     plan.add(
-        operation(experts.route),
-        *(logits.address, memory.vector(router.bias), spec.n_experts, used, _SCORES[spec.score]),
+        operation(
+            experts.route,
+            f"route_{spec.score}" + ("_groups" if spec.groups > 1 else ""),
+            SCORE=_SCORES[spec.score],
+            GROUPED=int(spec.groups > 1),
+        ),
+        *(logits.address, memory.vector(router.bias), spec.n_experts, used),
         *(spec.groups, spec.groups_used, spec.group_best, int(spec.norm), float(spec.scale)),
         *(chosen.address, weights.address, weights.at(used + 16).address, chosen.thread_step),
         meet=False,

@@ -62,12 +62,12 @@ class Memory:
         return self._named[name, n]
 
     def vector(self, x: torch.Tensor | None) -> int:
-        """Return the address of a tensor, or of a copy if it is not float32 and contiguous; 0 for
-        None.
+        """Return the address of a tensor, or of a copy if it is on a GPU or not float32 and
+        contiguous; 0 for None.
         """
         if x is None:
             return 0
-        x = x.detach().float().contiguous()
+        x = x.detach().to("cpu", torch.float32).contiguous()
         self._held.append(x)
         return x.data_ptr()
 

@@ -26,7 +26,7 @@ class OffloadedExperts:
     """
 
     def __init__(self, module: MoE, store: TensorStore, taps: Taps, *, rounds: bool):
-        self._module, self._store, self._taps, self._rounds = module, store, taps, rounds
+        self._module, self.store, self._taps, self.rounds = module, store, taps, rounds
         self._lock = threading.Lock()
         self._key = 0, -1
         self._program: Program | None = None
@@ -57,7 +57,7 @@ class OffloadedExperts:
 
     def _planned(self, n_threads: int) -> Program | None:
         """Return the program for so many threads or more; None if there can be none."""
-        key = n_threads, self._store.n_changes
+        key = n_threads, self.store.n_changes
         if key[0] > self._key[0] or key[1] != self._key[1]:
             self._key = key
             try:
@@ -66,19 +66,28 @@ class OffloadedExperts:
                 self._program = None
         return self._program
 
-    def _plan(self, n_threads: int) -> Program:
-        module, used = self._module, self._module.spec.n_used
-        plan = Plan(n_threads, CacheSettings(), 0, rounds=self._rounds)
-        memory, width = plan.memory, module.experts.down.rows
+    def add(self, plan: Plan, x: Buffer, chosen: Buffer, weights: Buffer, y: Buffer) -> None:
+        """Add y = the weighted sum of the chosen experts, int64 at `chosen`, for one x. NotPlanned
+        if there are no operations for it.
+        """
+        module, width = self._module, self._module.experts.down.rows
         if width % LANES:
             raise NotPlanned(f"experts that give {width} elements")
-        x, weights = memory.floats("x", width), memory.floats("weights", used)
-        y, self._chosen = memory.floats("y", width), torch.zeros(used, dtype=torch.int64)
-        slots = plan_experts(plan, module, x, Buffer(self._chosen.data_ptr()))
+        slots = plan_experts(plan, module, x, chosen)
         plan.add(
             operation(experts.combine),
-            *(slots.address, 4 * width, used, *weights, 0, 0, width, y.address),
+            *(slots.address, 4 * width, module.spec.n_used, *weights, 0, 0, width, y.address),
         )
+
+    def _plan(self, n_threads: int) -> Program:
+        used, width = self._module.spec.n_used, self._module.experts.down.rows
+        plan = Plan(n_threads, CacheSettings(), 0, rounds=self.rounds)
+        memory = plan.memory
+        x, weights, y = (
+            memory.floats(name, n) for name, n in (("x", width), ("weights", used), ("y", width))
+        )
+        self._chosen = torch.zeros(used, dtype=torch.int64)
+        self.add(plan, x, Buffer(self._chosen.data_ptr()), weights, y)
         self._x, self._weights, self._y = (
             torch.from_numpy(memory.view(buffer, n))
             for buffer, n in ((x, width), (weights, used), (y, width))

@@ -73,3 +73,7 @@ class Engine:
 
     def _normed(self, h: torch.Tensor) -> torch.Tensor:
         return self.network.output_norm(h.to(self.network.output_device))
+
+    def close(self) -> None:
+        """Free what executors hold besides memory of the device."""
+        self.context.close()

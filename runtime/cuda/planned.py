@@ -60,10 +60,10 @@ def shared_bytes(n_ranks: int, width: int, rows: int) -> int:
 
 def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
     """Return the bytes of what executors keep besides packed weights and caches: W_k and W_v of
-    latent attention in half, routers in float32, rates of delta nets, and the second place of
-    recurrent states, which steps use in turns.
+    latent attention in half, routers in float32, rates of delta nets, the second place of recurrent
+    states, which steps use in turns, and two places for experts that are on the CPU.
     """
-    found = 0
+    found, largest = 0, 0
     for m in (branch.module for block in blocks for branch in block.branches):
         m = m.moe if isinstance(m, DenseAndExperts) else m
         if isinstance(m, MLA):
@@ -71,10 +71,12 @@ def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
             found += s.heads * s.kv_rank * (s.nope_length + s.value_length) * _HALF
         elif isinstance(m, MoE):
             found += m.spec.n_experts * m.router.linear.cols * _FLOAT
+            if m.experts.down.device.type == "cpu" != m.router.linear.device.type:
+                largest = max(largest, sum(x.stored_bytes for x in m.experts.linears))
         elif isinstance(m, DeltaNet):
             rates = 2 * m.spec.value_heads * m.output.rows
             found += rates * (_FLOAT + _HALF) + m.state_bytes(0, settings)
-    return found
+    return found + 2 * largest
 
 
 def _of_branch(

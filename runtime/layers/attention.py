@@ -161,7 +161,8 @@ class Attention(LooksBack):
             if k is not None and v is not None:
                 cache.write(start, k[rows], v[rows])
             first = max(0, start - s.window + 1) if s.window else 0
-            keys, values = cache.read(stop, first)
+            # Keys and values of another layer can be on its device.
+            keys, values = (x.to(q.device) for x in cache.read(stop, first))
             found = self._attend(cache.query(q[rows])[None], keys[None], values[None])
             mixed.append(cache.result(found[0]))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)

@@ -22,6 +22,7 @@ class LayerInputs:
         self.length = norm.weight.numel()
 
     def __call__(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        h = h.to(self.norm.weight.device)  # that of the embedding; layers move what they read
         projected = (self.projection(h) / h.shape[-1] ** 0.5).unflatten(-1, (-1, self.length))
         looked_up = self.table(tokens).to(h.device).view(projected.shape)
         return (self.norm(projected) + self.length**0.5 * looked_up) * 0.5**0.5

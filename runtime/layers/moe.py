@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch.nn import functional as F
@@ -29,6 +30,11 @@ class Experts:
         spec: FFNSpec = FFNSpec(),
     ):
         self.gate, self.up, self.gate_up, self.down, self.spec = gate, up, gate_up, down, spec
+
+    @property
+    def linears(self) -> list[ExpertLinear]:
+        """The matrices of the experts."""
+        return [x for x in (self.gate, self.up, self.gate_up, self.down) if x is not None]
 
     @property
     def range(self) -> RangeName:
@@ -183,6 +189,11 @@ class MoE:
         """The weighted sum of the experts int64[rows, n_used] for x float32[rows, width]."""
         if self.few_rows is not None and (y := self.few_rows(x, chosen, weights)) is not None:
             return y
+        device = self.experts.down.device
+        if x.device != device:  # copied once to the device and back, without the slots of experts
+            with many_rows.compiled_rows() if self.few_rows is not None else nullcontext():
+                y = self.mix(x.to(device), chosen.to(device), weights.to(device))
+            return y.to(x.device)
         first, last = self.owned or (0, self.spec.n_experts)
         n_experts, n_used = last - first, self.spec.n_used
         flat = chosen.reshape(-1) - first

@@ -19,52 +19,16 @@ from numba import types
 from ...formats.kernel import CompiledLoop, inlined_function
 from .operations import SIGNATURE
 from .vectors import integer_at
-from .vectors.core import INT64, NONE, called, function, has_feature, is_arm, pointer
+from .vectors.core import INT64, NONE, function, pointer
+from .waiting import atomic_add, atomic_load, atomic_store, give_way, pause
 
 # Places in the memory that the threads share, in bytes; each in a cache line of its own.
-GENERATION, PROGRAM, LENGTH, BASE, ARRIVED = 0, 64, 72, 80, 128
+GENERATION, PROGRAM, LENGTH, BASE, PATIENCE, ARRIVED = 0, 64, 72, 80, 88, 128
 CONTROL_BYTES = 192
 POLLS = 4000  # between programs, before a thread sleeps: about 100 us
 SPINS = 200  # before a thread gives its processor away
 
 _VOID = ir.VoidType()
-
-
-@function(types.int64, types.int64, types.int64)
-def _atomic_add(builder, address, value):
-    """Add, and return what was there before."""
-    return builder.atomic_rmw("add", pointer(builder, address, INT64), value, "seq_cst")
-
-
-@function(types.int64, types.int64)
-def _atomic_load(builder, address):
-    return builder.load_atomic(pointer(builder, address, INT64), "seq_cst", 8)
-
-
-@function(types.none, types.int64, types.int64)
-def _atomic_store(builder, address, value):
-    builder.store_atomic(value, pointer(builder, address, INT64), "seq_cst", 8)
-    return NONE
-
-
-@function(types.none)
-def _pause(builder):
-    """Tell the processor that this is a loop that waits."""
-    if has_feature("sse2"):
-        called(builder, "llvm.x86.sse2.pause", _VOID)
-    elif is_arm():
-        called(builder, "llvm.aarch64.hint", _VOID, ir.IntType(32)(1))
-    return NONE
-
-
-@function(types.none)
-def _give_way(builder):
-    """Let another thread have the processor."""
-    if os.name == "posix":
-        called(builder, "sched_yield", ir.IntType(32))
-    elif os.name == "nt":
-        called(builder, "SwitchToThread", ir.IntType(32))
-    return NONE
 
 
 @function(types.none, types.int64, types.int64, types.int64, types.int64)
@@ -87,14 +51,14 @@ def _run(control, thread, threads):
         if not integer_at(at + 16):
             continue
         awaited += threads
-        _atomic_add(control + ARRIVED, 1)
+        atomic_add(control + ARRIVED, 1)
         spins = 0
-        while _atomic_load(control + ARRIVED) < awaited:
+        while atomic_load(control + ARRIVED) < awaited:
             spins += 1
             if spins < SPINS:
-                _pause()
+                pause()
             else:
-                _give_way()
+                give_way()
 
 
 def _lead(control, threads):
@@ -106,19 +70,19 @@ def _follow(control, thread, threads, seen):
     """Run programs as they are published, until none comes for a while. seen[0]: the generation of
     the last program that this thread ran.
     """
-    polls = 0
-    while polls < POLLS:
-        generation = _atomic_load(control + GENERATION)
+    polls, patience = 0, POLLS
+    while polls < patience:
+        generation = atomic_load(control + GENERATION)
         if generation == seen[0]:
             polls += 1
             if polls < SPINS:
-                _pause()
+                pause()
             else:
-                _give_way()
+                give_way()
             continue
         seen[0] = generation
         _run(control, thread, threads)
-        polls = 0
+        polls, patience = 0, integer_at(control + PATIENCE)
 
 
 @functools.cache
@@ -132,15 +96,16 @@ def compile_loops() -> None:
     lead, follow, publish = _loops()
     lead.compile(numbers[:2])
     follow.compile((*numbers, types.Array(types.int64, 1, "C")))
-    publish.compile(numbers)
+    publish.compile((*numbers, types.int64))
 
 
-def _publish(control, program, length):
-    """Make a program the next one."""
-    _atomic_store(control + PROGRAM, program)
-    _atomic_store(control + LENGTH, length)
-    _atomic_store(control + BASE, _atomic_load(control + ARRIVED))
-    _atomic_add(control + GENERATION, 1)
+def _publish(control, program, length, patience):
+    """Make a program the next one. patience: polls until the next one, before threads sleep."""
+    atomic_store(control + PROGRAM, program)
+    atomic_store(control + LENGTH, length)
+    atomic_store(control + BASE, atomic_load(control + ARRIVED))
+    atomic_store(control + PATIENCE, patience)
+    atomic_add(control + GENERATION, 1)
 
 
 class Program:
@@ -148,12 +113,16 @@ class Program:
     may be changed between runs.
 
     meets: whether the threads meet after each operation (default: after all). They always meet
-    after the last one.
+    after the last one. patience: how often threads look for the next program before they sleep.
     """
 
     def __init__(
-        self, operations: Sequence[tuple[int, np.ndarray]], meets: Sequence[bool] | None = None
+        self,
+        operations: Sequence[tuple[int, np.ndarray]],
+        meets: Sequence[bool] | None = None,
+        patience: int = POLLS,
     ):
+        self.patience = patience
         self._arguments = [arguments for _, arguments in operations]  # they own the memory
         found = [True] * len(operations) if meets is None else [*meets[:-1], True]
         self.table = np.array(
@@ -179,7 +148,7 @@ class Threads:
         self._asleep = [False] * n
         self._wake = [threading.Event() for _ in range(n)]
         self._lead, self._follow, self._publish = _loops()
-        self._publish(self._control, 0, 0)  # compiles, and is generation 1
+        self._publish(self._control, 0, 0, POLLS)  # compiles, and is generation 1
         for thread in range(1, n):
             threading.Thread(
                 target=self._serve, args=(thread,), name=f"operations-{thread}", daemon=True
@@ -188,7 +157,7 @@ class Threads:
     def run(self, program: Program) -> None:
         """Run all operations of a program."""
         with self._lock:
-            self._publish(self._control, program.address, program.length)
+            self._publish(self._control, program.address, program.length, program.patience)
             for thread in range(1, self.n):
                 if self._asleep[thread]:
                     self._wake[thread].set()

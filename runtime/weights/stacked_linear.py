@@ -25,6 +25,11 @@ class ManyMatrices:
         return self.matrices[0].device
 
     @property
+    def stored_bytes(self) -> int:
+        """Return the bytes of all matrices in the file."""
+        return sum(matrix.stored_bytes for matrix in self.matrices)
+
+    @property
     def rows(self) -> int:
         """Rows of one matrix."""
         return self.matrices[0].rows
@@ -37,7 +42,8 @@ class ManyMatrices:
 class ExpertLinear(ManyMatrices):
     """One matrix per expert, applied to rows that are grouped by expert.
 
-    `bias` float32[experts, n_out] and `scale` float32[experts] are those of each expert.
+    `bias` float32[experts, n_out] and `scale` float32[experts] are those of each expert, on the
+    device of the matrices.
     `tensors`: the names of the tensors that hold the matrices. `observed`: the names under which
     observers see the products, if the matrix was merged from several tensors.
     """
@@ -56,7 +62,8 @@ class ExpertLinear(ManyMatrices):
         scale: torch.Tensor | None = None,
     ):
         self.name, self.matrices, self.role, self.split = name, matrices, role, split
-        self.bias, self.scale = bias, scale
+        # Where the products are: while a step waits for experts on the CPU, nothing can be copied.
+        self.bias, self.scale = (x if x is None else x.to(self.device) for x in (bias, scale))
         self.tensors, self.observed = tensors or (name,), observed or (name,)
         self._taps = taps
 

@@ -40,6 +40,7 @@ class TensorStore:
         self._rounded_rows: RoundedRows | None = None
         self._resident: dict[str, Resident] = {}  # by the name of their first tensor
         self._replaced: dict[str, tuple[GGMLType, np.ndarray]] = {}
+        self.replaced: set[str] = set()  # names of tensors that have other blocks
         self._kept: dict[str, Rows | None] = {}
         self._keep_bytes = -1
         self.n_changes = 0  # calls of `replace` and `restore`: what was kept before is outdated
@@ -119,7 +120,7 @@ class TensorStore:
 
     def replace(self, name: str, type: GGMLType, blocks: np.ndarray) -> None:
         """Use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor `name` until
-        `restore`. On a GPU only the reference path does, see `Resident.replace`.
+        `restore`. On a GPU their layers run on the reference path meanwhile.
 
         Vectors keep their values. Raise UsageError for a tensor on a GPU that is one matrix with
         others there, MalformedFileError for an unknown one, ShapeError for blocks of another size.
@@ -137,8 +138,10 @@ class TensorStore:
                     f"is no matrix by itself on {device}, and cannot be replaced there", tensor=name
                 )
             resident.replace(type, blocks)
+            self.replaced.add(name)
             return
         self._replaced[name] = type, blocks
+        self.replaced.add(name)
         self._forget(name)
 
     def restore(self, name: str) -> None:
@@ -146,6 +149,7 @@ class TensorStore:
         if (resident := self._resident.get(name)) is not None:
             resident.restore()
         self._replaced.pop(name, None)
+        self.replaced.discard(name)
         self._forget(name)
 
     def _forget(self, name: str) -> None:

@@ -5,9 +5,9 @@ runs slowly.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 PIECE_BYTES = 64 * 2**20
 
 
+class SupportsClose(Protocol):
+    def close(self) -> None: ...
+
+
 @dataclass
 class Context:
     """One device. `dtype` (bfloat16 or float16) is that of activations and decoded weights, the
@@ -32,10 +36,11 @@ class Context:
 
     `settings`: the `CacheSettings` of calls without a state (None: keys and values as they are).
     `ubatch`: the most tokens in one pass of the prompt path. `ser`: None or (K, t), the K best
-    experts and further ones only if their probability exceeds t times the largest. `verbose` gets a
+    experts and further ones only if their probability exceeds t times the largest. `rounds`:
+    dense products of prompts are in 8 bits. `verbose` gets a
     line, with the reason, for every kind of layer that runs on a slower path. `share`: what this
     tensor-parallel rank computes, None for a whole model. `taps`: what looks at the inputs of
-    products.
+    products. `replaced`: names of tensors that have other blocks than kernels read, at any time.
     """
 
     device: torch.device
@@ -43,15 +48,18 @@ class Context:
     settings: CacheSettings | None = None
     ubatch: int = 512
     ser: tuple[int, float] | None = None
+    rounds: bool = False
     verbose: Callable[[str], None] | None = None
     share: Share | None = None
     taps: Taps = field(default_factory=Taps)
+    replaced: Collection[str] = ()
     row_links: PeerRows | None = None  # how ranks meet in prompts; None: through the group
     growths: int = 0  # times that a buffer was replaced by a larger one
     # From (module class, reason) to layers.
     slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _kept: dict[str, SupportsClose] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # cuBLAS repeats its bits only with a workspace of fixed size per stream. It reads this when
@@ -80,6 +88,17 @@ class Context:
                 max(n_bytes, 16), dtype=torch.uint8, device=self.device
             )
         return held[:n_bytes].view(dtype).view(shape)
+
+    def once(self, key: str, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned for the first call with `key`. `close` closes it."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def close(self) -> None:
+        """Close what `once` has made. No pass may run, or follow."""
+        while self._kept:
+            self._kept.popitem()[1].close()
 
     def angles(self, rope: Rope, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `rope.angles(positions)`, computed once for all layers of a pass; `forget_angles`

@@ -41,11 +41,12 @@ class PromptDelta(Staged):
         self.heads = delta_heads(net)
         if not fitting_stages(self.heads, shared_limit(context.device)):
             raise Slow(f"heads of {s.key_length} and {s.value_length}")
-        self.inputs = Product("delta inputs", inputs(net), context)
+        # Exact: in 8 bits, errors of the inputs add up in the state.
+        self.inputs = Product("delta inputs", inputs(net), context, exact=True)
         small = (net.ba, net.beta, net.alpha)
         self.observed_rates = [n for linear in small if linear is not None for n in linear.observed]
         self.rates = rates(net, context).flatten(0, 1).to(context.dtype)
-        self.output = Product("delta", [net.output], context)
+        self.output = Product("delta", [net.output], context, exact=True)
         self.weights = DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
 
     @property

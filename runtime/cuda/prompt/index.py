@@ -27,9 +27,9 @@ class PromptIndexer:
         if not shape_of(indexer, "F16").fits:
             raise Slow(f"an indexer with {indexer.spec.heads} heads")
         self.indexer, self.context = indexer, context
-        self.k = Product("index k", [indexer.k], context)
-        self.weights = Product("index weights", [indexer.weights], context)
-        self.q = Product("index q", [indexer.q], context)
+        self.k = Product("index k", [indexer.k], context, exact=True)
+        self.weights = Product("index weights", [indexer.weights], context, exact=True)
+        self.q = Product("index q", [indexer.q], context, exact=True)
 
     def project(self, x: torch.Tensor, q_latent: torch.Tensor) -> None:
         """Compute the products of x half[rows, width] and of the latent queries of all rows, or of

@@ -14,17 +14,17 @@ from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN
 from ...layers.moe import MoE
 from ...weights.linear import Linear
+from ...weights.stacked_linear import ExpertLinear
 from ...weights.taps import GroupedRows
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
-from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from ..common.registry import PlacedBranch, Slow
 from .graphs import Stage, Staged
 from .stream import Stream, check_norm
 from .weights import Product, packed, stacked
 
 
-@executor(PROMPT, MoE)
 class PromptMoE(Staged):
     """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending
     order, or with another activation. The router works in float32.
@@ -41,9 +41,8 @@ class PromptMoE(Staged):
             raise Slow(f"the weights of {m.router.linear.role} are not on {context.device}")
         self.router = _floats(m.router.linear)
         e = m.experts
-        own = {"biased": True, "scaled": True}
-        self.inputs = [packed(linear, context, **own) for linear in inputs_of(e)]
-        self.down = packed(e.down, context, **own)
+        self.inputs = [self.packed(linear) for linear in inputs_of(e)]
+        self.down = self.packed(e.down)
         self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
         self.input_terms = [terms_of(linear, context) for linear in inputs_of(e)]
         self.shared = None if m.shared is None else _shared(m, context)
@@ -58,6 +57,10 @@ class PromptMoE(Staged):
                 " first",
                 branch.layer,
             )
+
+    def packed(self, linear: ExpertLinear) -> ops.PackedMatrix:
+        """Return the matrices of all experts."""
+        return packed(linear, self.context, biased=True, scaled=True)
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:

@@ -12,6 +12,7 @@ import torch
 
 from ....cuda_kernels import matvec, ops
 from ....cuda_kernels.matvec_plan import NORM_MATVEC
+from ....formats.tensor_names import TensorName
 from ...layers.batch import Batch
 from ...layers.norm import RMSNorm
 from ...network.network import Network
@@ -28,7 +29,7 @@ from . import (  # noqa: F401, they declare executors
     ffn,
     layer_input,
     mla,
-    moe,
+    offloaded,
 )
 from .graphs import PromptGraphs, Stage, Staged
 from .links import row_links_of
@@ -48,6 +49,7 @@ class PromptPath:
         self.network, self.context = network, context
         self._steps: list[tuple[int, Stage]] = []
         self._observed: list[tuple[int, Stage]] = []  # while inputs are shown
+        self._slow: list[Stage] = []  # of layers whose tensors are replaced
         self._narrows = 0  # the last step that needs all rows
         context.row_links = row_links_of(network, context)
         branches = placed(network.blocks, network.layers)
@@ -59,11 +61,14 @@ class PromptPath:
             step = self._step(branch, made)
             shown = made is None or made.shows_inputs
             self._steps.append((branch.layer, step))
-            self._observed.append((branch.layer, step if shown else SlowBranch(branch)))
+            slow = SlowBranch(branch)
+            self._observed.append((branch.layer, step if shown else slow))
+            self._slow.append(slow)
             if branch.scale is not None:
                 scaled = branch.layer, Scaled(branch, float(branch.scale))
                 self._steps.append(scaled)
                 self._observed.append(scaled)
+                self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
@@ -124,8 +129,8 @@ class PromptPath:
         if self.network.stage is not None:
             h = self.network.stage.take(h)
         stream = Stream(h, self.context)
-        if self.context.taps.fast:
-            for layer, step in self._observed:
+        if self.context.taps.fast or self.context.replaced:
+            for layer, step in self._one_by_one():
                 step(stream, batch.at(layer, device))
             return stream.settled()
         # A graph would run its kernels without names.
@@ -163,10 +168,21 @@ class PromptPath:
             if self.network.inputs is not None:
                 batch = self.network.prepared(tokens, self.first_states(tokens), batch)
             stream = Stream(h, self.context)
-            for at, step in self._observed:
+            for at, step in self._one_by_one(shown=True):
                 if at == layer:
                     step(stream, batch.at(layer, device))
             return stream.settled()
+
+    def _one_by_one(self, shown: bool = False) -> Iterator[tuple[int, Stage]]:
+        """Yield what runs without graphs, while inputs are shown or tensors replaced."""
+        changed = self._changed_layers()
+        steps = self._observed if shown or self.context.taps.fast else self._steps
+        for (layer, step), slow in zip(steps, self._slow, strict=True):
+            yield layer, slow if layer in changed else step
+
+    def _changed_layers(self) -> set[int | None]:
+        """Return the layers of replaced tensors, None for embeddings and output."""
+        return {TensorName.parse(name).layer for name in self.context.replaced}
 
     def _parts(self) -> Iterator[tuple[bool, int, Stage]]:
         """Yield what runs before the last mixer: whether it is the same in every pass of as many
@@ -198,8 +214,8 @@ class PromptPath:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width], normed, to float32[rows, vocab] on `network.output_device`."""
-        if self._output is None:
-            return self.network.logits(hidden)
+        if self._output is None or None in self._changed_layers():
+            return self.network.logits(hidden.to(self.network.output_device))
         hidden = hidden.to(self.context.device)
         self.context.taps.show(self.network.output.observed, hidden)
         with opened("output", "output"):
@@ -213,7 +229,7 @@ class PromptPath:
         return logits if join is None else join(logits)
 
     def _embedded(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
-        if self._table is None:
+        if self._table is None or None in self._changed_layers():
             out.copy_(self.network.embed(tokens))
             return
         ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import torch
 
-from ....cuda_kernels import ops
+from ....cuda_kernels import ops, prompt_rounded
 from ...weights.linear import Embedding, Linear
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
 from ..common.registry import Slow
+from .rounded import rounded_product
 
 SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
 
@@ -41,11 +42,17 @@ def packed(
 
 class Product:
     """x W^T for matrices stacked by rows: half[T, cols] to half[T, all rows], in buffer `name`.
-    part: only these rows of the stack, for one matrix.
+    part: only these rows of the stack, for one matrix. exact: never in 8 bits.
     """
 
     def __init__(
-        self, name: str, linears: list[Linear], context: Context, part: slice | None = None
+        self,
+        name: str,
+        linears: list[Linear],
+        context: Context,
+        part: slice | None = None,
+        *,
+        exact: bool = False,
     ):
         self.name, self.context = name, context
         self.matrices = [packed(linear, context, biased=True) for linear in linears]
@@ -53,6 +60,12 @@ class Product:
         self.bias = _joined_bias(linears, context)
         self.cols, self.rows = self.matrices[0].cols, sum(m.rows for m in self.matrices)
         self._first, self._is_part = 0, part is not None
+        self._rounds = (
+            context.rounds
+            and not exact
+            and part is None
+            and all(prompt_rounded.fits(m.rows, m.cols) for m in self.matrices)
+        )
         if part is not None:
             [_] = linears
             first, last, _ = part.indices(self.rows)
@@ -77,13 +90,19 @@ class Product:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.context.taps.show(self.observed, x)
         out = self.out(len(x))
-        self._multiply(x, self.weights(), out)
+        if self._rounds and len(x) >= prompt_rounded.FEWEST_ROWS:
+            rounded_product(self.matrices, x, out, self.bias, self.context)
+        else:
+            self._multiply(x, self.weights(), out)
         return out
 
     def pieces(self, x: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
         """Compute the product `rows` rows at a time, and yield these rows of `out`. The weights are
-        decoded once.
+        decoded once; in 8 bits all rows are computed first.
         """
+        if self._rounds:
+            yield from self(x).split(rows)
+            return
         weights, out = self.weights(), self.out(len(x))
         for part, result in zip(x.split(rows), out.split(rows), strict=True):
             self._multiply(part, weights, result)

@@ -25,12 +25,11 @@ from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
-from ..common.registry import STEP, PlacedBranch, Slow, executor
+from ..common.registry import PlacedBranch, Slow
 from .frame import STEP_ROWS, Frame
 from .layers import BETWEEN, StepBranch, on_device
 
 
-@executor(STEP, MoE)
 class StepMoE(StepBranch):
     """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted
     sum onto h in one. A shared expert is in these launches as far as its matrices have the same

@@ -16,12 +16,14 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from ....errors import EvaluationError
+from ...cpu.offloaded_steps import TURN, OffloadedSteps
 from ...layers.batch import Batch
 from ...layers.norm import RMSNorm
 from ...network.network import Network
@@ -31,7 +33,7 @@ from ...weights.ranges import opened
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.registry import STEP, Slow, choose_all, placed
-from . import absent, attention, dense_and_experts, mla, moe  # noqa: F401, declare executors
+from . import absent, attention, dense_and_experts, mla  # noqa: F401, declare executors
 from .delta import StepDeltaLayer
 from .frame import STEP_ROWS, Frame, PendingBranch, StepSequence
 from .layer_input import DeviceLayerInputs
@@ -48,6 +50,7 @@ from .layers import (
     StepScaled,
 )
 from .links import links_of, named_waits
+from .offloaded import StepOffloadedMoE, answered, answers_of
 from .sampling import sampler
 
 _End = TypeVar("_End")  # what begins or ends a step
@@ -56,6 +59,7 @@ AHEAD = 4  # steps that run before the host waits for the token of the first one
 # The same where a recurrent state has two places: the second step leaves the state that the first
 # one has written.
 _RECURRENT_AHEAD = 2
+_OFFLOADED_AHEAD = 2  # where the host evaluates experts while a step runs
 MOST_GRAPHS = 16  # per sequence: a new one replaces the oldest
 _FREED_TOGETHER = 16  # graphs: torch keeps the memory of dropped ones until then
 
@@ -94,10 +98,28 @@ class StepPath:
             for part in (self._embedding, self._inputs, *self._branches, self._output)
             if part is not None
         )
+        self._offloaded = self._answers()
         self._dropped = 0  # graphs
         # What comes from and goes to other ranks that have other layers.
         self._between = torch.empty(STEP_ROWS, network.width, device=context.device)
         self._stream = torch.cuda.Stream(context.device)
+
+    def _answers(self) -> OffloadedSteps | None:
+        """Return what answers for the experts that are on the CPU while steps run; None if there
+        are none. It cannot if something else runs on the reference path, for which the host waits:
+        then they do as well.
+        """
+        layers = [x for x in self._branches if isinstance(x, StepOffloadedMoE)]
+        if not layers:
+            return None
+        fast = self.captures and self.network.stage is None
+        if fast and (found := answers_of(layers, self.frame)) is not None:
+            return found
+        self.captures = False
+        self._branches = [
+            SlowBranch(x.branch) if isinstance(x, StepOffloadedMoE) else x for x in self._branches
+        ]
+        return None
 
     @torch.no_grad()
     def extend(self, tokens: torch.Tensor, state: State, all_logits: bool = False) -> torch.Tensor:
@@ -174,7 +196,7 @@ class StepPath:
         if not sequence.captures:
             return 1
         if all(branch.repeatable for branch in self._branches):
-            return AHEAD
+            return AHEAD if self._offloaded is None else _OFFLOADED_AHEAD
         others = [x for x in self._branches if not isinstance(x, StepDeltaLayer)]
         sequence.alternates = all(branch.repeatable for branch in others)
         return _RECURRENT_AHEAD if sequence.alternates else 1
@@ -231,6 +253,10 @@ class StepPath:
         for number, executor in enumerate(self.context.same_choices(taken)):
             if executor is None:
                 found[number] = SlowBranch(self._branches[number].branch)
+        if found:  # the host waits for these: it cannot answer for experts meanwhile
+            for number, executor in enumerate(self._branches):
+                if isinstance(executor, StepOffloadedMoE):
+                    found[number] = SlowBranch(executor.branch)
         self.context.report_all()
         return found
 
@@ -247,7 +273,7 @@ class StepPath:
         with torch.cuda.device(self.context.device):
             if stage is None:
                 launch = partial(self._launch, sequence, state, n, wanted)
-                self._replayed(sequence, key, launch)
+                self._replayed(sequence, key, launch, n)
                 return
             # What moves between ranks is in no graph.
             passage = stage.take(self._between[:n])
@@ -257,18 +283,27 @@ class StepPath:
             output = partial(self._launch_output, sequence, n, wanted)
             self._replayed(sequence, (*key, "output"), output)
 
-    def _replayed(self, sequence: StepSequence, key: tuple, launch: Callable[[], None]) -> None:
+    def _replayed(
+        self, sequence: StepSequence, key: tuple, launch: Callable[[], None], n: int = 0
+    ) -> None:
         """Launch what `key` names for the first time, capture it the second time, and replay it
-        then.
+        then. n: rows of the step, for whose experts the CPU answers meanwhile.
         """
+        answers = self._offloaded if sequence.captures else None
+        if answers is not None:
+            answers.prepare(n, torch.get_num_threads())
         graph = sequence.graphs.get(key)
         if graph is None and sequence.captures and key in sequence.seen:
             self._free_before_capture(sequence)
             graph = sequence.graphs[key] = self._capture(launch)
         if graph is not None:
-            graph.replay()
+            with nullcontext() if answers is None else TURN:
+                graph.replay()
+                if answers is not None:
+                    answers.run(n, torch.get_num_threads())
         else:
-            launch()
+            with nullcontext() if answers is None else answered(answers, n, self.context.device):
+                launch()
             sequence.seen.add(key)
 
     def _free_before_capture(self, sequence: StepSequence) -> None:

@@ -9,10 +9,12 @@ import numpy as np
 from .. import vectors as v
 from .heads import BLOCK, POSITION, SEQUENCE
 
-# What `operation` binds: units of the types of keys and values, and how rows consist of them.
+# What `operation` binds: units of the types of keys and values, and how rows consist of them; 1 for
+# scores that are capped, for sinks, and for gates.
 key_unit: Any = None
 value_unit: Any = None
 KEY_HEADER, KEY_BYTES, VALUE_HEADER, VALUE_BYTES = 0, 64, 0, 64
+CAPPED, SINKS, GATED = 1, 1, 1
 BUFFER = BLOCK * 4  # bytes for each head
 
 
@@ -23,8 +25,8 @@ def attend(arguments, thread, threads):
     head; address of the result, bytes from head to head; heads, query heads for each key head;
     units of 32 elements of a key and of a value; bytes of a row of keys and of one of its heads,
     the same for values; the bytes before values in their rows; a buffer of `BUFFER` bytes for each
-    head; the factor of scores; softcap, window, sinks (0 for none); gates or 0, bytes from one to
-    the next.
+    head; the factor of scores; softcap, window (0 for none), sinks; gates, bytes from one to the
+    next.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
@@ -65,7 +67,7 @@ def attend(arguments, thread, threads):
                     a = v.fma(low, v.load_floats(q + 128 * u), a)
                     b = v.fma(high, v.load_floats(q + 128 * u + 64), b)
                 score = v.total(v.add(a, b)) * scale
-                if softcap:
+                if CAPPED == 1:
                     score = softcap * np.float32(np.tanh(score / softcap))
                 v.store_float(scores + 4 * i, score)
             highest = most
@@ -90,7 +92,7 @@ def attend(arguments, thread, threads):
                     a, b = v.fma(low, share, a), v.fma(high, share, b)
                 v.store_floats(out + 128 * u, a)
                 v.store_floats(out + 128 * u + 64, b)
-        if sinks:
+        if SINKS == 1:
             sink = v.float_at(sinks + 4 * head)
             highest = max(most, sink)
             total = total * v.highest(v.exp(v.splat(most - highest)))
@@ -100,7 +102,7 @@ def attend(arguments, thread, threads):
             factor = np.float32(1) / total
         for i in range(0, 128 * value_units, 64):
             mixed = v.mul(v.load_floats(out + i), v.splat(factor))
-            if gates:
+            if GATED == 1:
                 gate = v.load_floats(gates + gate_step * head + i)
                 gate = v.add(one, v.exp(v.sub(zero, gate)))
                 mixed = v.div(mixed, gate)

@@ -12,6 +12,10 @@ from .activations import sigmoid
 
 SOFTMAX, SIGMOID, SELECTED, SQRT_SOFTPLUS = range(4)
 
+# What `operation` binds for `route`: the kind of score, and 1 if experts are in groups. What others
+# need is not compiled.
+SCORE, GROUPED = SOFTMAX, 1
+
 
 @inlined_function
 def _softmax(x, n):
@@ -25,15 +29,6 @@ def _softmax(x, n):
         total += share
     for i in range(n):
         v.store_float(x + 4 * i, v.float_at(x + 4 * i) / total)
-
-
-@inlined_function
-def _score(x, score):
-    if score == SIGMOID:
-        return np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
-    if score == SQRT_SOFTPLUS:
-        return np.float32(math.sqrt(max(x, np.float32(0)) + math.log1p(math.exp(-abs(x)))))
-    return x
 
 
 @inlined_function
@@ -70,28 +65,32 @@ def _keep_best_groups(choice, n, groups, used, best):
 def route(arguments, thread, threads):
     """Every thread: choose experts from the logits.
 
-    Arguments: logits; biases of the choice or 0; experts, chosen ones; kind of score; groups, those
-    used, experts that count in a group; whether weights are divided by their sum; their factor; the
-    numbers of the chosen experts int64, their weights float32, a buffer of 3 floats for each
-    expert, bytes to the memory of the next thread for these three together.
+    Arguments: logits; biases of the choice or 0; experts, chosen ones; groups, those used, experts
+    that count in a group; whether weights are divided by their sum; their factor; the numbers of
+    the chosen experts int64, their weights float32, a buffer of 3 floats for each expert, bytes to
+    the memory of the next thread for these three together.
     """
     logits, biases = v.integer_at(arguments), v.integer_at(arguments + 8)
     n, used = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
-    score = v.integer_at(arguments + 32)
-    groups, groups_used = v.integer_at(arguments + 40), v.integer_at(arguments + 48)
-    group_best, norm = v.integer_at(arguments + 56), v.integer_at(arguments + 64)
-    factor, own = v.float_at(arguments + 72), thread * v.integer_at(arguments + 104)
-    chosen, weights = v.integer_at(arguments + 80) + own, v.integer_at(arguments + 88) + own
-    scores = v.integer_at(arguments + 96) + own
+    groups, groups_used = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
+    group_best, norm = v.integer_at(arguments + 48), v.integer_at(arguments + 56)
+    factor, own = v.float_at(arguments + 64), thread * v.integer_at(arguments + 96)
+    chosen, weights = v.integer_at(arguments + 72) + own, v.integer_at(arguments + 80) + own
+    scores = v.integer_at(arguments + 88) + own
     choice = scores + 4 * n
     for i in range(n):
-        v.store_float(scores + 4 * i, _score(v.float_at(logits + 4 * i), score))
-    if score == SOFTMAX:
+        x = v.float_at(logits + 4 * i)
+        if SCORE == SIGMOID:
+            x = np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
+        if SCORE == SQRT_SOFTPLUS:
+            x = np.float32(math.sqrt(max(x, np.float32(0)) + math.log1p(math.exp(-abs(x)))))
+        v.store_float(scores + 4 * i, x)
+    if SCORE == SOFTMAX:
         _softmax(scores, n)
     for i in range(n):
         bias = v.float_at(biases + 4 * i) if biases else np.float32(0)
         v.store_float(choice + 4 * i, v.float_at(scores + 4 * i) + bias)
-    if groups > 1:
+    if GROUPED == 1:
         _keep_best_groups(choice, n, groups, groups_used, group_best)
     total = np.float32(0)
     for slot in range(used):
@@ -106,7 +105,7 @@ def route(arguments, thread, threads):
                 best = i
         v.store_integer(chosen + 8 * slot, best)
         v.store_float(weights + 4 * slot, v.float_at(scores + 4 * best))
-    if score == SELECTED:
+    if SCORE == SELECTED:
         _softmax(weights, used)
     if norm:
         for slot in range(used):

@@ -12,10 +12,10 @@ from .. import vectors as v
 from .norms import rms_factor
 
 # What `operation` binds: how vectors are stored in the cache, bytes before their elements (values
-# have none), and bytes of 16 elements.
+# have none), bytes of 16 elements, and 1 if queries grow with their positions.
 store_key: Any = None
 store_value: Any = None
-KEY_HEADER, KEY_BYTES, VALUE_BYTES = 0, 64, 64
+KEY_HEADER, KEY_BYTES, VALUE_BYTES, WARMS = 0, 64, 64, 1
 
 # The frame: the position of the token, and the address of what belongs to its sequence.
 POSITION, SEQUENCE = 0, 8
@@ -78,7 +78,7 @@ def rotate_and_keep(arguments, thread, threads):
     Arguments: the frame, bytes of the layer in what belongs to the sequence; q, its heads, bytes
     from head to head; k, v, their heads; elements of a query and of a value; norms of queries and
     of keys or 0, eps of both; angles, pairs, `step` and `other` of `rotate`; `scale` and `original`
-    of `warm`, 0 for none.
+    of `warm`.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
@@ -109,14 +109,14 @@ def rotate_and_keep(arguments, thread, threads):
         if norm:
             norm_head(x, n_key, norm, eps)
         rotate(x, table, pairs, step, other)
-        if original and not is_key:
-            warm(x, n_key, scale, original, position)
         if is_key:
             to = (row * kv_heads + head) * (KEY_HEADER + n_key // 16 * KEY_BYTES)
             to += v.integer_at(layer)
             store_key(to, x, n_key)
             to = v.integer_at(layer + 8) + (row * kv_heads + head) * (n_value // 16 * VALUE_BYTES)
             store_value(to, values + 4 * n_value * head, n_value)
+        elif WARMS == 1:
+            warm(x, n_key, scale, original, position)
 
 
 def store_f32(to, x, n):

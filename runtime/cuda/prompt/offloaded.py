@@ -1,0 +1,162 @@
+"""Experts that are on the CPU, for many rows: they are copied to the GPU layer by layer, while the
+layers before run.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from ....cuda_kernels import ops
+from ....cuda_kernels.layouts.table import plain_type
+from ...layers.batch import Batch
+from ...layers.moe import MoE
+from ...weights.encoded import Matrix
+from ...weights.stacked_linear import ExpertLinear
+from ..common.context import Context
+from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from .graphs import Stage
+from .moe import PromptMoE
+from .stream import Stream
+
+_Event = torch.cuda.Event | torch.Event
+# With fewer rows, products on the CPU take less time than copies of all experts.
+LEAST_ROWS = 32
+_PLACES = 2
+
+
+@executor(PROMPT, MoE)
+def prompt_moe(branch: PlacedBranch, context: Context) -> PromptMoE:
+    """Return the executor of experts, wherever they are."""
+    on_cpu = branch.module.experts.down.device.type == "cpu" != context.device.type
+    return (PromptOffloadedMoE if on_cpu else PromptMoE)(branch, context)
+
+
+@dataclass
+class _Layer:
+    """The experts of a layer: where they are copied to, and what is copied."""
+
+    place: int
+    copies: list[tuple[ops.PackedMatrix, Matrix]] = field(default_factory=list)
+
+
+class ExpertCopies:
+    """Copies of the experts of layers, in two places of a device in turn."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._memory: dict[tuple[int, int], torch.Tensor] = {}
+        self._layers: list[_Layer] = []
+        self._held: list[int | None] = [None] * _PLACES  # the layer that is in each place, or comes
+        self._coming: dict[int, Future[_Event]] = {}
+        self._free: list[_Event | None] = [None] * _PLACES
+        self._stream = torch.cuda.Stream(device)
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="experts")
+
+    def new_layer(self) -> int:
+        """Return the number of one more layer."""
+        self._layers.append(_Layer(len(self._layers) % _PLACES))
+        return len(self._layers) - 1
+
+    def drop_layer(self) -> None:
+        """Forget the last layer."""
+        self._layers.pop()
+
+    def place(self, number: int, matrix: Matrix, n: int) -> ops.PackedMatrix:
+        """Return where the n matrices of a tensor will be, once `take` has returned. Slow if the
+        device cannot hold them.
+        """
+        layer, rows = self._layers[number], matrix.kept_tensor()
+        if rows is None or not ops.packable(rows.type, rows.n_cols):
+            raise Slow(f"experts of type {matrix.tensor.type} cannot be copied")
+        size = ops.packed_bytes(rows.type, matrix.rows, matrix.cols, n)
+        key = layer.place, len(layer.copies)
+        if key not in self._memory or self._memory[key].numel() < size:
+            try:  # layers before keep what was too small
+                self._memory[key] = torch.zeros(size, dtype=torch.uint8, device=self.device)
+            except torch.cuda.OutOfMemoryError:
+                raise Slow(f"{self.device} has no memory for copies of experts") from None
+        data = self._memory[key][:size]
+        packed = ops.PackedMatrix(plain_type(rows.type), matrix.rows, matrix.cols, n, data)
+        layer.copies.append((packed, matrix))
+        return packed
+
+    def take(self, number: int) -> None:
+        """Let the current stream wait for the experts of a layer, and begin to copy those of the
+        next.
+        """
+        self._begin(number)
+        if (coming := self._coming.get(number)) is not None:
+            torch.cuda.current_stream(self.device).wait_event(coming.result())
+        if number + 1 < len(self._layers):
+            self._begin(number + 1)
+
+    def release(self, number: int) -> None:
+        """The products that read the experts of a layer have been launched."""
+        place = self._layers[number].place
+        self._free[place] = torch.cuda.current_stream(self.device).record_event()
+
+    def _begin(self, number: int) -> None:
+        place = self._layers[number].place
+        if self._held[place] == number:
+            return
+        if (before := self._held[place]) is not None:
+            self._coming.pop(before, None)
+        self._held[place] = number
+        self._coming[number] = self._copier.submit(self._copy, number, self._free[place])
+
+    def _copy(self, number: int, free: _Event | None) -> _Event:
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            if free is not None:
+                self._stream.wait_event(free)
+            for packed, matrix in self._layers[number].copies:
+                rows = matrix.kept_tensor()
+                if rows is None:
+                    raise RuntimeError(f"{matrix.tensor.name} is no longer in memory")
+                ops.pack_into(packed, rows.type, [rows.data])
+            return self._stream.record_event()
+
+    def close(self) -> None:
+        """End what copies."""
+        self._copier.shutdown()
+
+
+class PromptOffloadedMoE(PromptMoE):
+    """`PromptMoE` with experts that are copied to the device for each pass; few rows are on the
+    reference path.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        if context.share is not None:
+            raise Slow("experts on the CPU of a rank")
+        self._copies = context.once("expert copies", lambda: ExpertCopies(context.device))
+        self._number = self._copies.new_layer()
+        try:
+            super().__init__(branch, context)
+        except Slow:
+            self._copies.drop_layer()
+            raise
+
+    def packed(self, linear: ExpertLinear) -> ops.PackedMatrix:
+        """Return where the matrices of all experts will be."""
+        first = linear.matrices[0]
+        if not isinstance(first, Matrix) or len(linear.tensors) > 1:
+            raise Slow(f"{linear.role} is merged from several tensors")
+        if first.cols % 8 or first.rows % 8:
+            raise Slow(f"{linear.role} is {first.rows} x {first.cols}, not multiples of 8")
+        return self._copies.place(self._number, first, len(linear.matrices))
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        return [(False, self._run)]
+
+    def _run(self, stream: Stream, batch: Batch) -> None:
+        if len(stream.h) < LEAST_ROWS:
+            h, branch, device = stream.settled(), self.branch, self.branch.device
+            h += branch.branch(h, batch.at(branch.layer, device))
+            return
+        self._copies.take(self._number)
+        super()._run(stream, batch)
+        self._copies.release(self._number)

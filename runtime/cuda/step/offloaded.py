@@ -1,0 +1,104 @@
+"""The executor of experts that are on the CPU while the rest of a decoding step is on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import torch
+
+from ....cuda_kernels import matvec, step_between
+from ....cuda_kernels.step_offload import Exchange
+from ....cuda_kernels.step_router import fits as router_fits
+from ...cpu.offloaded import OffloadedExperts
+from ...cpu.offloaded_steps import ENDLESS, TURN, OffloadedSteps
+from ...cpu.plan import NotPlanned
+from ...layers.moe import MoE
+from ...weights.ranges import ranged
+from ..common.context import Context
+from ..common.executor import operation
+from ..common.expert_terms import routing_of
+from ..common.registry import STEP, PlacedBranch, Slow, executor
+from .frame import STEP_ROWS, Frame
+from .layers import StepBranch
+from .moe import SharedExpert, StepMoE, float_matrix
+
+
+@executor(STEP, MoE)
+def step_moe(branch: PlacedBranch, context: Context) -> StepBranch:
+    """Return the executor of experts, wherever they are."""
+    on_cpu = branch.module.experts.down.device.type == "cpu" != context.device.type
+    return (StepOffloadedMoE if on_cpu else StepMoE)(branch, context)
+
+
+class StepOffloadedMoE(StepBranch):
+    """The choice of experts in one launch, the request to the CPU in one, and its answer in one,
+    which waits on the device. A shared expert is on the device, and runs meanwhile.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        moe: MoE = branch.module
+        if not isinstance(moe.few_rows, OffloadedExperts) or context.share is not None:
+            raise Slow("experts on the CPU of a rank")
+        self.experts, spec, width = moe.few_rows, moe.spec, self.norm.numel()
+        self.routing = routing_of(moe.router)
+        fits = router_fits(STEP_ROWS, width, spec.n_experts, spec.n_used, self.routing)
+        if not fits or width % 4:
+            raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {width}")
+        self.spec, self.reduction = spec, moe.router.reduction
+        self.router = float_matrix(moe.router.linear, context)
+        self.router_biases = moe.router.linear.bias, moe.router.bias
+        self.shared = None if moe.shared is None else SharedExpert(self, moe, (), context)
+
+    def exchange(self, frame: Frame) -> Exchange:
+        """Return what all layers of one size share with the CPU."""
+        width, used = self.norm.numel(), self.spec.n_used
+        return frame.once(
+            ("exchange", width, used), lambda: Exchange(STEP_ROWS, width, used, frame.device)
+        )
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        spec, exchange = self.spec, self.exchange(frame)
+        ids = frame.buffer("experts", spec.n_used, torch.int32)
+        weights = frame.buffer("expert weights", spec.n_used)
+        route = frame.router(h.shape[1], spec.n_experts, spec.n_used, self.reduction, self.routing)
+        route(h, self.norm, self.eps, self.router, ids, weights, *self.router_biases, None)
+        exchange.hand_over(h, self.norm, self.eps, ids, weights)
+        norm = self.branch.post_norm
+        to = h if norm is None else frame.zeros("sum of experts", h.shape[1])
+        if self.shared is not None:
+            operation(matvec.matvec_add, self.shared.inner(frame, h), self.shared.down, to)
+        exchange.take_back(to)
+        if norm is not None:
+            step_between.add_normed(to, h, weight=norm.weight, eps=norm.eps)
+
+
+def answers_of(layers: Sequence[StepOffloadedMoE], frame: Frame) -> OffloadedSteps | None:
+    """Return what answers for these layers; None if the CPU has no operations for one."""
+    try:
+        return OffloadedSteps([(layer.experts, layer.exchange(frame)) for layer in layers])
+    except NotPlanned:
+        return None
+
+
+@contextmanager
+def answered(answers: OffloadedSteps, n: int, device: torch.device) -> Iterator[None]:
+    """While the context is open, answer for the experts of a step of n rows in another thread: what
+    is launched may wait for the device, as loading a kernel does.
+    """
+    with TURN, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(answers.run, n, torch.get_num_threads(), ENDLESS)
+        try:
+            yield
+        except BaseException:
+            # The requests that were made are answered before.
+            torch.cuda.current_stream(device).record_event().synchronize()
+            answers.release()
+            raise
+        finally:
+            wait([running])
+            answers.begin()
+        running.result()

@@ -1,0 +1,49 @@
+"""How threads, and devices, wait for each other by polling memory."""
+
+from __future__ import annotations
+
+import os
+
+from llvmlite import ir
+from numba import types
+
+from .vectors.core import INT64, NONE, called, function, has_feature, is_arm, pointer
+
+_VOID = ir.VoidType()
+
+
+@function(types.int64, types.int64, types.int64)
+def atomic_add(builder, address, value):
+    """Add, and return what was there before."""
+    return builder.atomic_rmw("add", pointer(builder, address, INT64), value, "seq_cst")
+
+
+@function(types.int64, types.int64)
+def atomic_load(builder, address):
+    return builder.load_atomic(pointer(builder, address, INT64), "seq_cst", 8)
+
+
+@function(types.none, types.int64, types.int64)
+def atomic_store(builder, address, value):
+    builder.store_atomic(value, pointer(builder, address, INT64), "seq_cst", 8)
+    return NONE
+
+
+@function(types.none)
+def pause(builder):
+    """Tell the processor that this is a loop that waits."""
+    if has_feature("sse2"):
+        called(builder, "llvm.x86.sse2.pause", _VOID)
+    elif is_arm():
+        called(builder, "llvm.aarch64.hint", _VOID, ir.IntType(32)(1))
+    return NONE
+
+
+@function(types.none)
+def give_way(builder):
+    """Let another thread have the processor."""
+    if os.name == "posix":
+        called(builder, "sched_yield", ir.IntType(32))
+    elif os.name == "nt":
+        called(builder, "SwitchToThread", ir.IntType(32))
+    return NONE

@@ -1,0 +1,107 @@
+"""Prompts on a GPU whose experts are on the CPU, without a GPU: kernels are plain torch."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from iqforge.runtime.bench.shapes import SHAPES
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.common.registry import PROMPT
+from iqforge.runtime.cuda.prompt import offloaded
+from iqforge.runtime.cuda.prompt.offloaded import ExpertCopies, PromptOffloadedMoE
+from iqforge.runtime.cuda.prompt.path import PromptPath
+from iqforge.runtime.layers.moe import MoE
+from iqforge.runtime.model import Model
+from iqforge.runtime.weights.store import TensorStore
+
+from . import prompt_on_cpu
+from .step_on_cpu import CPU
+
+SPEC = "qwen3moe-four:Q8_0"
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """A model whose experts alone are matrices of the CPU."""
+    real = TensorStore.matrices
+    prompt_on_cpu.install(monkeypatch)
+    resident = TensorStore.matrices
+
+    def matrices(store, tensors, n):
+        of_experts = "_exps" in tensors[0].name
+        return (real if of_experts else resident)(store, tensors, n)
+
+    monkeypatch.setattr(TensorStore, "matrices", matrices)
+    stream = SimpleNamespace(
+        wait_event=lambda event: None,
+        wait_stream=lambda other: None,
+        record_event=lambda: SimpleNamespace(synchronize=lambda: None),
+    )
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setitem(PROMPT, MoE, PromptOffloadedMoE)
+    four = replace(SHAPES["qwen3moe-tiny"], n_layers=4)
+    monkeypatch.setitem(SHAPES, "qwen3moe-four", four)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with Model(SyntheticSource(SPEC), CPU) as model:
+        yield model
+    torch.set_num_threads(threads)
+
+
+def copies_of(context: Context) -> ExpertCopies:
+    return context.once("expert copies", lambda: None)
+
+
+def check(model: Model, path: PromptPath, tokens: torch.Tensor) -> None:
+    """Compare with the reference path. Activations in float16 may choose another expert for a row,
+    which later rows see as well.
+    """
+    truth = model.hidden(tokens)[:, 0]
+    found = model.network.output_norm(path.run(tokens, 0)).view(*tokens.shape, -1)[:, 0]
+    assert ((found - truth).norm(dim=1) / truth.norm(dim=1)).min() < 0.01
+
+
+def test_prompts_are_those_of_the_reference_path(model, monkeypatch):
+    copied, real = [], ExpertCopies._copy
+
+    def copy(copies, number, free):
+        copied.append(number)
+        return real(copies, number, free)
+
+    monkeypatch.setattr(ExpertCopies, "_copy", copy)
+    told: list[str] = []
+    context = Context(CPU, torch.float16, None, ubatch=64, verbose=told.append)
+    path = PromptPath(model.network, context)
+    context.report_all()
+    assert not [line for line in told if "not on" in line]
+    tokens = torch.randint(0, 512, (8, 40))
+    check(model, path, tokens)
+    assert copied == [0, 1, 2, 3]  # two places
+    check(model, path, tokens)
+    assert copied == [0, 1, 2, 3] * 2
+    check(model, path, tokens[:, :3])  # few rows: on the CPU
+    assert copied == [0, 1, 2, 3] * 2
+    context.close()
+
+
+def test_without_memory_experts_stay_on_the_cpu(model, monkeypatch):
+    def full(size, **options):
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    told: list[str] = []
+    context = Context(CPU, torch.float16, None, ubatch=64, verbose=told.append)
+    model.weights.store.load()
+    with monkeypatch.context() as patch:
+        patch.setattr(offloaded.torch, "zeros", full)
+        path = PromptPath(model.network, context)
+    context.report_all()
+    assert any("no memory for copies of experts" in line for line in told)
+    assert not copies_of(context)._layers
+    check(model, path, torch.randint(0, 512, (8, 40)))
