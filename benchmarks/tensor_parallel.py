@@ -183,7 +183,7 @@ def timed(model: Any, depth: int, repetitions: int, n_prompt: int, n_steps: int)
     """
     import iqforge
     import torch
-    from iqforge.runtime.bench.bench import Runner, mean
+    from iqforge.runtime.bench.bench import Runner, mean, short_collections
 
     if not depth:
         options = {"prompts": [n_prompt], "generations": [n_steps], "repetitions": repetitions}
@@ -197,12 +197,13 @@ def timed(model: Any, depth: int, repetitions: int, n_prompt: int, n_steps: int)
             found = []
             for _ in range(repetitions):
                 runner.fill(depth)
-                runner.wait()
-                begun = time.perf_counter()
-                runner.prompt(n_prompt)
-                runner.generate(n_steps)
-                runner.wait()
-                found.append((n_prompt + n_steps) / (time.perf_counter() - begun))
+                with short_collections():
+                    runner.wait()
+                    begun = time.perf_counter()
+                    runner.prompt(n_prompt)
+                    runner.generate(n_steps)
+                    runner.wait()
+                    found.append((n_prompt + n_steps) / (time.perf_counter() - begun))
             return found
 
         prompts, steps = rates(n_prompt, 0), rates(0, n_steps)

@@ -11,6 +11,7 @@ import torch
 
 from ..formats.source import Source, TensorInfo
 from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from .layers.block import Mixer
 from .layers.delta_net import DeltaNet
 from .layers.mla import MLA
 from .network.network import Network
@@ -127,6 +128,9 @@ def split_report(
         "costs": costs,
     }
     roles = _roles(tensors, plan)
+    work, whole_work = (
+        _work(whole, networks, n_past, settings, n_prompt) for networks in (ranks, [whole])
+    )
     local = [network.state_bytes(context, settings, n_prompt) for network in ranks]
     return SplitReport(
         str(source.path),
@@ -139,8 +143,8 @@ def split_report(
         context,
         tuple(local),
         costs,
-        simulate(tensors, plan, _work(whole, ranks, n_past, settings), n_hosts=n_hosts, **options),
-        simulate(tensors, _ONE, _work(whole, [whole], n_past, settings), **options),
+        simulate(tensors, plan, work, n_hosts=n_hosts, **options),
+        simulate(tensors, _ONE, whole_work, **options),
     )
 
 
@@ -171,7 +175,11 @@ def _used(source: Source, plan: SplitPlan) -> list[TensorInfo]:
 
 
 def _work(
-    whole: Network, networks: Sequence[Network], n_past: int, settings: CacheSettings
+    whole: Network,
+    networks: Sequence[Network],
+    n_past: int,
+    settings: CacheSettings,
+    n_prompt: int = 2048,
 ) -> Work:
     """Return what a model has besides tensors. networks: of every rank."""
     used, experts = zip(*(_experts(block.row_layers) for block in whole.blocks), strict=True)
@@ -182,11 +190,21 @@ def _work(
         experts,
         tuple(sums_of(block) for block in whole.blocks),
         tuple(_mixer(block.mixer) for block in whole.blocks),
+        n_past,
         tuple(
             sum(block.mixer.read_bytes(n_past, 1, settings) for block in network.blocks)
             for network in networks
         ),
+        tuple(
+            sum(_attended(block.mixer, n_past, n_prompt) for block in network.blocks)
+            for network in networks
+        ),
     )
+
+
+def _attended(mixer: Mixer, n_past: int, n_prompt: int) -> float:
+    """Return the operations that a prompt takes because of the tokens before."""
+    return mixer.flop(n_past, n_prompt) - mixer.flop(0, n_prompt)
 
 
 def _mixer(mixer: Any) -> str:

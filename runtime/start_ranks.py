@@ -120,7 +120,7 @@ def joined(options: LoadOptions, device: torch.device) -> Group | None:
     from .parallel.group import Group
 
     precision = "f32" if device.type == "cpu" else options.precision or "bf16"
-    reduce_type = options.reduce_type or precision
+    reduce_type = options.reduce_type or ("bf16" if precision == "int8" else precision)
     if not _joined:
         _joined.append(Group(ranks, device, timeout=options.timeout))
         atexit.register(_joined[0].close)

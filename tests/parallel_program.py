@@ -15,8 +15,10 @@ import iqforge
 import numpy as np
 import torch
 from iqforge.runtime.network.sampling import Sampling
+from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.ranks import Ranks
+from iqforge.runtime.start_ranks import joined
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.shared import shared  # pyright: ignore[reportMissingImports]  the folder above
@@ -81,7 +83,7 @@ def models(names: list[str], ranks: Ranks) -> dict:
 
 def combinations(options: dict[str, dict], ranks: Ranks) -> dict:
     """Return, for each set of options, logits after pieces of a sequence and after a step."""
-    split = {"device": "cpu", "tensor_split": "1,2"}
+    split = {"device": "cpu", "tensor_split": ",".join("1" * (ranks.size - 1) + "2")}
     return {
         f"{mode} {key}": after_pieces(one | split | {"split_mode": mode})
         for mode in ("graph", "layer")
@@ -113,9 +115,14 @@ def main() -> None:
     ranks = Ranks.here()
     assert ranks is not None
     torch.set_num_threads(1)
-    if case == "combinations":
-        folder, text = sys.argv[2:]
-        found = combinations(json.loads(text), ranks)
+    if case == "several":  # exchange, models, and sets of options, in one start
+        folder, text, *names = sys.argv[2:]
+        found = {"models": models(names, ranks), "options": combinations(json.loads(text), ranks)}
+        # The group that the models have shared: a process joins once.
+        split = {"split_mode": "graph", "tensor_split": ",".join("1" * ranks.size)}
+        group = joined(LoadOptions(device="cpu", **split), torch.device("cpu"))
+        assert group is not None
+        found["exchanged"] = collectives(group)
         Path(folder, f"{ranks.rank}.json").write_text(json.dumps(found))
         return
     if case == "files":

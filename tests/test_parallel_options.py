@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import iqforge
 import pytest
 import torch
+from iqforge.cli import main
 from iqforge.errors import DeviceError, UsageError
 from iqforge.runtime.cuda.step.links import named_waits
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.modes import COMBINATIONS, Split, parse_shares, planned_split
 from iqforge.runtime.parallel.modes import split_notes as notes
+from iqforge.runtime.parallel.ranks import Ranks
 
 from .shared import shared
 
@@ -105,6 +104,38 @@ def test_ranks_with_layers_add_nothing_up():
 
 
 @pytest.mark.parametrize(
+    "options, on_gpu, ranks, expected",
+    [
+        (
+            {"split_mode": "data", "reduce_type": "f32"},
+            GPU,
+            None,
+            [("-grt", "ranks with the whole model add nothing up")],
+        ),
+        (
+            {"main_gpu": 1, "tensor_split": "1,1"},
+            CPU,
+            None,
+            [("-mg", "each process takes the device of its own number")],
+        ),
+        ({"main_gpu": 1}, GPU, None, []),
+        (
+            {"main_gpu": 1, "max_gpu": 1},
+            GPU,
+            Ranks(0, 2, 0, 2),
+            [
+                ("-mg", "each process takes the device of its own number"),
+                ("--max-gpu", "2 processes were started"),
+            ],
+        ),
+    ],
+)
+def test_ranks_say_what_they_do_not_use(options, on_gpu, ranks, expected):
+    given = LoadOptions(**{"split_mode": "graph"} | options)
+    assert notes(given, planned_split(given, on_gpu, 2, ranks)) == expected
+
+
+@pytest.mark.parametrize(
     "options, n_gpus, message",
     [
         ({"tensor_split": "1,1,1"}, 2, "-ts has shares for 3 GPUs, here are 2"),
@@ -158,32 +189,34 @@ def test_the_interface_needs_processes():
         iqforge.load_model(shared(MODEL), device="cpu", split_mode="graph", tensor_split="1,1")
 
 
-def run(*words: object) -> tuple[int, str, str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "iqforge", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-    )
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """A command of this process, which starts the ranks."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        status = main([*map(str, words)])
+        return status, *capfd.readouterr()
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return run
 
 
 TWO = ("--device", "cpu", "-sm", "graph", "-ts", "1,1")
 
 
-def test_a_command_runs_as_ranks_and_prints_once(tmp_path):
-    words = ("-m", shared(MODEL), "-p", 8, "-n", 4, "-r", 1, "-o", "csv")
+def test_a_command_runs_as_ranks_and_prints_once(run):
+    words = ("-m", shared(MODEL), "-p", 8, "-n", 4, "-r", 1, "-o", "csv", "-oe", "md")
     status, out, err = run("bench", *words, *TWO)
     assert status == 0, err
     head, *rows = [line for line in out.splitlines() if line]
     assert head.startswith("build_commit") and len(rows) == 2
     assert all('"graph"' in row and '"1,1"' in row for row in rows)
+    assert re.search(r"\| sm +\| ts +\| +test \|", err)
+    assert len(re.findall(r"\| graph +\| 1,1 +\|", err)) == 2
 
 
 @pytest.mark.full
-def test_a_profile_is_that_of_the_first_rank(tmp_path):
+def test_a_profile_is_that_of_the_first_rank(run, tmp_path):
     drawing = tmp_path / "profile.svg"
     words = ("-m", shared(MODEL), "-p", 8, "-n", 2, "-o", drawing)
     status, out, err = run("profile", *words, *TWO)
@@ -192,7 +225,7 @@ def test_a_profile_is_that_of_the_first_rank(tmp_path):
     assert drawing.read_text().startswith("<svg")
 
 
-def test_an_error_of_all_ranks_is_said_once():
+def test_an_error_of_all_ranks_is_said_once(run):
     status, out, err = run("bench", "-m", "/nowhere.gguf", *TWO)
     assert status == 1 and not out
     assert err.count("/nowhere.gguf") == 1 and "Traceback" not in err

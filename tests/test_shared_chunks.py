@@ -4,9 +4,7 @@ how many there are.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import iqforge
 import pytest
@@ -93,26 +91,17 @@ def test_other_commands_refuse_it(capsys):
 
 
 @pytest.mark.slow
-def test_commands_start_their_processes(path, text, tmp_path, capsys):
+@pytest.mark.parametrize("command", ["imatrix", pytest.param("perplexity", marks=pytest.mark.full)])
+def test_commands_start_their_processes(path, text, tmp_path, capfd, monkeypatch, command):
     file = tmp_path / "text.txt"
     file.write_text(text)
-    words = ["-m", str(path), "-f", str(file), "-c", "32", "-b", "64", "--chunks", "6"]
+    words = [command, "-m", str(path), "-f", str(file), "-c", "32", "-b", "64", "--chunks", "6"]
     words += ["--device", "cpu"]
-    commands = {"perplexity": [], "imatrix": ["-o", str(tmp_path / "1.gguf")]}
-    for command, more in commands.items():
-        assert main([command, *words, *more]) == 0
-    alone = [line for line in capsys.readouterr().out.splitlines() if "PPL" in line]
-    together = []
-    for command, more in {**commands, "imatrix": ["-o", str(tmp_path / "2.gguf")]}.items():
-        done = subprocess.run(
-            [sys.executable, "-m", "iqforge", command, *words, *more, "-sm", "data", "-ts", "1,1"],
-            capture_output=True,
-            text=True,
-            timeout=200,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        together += [line for line in done.stdout.splitlines() if "PPL" in line]
-    assert alone == together and alone
-    assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "2.gguf").read_bytes()
+    found = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for split in ([], ["-sm", "data", "-ts", "1,1"]):
+        out = ["-o", str(tmp_path / f"{len(split)}.gguf")] if command == "imatrix" else []
+        assert main([*words, *out, *split]) == 0
+        lines = [line for line in capfd.readouterr().out.splitlines() if "PPL" in line]
+        found.append((lines, *(Path(name).read_bytes() for name in out[1:])))
+    assert found[0] == found[1] and found[0][0]

@@ -116,7 +116,7 @@ def test_experts_in_tensors_of_their_own_are_split(tmp_path, experts):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name == "mini-qwen35moe" else [pytest.mark.full])
+        pytest.param(name, marks=[] if name == "demo-llama" else [pytest.mark.full])
         for name in TRAINED
     ],
 )

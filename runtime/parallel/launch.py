@@ -82,6 +82,8 @@ def run_ranks(
 
 
 def _interrupt(number: int, frame: object) -> None:
+    """End the ranks, once: `timeout` sends its signal to the process and then to its group."""
+    signal.signal(signal.SIGTERM, _disregard)
     raise KeyboardInterrupt
 
 

@@ -5,7 +5,7 @@ heavy.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -208,31 +208,25 @@ def check_combinations(options: LoadOptions) -> None:
 
 def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
     """Return (flags, why) of options about the split that were given and change nothing."""
-    given = [
-        flag
-        for flag, value in (
-            ("-sm", options.split_mode if options.split_mode != split.mode else None),
-            ("-ts", options.tensor_split),
-            ("--max-gpu", options.max_gpu),
-            ("-grt", options.reduce_type),
-            ("--split-experts", options.split_experts),
-        )
-        if value is not None
-    ]
-    if options.main_gpu and split.devices[0] != options.main_gpu:
-        given.append("-mg")
-    if split.mode == "layer":
-        unused = [
-            flag
-            for flag, value in (
-                ("-grt", options.reduce_type),
-                ("--split-experts", options.split_experts),
-            )
-            if value is not None
-        ]
-        why = "ranks with whole layers add nothing up"
-        return [(", ".join(unused), why)] if unused else []
-    if has_ranks(split.mode):
-        return []
-    why = split.why or "one device has the whole model (-sm graph and -sm layer split it)"
-    return [(", ".join(given), why)] if given else []
+    of_sums = {"-grt": options.reduce_type, "--split-experts": options.split_experts}
+    notes: list[tuple[Sequence[str], str]] = []
+    if not has_ranks(split.mode):
+        of_split = {
+            "-sm": options.split_mode if options.split_mode != split.mode else None,
+            "-ts": options.tensor_split,
+            "--max-gpu": options.max_gpu,
+            **of_sums,
+            "-mg": options.main_gpu if options.main_gpu != split.devices[0] else None,
+        }
+        why = split.why or "one device has the whole model (-sm graph and -sm layer split it)"
+        notes.append(([flag for flag, value in of_split.items() if value], why))
+    else:
+        if split.mode != "graph":
+            kind = "whole layers" if split.mode == "layer" else "the whole model"
+            given = [flag for flag, value in of_sums.items() if value is not None]
+            notes.append((given, f"ranks with {kind} add nothing up"))
+        if options.main_gpu is not None and options.main_gpu != split.devices[0]:
+            notes.append((["-mg"], "each process takes the device of its own number"))
+        if options.max_gpu and options.max_gpu < split.n_ranks:
+            notes.append((["--max-gpu"], f"{split.n_ranks} processes were started"))
+    return [(", ".join(flags), why) for flags, why in notes if flags]

@@ -15,6 +15,8 @@ from ..weights.shard import local_tensor
 from ..weights.split_plan import SplitPlan, length
 from .expert_mode import busiest_share
 
+DEEP = 4096  # tokens, from which on several blocks of a GPU share a head's cache
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -22,13 +24,15 @@ class Costs:
 
     read: bytes per second that products of a step read. product: seconds that each such product
     takes besides. experts, delta, latent: seconds that a step takes for each layer with experts,
-    and for each mixer that is a delta net or latent attention. multiply, multiply_experts:
-    operations per second of prompts. row, expert_row: seconds for each element of the residual
-    stream in a layer of a prompt, and for each expert that it goes to. delta_row, latent_row:
-    seconds for each token of a prompt and such mixer. step_sum: seconds of a sum of one token's row
-    over 2 ranks, and what each further rank adds. link: bytes per second that a rank sends.
-    prompt_sum: seconds that starting a sum of a prompt takes. host_sum, host_link: as step_sum and
-    link, between hosts.
+    and for each mixer that is a delta net or latent attention. cache, deep: bytes per second that
+    steps read of caches, and seconds that this takes besides for each mixer after DEEP tokens and
+    more. multiply, multiply_experts, attend, attend_latent: operations per second of prompts, of
+    the last two for tokens before the prompt. row, expert_row: seconds for each element of the
+    residual stream in a layer of a prompt, and for each expert that it goes to. delta_row,
+    latent_row: seconds for each token of a prompt and such mixer. step_sum: seconds of a sum of one
+    token's row over 2 ranks, and what each further rank adds. link: bytes per second that a rank
+    sends. prompt_sum: seconds that starting a sum of a prompt takes. host_sum, host_link: as
+    step_sum and link, between hosts.
     """
 
     name: str
@@ -37,8 +41,12 @@ class Costs:
     experts: float
     delta: float
     latent: float
+    cache: float
+    deep: float
     multiply: float
     multiply_experts: float
+    attend: float
+    attend_latent: float
     row: float
     expert_row: float
     delta_row: float
@@ -51,25 +59,30 @@ class Costs:
 
 
 # Fitted to pp2048 and tg64 of llama-8b, llama-70b, qwen3-30b-a3b, qwen3.5-35b-a3b, qwen3-235b-a22b,
-# deepseek-v2-lite, glm-4.5-air and gemma3-27b in IQ4_K and gpt-oss-20b in MXFP4 on one H200, and of
-# six of them on two (2026-11-23): steps within 11 %, prompts within 7 %. What further ranks add,
-# and links between hosts (400 Gbit/s), are assumed.
+# deepseek-v2-lite, glm-4.5-air and gemma3-27b in IQ4_K and gpt-oss-20b in MXFP4 on one H200, of six
+# of them on two, and of five after 32,768 tokens (2026-11-23): steps within 13 %, prompts within
+# 8 %. The speed of a link is that of sums of prompts. What further ranks add, and links between
+# hosts (400 Gbit/s), are assumed.
 H200 = Costs(
     "H200",
-    read=3.29e12,
-    product=1.13e-6,
-    experts=6.45e-6,
-    delta=1.38e-6,
-    latent=4.16e-6,
-    multiply=577e12,
-    multiply_experts=544e12,
-    row=6.4e-12,
-    expert_row=1.12e-11,
-    delta_row=0.463e-6,
-    latent_row=0.109e-6,
-    step_sum=(3.3e-6, 0.5e-6),
-    link=240e9,
-    prompt_sum=16e-6,
+    read=3.45e12,
+    product=1.4e-6,
+    experts=5.2e-6,
+    delta=0.74e-6,
+    latent=3.6e-6,
+    cache=4.2e12,
+    deep=6.5e-6,
+    multiply=570e12,
+    multiply_experts=450e12,
+    attend=341e12,
+    attend_latent=247e12,
+    row=3.2e-12,
+    expert_row=7.2e-12,
+    delta_row=0.48e-6,
+    latent_row=0.111e-6,
+    step_sum=(2.9e-6, 0.5e-6),
+    link=280e9,
+    prompt_sum=22e-6,
     host_sum=25e-6,
     host_link=45e9,
 )
@@ -81,7 +94,8 @@ class Work:
 
     width: of the residual stream. n_vocab: logits of a row. n_used, n_experts: of each layer; 0 for
     layers without experts. sums: partial results of each layer. mixers: of each layer, `attention`,
-    `delta` or `latent`. cache_read: bytes of the cache that a step reads, by rank.
+    `delta` or `latent`. n_past: tokens before. cache_read, attended: bytes of the cache that a step
+    reads, and operations of attention that a prompt takes because of these tokens, by rank.
     """
 
     width: int
@@ -90,7 +104,9 @@ class Work:
     n_experts: tuple[int, ...]
     sums: tuple[int, ...]
     mixers: tuple[str, ...]
+    n_past: int
     cache_read: tuple[float, ...]
+    attended: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -163,8 +179,10 @@ def simulate(
             prompts[layer][rank] += 2.0 * share * local.n_elements * rows / rate
     for rank in range(n_ranks):
         for layer in range(n_layers):
-            steps[layer][rank] += work.cache_read[rank] / n_layers / costs.read
+            steps[layer][rank] += work.cache_read[rank] / n_layers / costs.cache
             steps[layer][rank] += _step_besides(work, layer, costs)
+            attend = costs.attend_latent if "latent" in work.mixers else costs.attend
+            prompts[layer][rank] += work.attended[rank] / n_layers / attend
             prompts[layer][rank] += n_prompt * _row_besides(work, layer, n_ranks, costs)
     n_sums = sum(work.sums) if n_ranks > 1 else 0
     sent = 2 * (n_ranks - 1) / n_ranks
@@ -191,6 +209,8 @@ def simulate(
 def _step_besides(work: Work, layer: int, costs: Costs) -> float:
     """Return the seconds that a layer of a step takes besides products."""
     of_mixer = {"delta": costs.delta, "latent": costs.latent}.get(work.mixers[layer], 0.0)
+    if work.mixers[layer] != "delta":
+        of_mixer += costs.deep * min(1.0, work.n_past / DEEP)
     return of_mixer + (costs.experts if work.n_used[layer] else 0.0)
 
 
