@@ -30,10 +30,20 @@ def test_shares(text, shares):
     assert parse_shares(text) == shares
 
 
-@pytest.mark.parametrize("text", ["0", "0,0", "-1,1", "a", "1,,2", "1,", "nan", "inf", "1e3"])
+@pytest.mark.parametrize(
+    "text",
+    ["0", "0,0", "-1,1", "a", "1,,2", "1,", "nan", "inf", "1e3", "9" * 400, "0." + "0" * 400 + "1"],
+)
 def test_wrong_shares(text):
     with pytest.raises(UsageError, match="^-ts is '"):
         parse_shares(text)
+
+
+@pytest.mark.parametrize("on_gpu", [CPU, GPU])
+def test_a_single_process_of_torchrun_has_the_whole_model(on_gpu):
+    given = LoadOptions(split_mode="graph")
+    split = planned_split(given, on_gpu, 2, Ranks(0, 1, 0, 1))
+    assert split.n_ranks == 1 and notes(given, split) == [("-sm", "one process was started")]
 
 
 @pytest.mark.parametrize(

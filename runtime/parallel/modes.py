@@ -4,6 +4,7 @@ heavy.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,8 @@ DEFAULT_TIMEOUT = 600.0  # seconds
 class Split:
     """mode: `none`: one device; others have one process per device. `graph`: each has a part of
     every layer; `layer`: some whole layers; `data`: the whole model, for other chunks of a text.
-    devices: numbers of the GPUs of this host in the order of its ranks; on the CPU just 0, 1, ...
-    shares: the part of the work of each device, of all hosts. why: what the user should know of it,
-    or "".
+    devices: numbers of the GPUs of this host in the order of its ranks; unused on the CPU. shares:
+    the part of the work of each device, of all hosts. why: what the user should know of it, or "".
     """
 
     mode: str
@@ -61,7 +61,10 @@ def parse_shares(text: str) -> tuple[float, ...]:
         raise UsageError(
             f"-ts is '{printable(text, 40)}', expected shares such as 3,1, not all of them 0"
         )
-    return tuple(float(word) for word in re.split("[,/;]", text))
+    shares = tuple(float(word) for word in re.split("[,/;]", text))
+    if not 0 < sum(shares) < math.inf:
+        raise UsageError(f"-ts is '{printable(text, 40)}', shares that are too large or too small")
+    return shares
 
 
 def planned_split(
@@ -112,6 +115,8 @@ def _of_processes(
     or for each of one host.
     """
     here = ranks.local_size
+    if ranks.size == 1:
+        return Split("none", (options.main_gpu or 0,), why="one process was started")
     if on_gpu and here > n_gpus:
         raise UsageError(f"{here} processes were started here, and there are {n_gpus} GPUs")
     shares = parse_shares(options.tensor_split) if options.tensor_split else (1.0,) * ranks.size

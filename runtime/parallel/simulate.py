@@ -20,14 +20,14 @@ DEEP = 4096  # tokens, from which on several blocks of a GPU share a head's cach
 
 @dataclass(frozen=True)
 class Costs:
-    """What a kind of GPU takes.
+    """What work costs on a kind of GPU.
 
     read: bytes per second that products of a step read. product: seconds that each such product
-    takes besides. experts, delta, latent: seconds that a step takes for each layer with experts,
-    and for each mixer that is a delta net or latent attention. cache, deep: bytes per second that
-    steps read of caches, and seconds that this takes besides for each mixer after DEEP tokens and
-    more. multiply, multiply_experts, attend, attend_latent: operations per second of prompts, of
-    the last two for tokens before the prompt. row, expert_row: seconds for each element of the
+    takes besides. experts, delta, latent: seconds that a step takes besides for each layer with
+    experts, and for each mixer that is a delta net or latent attention. cache: bytes per second of
+    caches that steps read. deep: seconds besides for each mixer with a cache, after DEEP tokens or
+    more. multiply, multiply_experts: operations per second of products of prompts; attend,
+    attend_latent: of their attention to the tokens before. row, expert_row: seconds for each element of the
     residual stream in a layer of a prompt, and for each expert that it goes to. delta_row,
     latent_row: seconds for each token of a prompt and such mixer. step_sum: seconds of a sum of one
     token's row over 2 ranks, and what each further rank adds. link: bytes per second that a rank
