@@ -57,7 +57,7 @@ class Calibration:
         from ..imatrix.moments.options import HessianOptions
         from ..imatrix.moments.sequential import SequentialMoments
         from ..imatrix.texts import Text
-        from ..quantize.rounding.kernels import product
+        from ..quantize.rounding.kernels.feedback import product
         from ..runtime.layerwise import layers_are_separate
         from ..runtime.options import LoadOptions
 

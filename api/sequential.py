@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..formats.tensor_names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING
 
 if TYPE_CHECKING:
     from ..quantize.plan.plan import PlannedTensor
 
-_EMBEDDING = "token_embd.weight"
+# What a model reads before its first layer.
+_EMBEDDINGS = (TOKEN_EMBEDDING, PER_LAYER_EMBEDDING, "per_layer_model_proj.weight")
 
 
 @dataclass
 class Followed:
     """The tensors of a plan that are rounded when the next layer begins, as (name in the model,
-    plan) by layer; None for embeddings. waits: targets that begin a layer, before which all others
-    must be written. late: targets that come after one of a later layer.
+    plan) by layer; None for embeddings. waits: targets that begin a layer, before which those that
+    come earlier must be written. late: targets that come after one of a later layer.
     """
 
     tensors: dict[int | None, list[tuple[str, PlannedTensor]]] = field(
@@ -53,8 +55,10 @@ def followed_tensors(
                 "sequential (--sequential) needs tensors in the form that the model has",
                 tensor=plan.target.name,
             )
-        if layer == last or (last < 0 and name == _EMBEDDING):
+        if layer is None and name not in _EMBEDDINGS:
+            continue
+        if layer == last or (layer is None and last < 0):
             found.tensors[layer].append((name, plan))
-        elif layer is not None:
+        else:
             found.late.append(plan.target.name)
     return found

@@ -46,6 +46,7 @@ def sources_digest() -> str:
             "quantize/search",
             "quantize/search/trellis",
             "quantize/rounding",
+            "quantize/rounding/kernels",
         )
         for f in (package / folder).glob("*.py")
     )

@@ -17,10 +17,10 @@ from iqforge.imatrix.moments.lookup import imatrix_of, moments_of
 from iqforge.quantize.encode import row_encoder
 from iqforge.quantize.report.stats import StatsReport, collect_stats
 from iqforge.quantize.rounding.factor import DAMPING, factored, shrunk
+from iqforge.quantize.rounding.kernels.vectors import SIZE
 from iqforge.quantize.rounding.layout import GROUP, SCALES, code_layout
 from iqforge.quantize.rounding.methods import UNGUIDED, guides, rounder_of
 from iqforge.quantize.rounding.proxy import rounded_stats
-from iqforge.quantize.rounding.vector_kernels import SIZE
 from iqforge.quantize.rounding.vector_layout import VECTORS, vector_layout
 from iqforge.quantize.rounding.word_layout import ParityLayout, word_layout
 from iqforge.quantize.run import cpu_worker

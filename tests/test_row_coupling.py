@@ -14,7 +14,8 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.rounding.factor import factored
 from iqforge.quantize.rounding.methods import rounder_of
-from iqforge.quantize.rounding.rows import READERS, ROUTERS, CoupledRounder, RowMetrics
+from iqforge.quantize.rounding.row_metric import CoupledRounder, row_metric
+from iqforge.quantize.rounding.rows import READERS, ROUTERS, RowMetrics
 from iqforge.quantize.run import cpu_worker
 
 from .imatrices import N_CTX
@@ -28,10 +29,10 @@ F32 = ggml_type("F32")
 class Model:
     """A source with routers, norms, and matrices that add to the stream."""
 
-    def __init__(self, *without: str, **others: tuple[int, ...]):
+    def __init__(self, *without: str, layers: int = LAYERS, **others: tuple[int, ...]):
         generator = np.random.default_rng()
         shapes: dict[str, tuple[int, ...]] = {}
-        for layer in range(LAYERS):
+        for layer in range(layers):
             shapes |= {
                 f"blk.{layer}.attn_output.weight": (WIDTH, N),
                 f"blk.{layer}.ffn_norm.weight": (WIDTH,),
@@ -79,6 +80,12 @@ def test_which_rows_are_rounded_together(monkeypatch):
     normed = Model(blk__0__post_ffw_norm__weight=(WIDTH,))
     assert not RowMetrics(normed).couples(normed.info("0.ffn_down_exps"))
     assert RowMetrics(normed).couples(normed.info("1.ffn_down_exps"))
+    # A layer that predicts further tokens reads a stream of its own.
+    further = Model(blk__2__nextn__eh_proj__weight=(WIDTH, 2 * WIDTH))
+    first = RowMetrics(further)
+    assert not first.couples(further.info("2.attn_output"))
+    assert not first.couples(further.info("1.ffn_down_exps"))
+    assert first.couples(further.info("1.attn_output"))
     # Large models: routers alone, of the right width.
     routers = [f"blk.{layer}.ffn_gate_inp.weight" for layer in range(LAYERS)]
     dense = Model(*routers)
@@ -114,6 +121,51 @@ def test_the_metric_is_that_of_later_readers(monkeypatch, threads):
             )
             assert not metric.feedback[start:, later].any()
             start = end
+
+
+def test_metrics_do_not_depend_on_those_before_and_few_are_held():
+    """A run that is resumed begins at any tensor. Sums of routers are kept for some layers only."""
+    layers = 19
+    model = Model(layers=layers)
+    infos = [
+        one for one in model.tensors if one.name.endswith(("attn_output.weight", "exps.weight"))
+    ]
+    rows = RowMetrics(model)
+    infos = [one for one in infos if rows.couples(one)]
+    assert len(infos) == 2 * layers - 1
+    alone = {one.name: RowMetrics(model).of(one) for one in infos}
+    for one in (*infos, *infos[::-3]):
+        made, wanted = rows.of(one), alone[one.name]
+        assert made is not None and wanted is not None
+        np.testing.assert_array_equal(made.feedback, wanted.feedback, one.name)
+    assert len(rows._made) <= 4 and len(rows._routers) == layers // 8
+
+
+def test_rows_are_rounded_on_their_own_where_nothing_can_be_factored(caplog):
+    metric = row_metric(np.diag([1.0, -1.0] * 16), "blk.0.attn_output.weight")
+    assert not metric.feedback.any() and metric.ends == (16, 32)
+    assert "blk.0.attn_output.weight: " in caplog.text and "on their own" in caplog.text
+
+
+def test_weights_that_are_not_finite_are_left_out_of_metrics():
+    """The run names them; here they must not spread to all tensors before."""
+    model = Model()
+    model.values["blk.2.ffn_up_exps.weight"][0, 0, 0] = np.nan
+    metric = RowMetrics(model).of(model.info("1.ffn_down_exps"))
+    assert metric is not None and metric.feedback.any()
+    assert np.isfinite(metric.feedback).all()
+
+
+def test_a_coupled_rounder_takes_whole_matrices():
+    model, type = Model(), ggml_type("Q4_0")
+    metric = RowMetrics(model).of(model.info("0.attn_output"))
+    assert metric is not None
+    together = CoupledRounder(
+        type, N, rounder_of(type, N, factored(correlated(N), 0.25), 1), metric
+    )
+    x = np.zeros((WIDTH - 1, N), dtype=np.float32)
+    with pytest.raises(ValueError, match="95 rows, expected all 96"):
+        together(x, np.empty((WIDTH - 1, type.row_bytes(N)), dtype=np.uint8))
 
 
 def test_what_routers_read_is_kept():

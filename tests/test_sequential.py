@@ -23,7 +23,7 @@ from iqforge.imatrix.moments.sequential import RoundedTensor, SequentialMoments
 from iqforge.imatrix.texts import Text
 from iqforge.quantize.options import Shards
 from iqforge.quantize.plan.plan import PlannedTensor
-from iqforge.quantize.rounding.kernels import product
+from iqforge.quantize.rounding.kernels.feedback import product
 from iqforge.runtime.model import load_model
 
 from .broken_runs import BreakAfter
@@ -164,20 +164,28 @@ def planned(name: str, shape: tuple[int, ...] = (32, 32), type: str = "Q4_0") ->
 
 def test_tensors_after_those_of_a_later_layer_are_not_followed():
     """As at the borders of a checkpoint's shards."""
-    names = ["token_embd", "blk.0.attn_q", "blk.2.attn_q", "blk.1.attn_q", "blk.2.attn_k"]
-    plans = [planned(f"{name}.weight") for name in (*names, "blk.3.attn_q", "output")]
-    plans.insert(1, planned("blk.0.attn_norm.weight", (32,), "F32"))
+    names = [
+        "token_embd",
+        "per_layer_model_proj",
+        "blk.0.attn_q",
+        "blk.2.attn_q",
+        "blk.1.attn_q",
+        "blk.2.attn_k",
+    ]
+    names += ["blk.3.attn_q", "per_layer_token_embd", "output"]
+    plans = [planned(f"{name}.weight") for name in names]
+    plans.insert(2, planned("blk.0.attn_norm.weight", (32,), "F32"))
     shapes = {plan.source.name: plan.source.shape for plan in plans}
     sources = (lambda plan: plan.source.name, lambda plan: TensorName.parse(plan.source.name).layer)
     found = followed_tensors(plans, *sources, shapes)
     made = {layer: [name for name, _ in each] for layer, each in found.tensors.items()}
     assert made == {
-        None: ["token_embd.weight"],
+        None: ["token_embd.weight", "per_layer_model_proj.weight"],
         0: ["blk.0.attn_q.weight"],
         2: ["blk.2.attn_q.weight", "blk.2.attn_k.weight"],
         3: ["blk.3.attn_q.weight"],
     }
-    assert found.late == ["blk.1.attn_q.weight"]
+    assert found.late == ["blk.1.attn_q.weight", "per_layer_token_embd.weight"]
     assert found.waits == {
         "blk.0.attn_norm.weight",
         "blk.2.attn_q.weight",

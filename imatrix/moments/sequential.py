@@ -169,16 +169,19 @@ class _Pairs(OneLayer):
         """Return what the rows of tensors are rounded to, where there is held-out text."""
         found = {}
         for one in self.total.inputs.values():
-            keys = [(one.name, fold) for fold in FOLDS]
-            if all(key in self._cross for key in keys):
-                (fit, hold), (cross, held) = (
-                    [sums[key].double() / int(self.total.counts[key][0]) for key in keys]
-                    for sums in ({key: self.total.sums[key][0] for key in keys}, self._cross)
-                )
-                way = _least_squares(cross, fit, one.name)
-                made = LinearTargets(way, held.float(), hold.float(), product)
-                found |= dict.fromkeys(one.tensors, made)
+            if any((one.name, fold) not in self._cross for fold in FOLDS):
+                continue
+            (cross, fit), (held_cross, held) = (self._means(one.name, fold) for fold in FOLDS)
+            way = _least_squares(cross, fit, one.name)
+            made = LinearTargets(way, held_cross.float(), held.float(), product)
+            found |= dict.fromkeys(one.tensors, made)
         return found
+
+    def _means(self, name: str, fold: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return E[(x - y) y^T] and E[y y^T] of an input in a fold, float64[n, n]."""
+        key = name, fold
+        count = int(self.total.counts[key][0])
+        return self._cross[key].double() / count, self.total.sums[key][0].double() / count
 
 
 class LinearTargets:

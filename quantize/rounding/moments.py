@@ -12,7 +12,8 @@ import numpy as np
 from ...formats.source import TensorInfo
 from ...formats.types import GGMLType
 from .methods import ON_CPU, Rounders
-from .rows import CoupledRounder, RowMetrics
+from .row_metric import CoupledRounder
+from .rows import RowMetrics
 from .tensor_moments import MatrixMoments, TensorMoments
 
 # moments(name, shape) -> moments of a tensor, or None for a tensor that has none

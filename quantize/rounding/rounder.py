@@ -15,8 +15,9 @@ from ...errors import UnsupportedTypeError
 from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
 from ..encode import row_encoder
-from . import kernels
 from .factor import Factor
+from .kernels import codes as code_loops
+from .kernels.feedback import compensate, product
 from .layout import CodeLayout, block_bodies, code_layout
 
 _TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
@@ -58,7 +59,7 @@ class Rounder:
         if not self.passes:
             return
         g = np.empty_like(w)
-        kernels.product(w - self._values(made), self.factor.moments, g)
+        product(w - self._values(made), self.factor.moments, g)
         for _ in range(self.passes):
             made = self._moved(made, codes, g)
             if self.layout.scales:
@@ -82,7 +83,7 @@ class Rounder:
             head[:], bodies[:] = made[:, : type.header_bytes], block_bodies(type, made)
         for number, first in enumerate(range(0, n, size)):
             t = w[:, first : first + size].copy()
-            kernels.compensate(delta, self.factor.feedback, t, first)
+            compensate(delta, self.factor.feedback, t, first)
             if type.header_bytes:
                 piece = np.concatenate([head, bodies[:, number]], axis=1)
             else:
@@ -108,13 +109,13 @@ class Rounder:
         layout, feedback = self.layout, self.factor.feedback
         if not self.settles:
             levels = layout.levels(piece, self.type.block_size)
-            kernels.round_block(w, t, feedback, levels, layout.ordered, codes, delta, first)
+            code_loops.round_block(w, t, feedback, levels, layout.ordered, codes, delta, first)
             return piece
         stored = [scale.read(layout.owners(piece))[:, 0] for scale in layout.scales]
         d = stored[0] if stored else np.ones(len(piece), dtype=np.float32)
         offsets = stored[1] if len(stored) > 1 else np.zeros(len(piece), dtype=np.float32)
         chosen = layout.choices(piece)
-        kernels.round_settled(
+        code_loops.round_settled(
             w,
             t,
             feedback,
@@ -136,7 +137,7 @@ class Rounder:
         """Return bytes with better codes. g: float32[rows, n], (weights - values) H, is kept up."""
         layout, q = self.layout, self._values(made)
         levels = layout.levels(made, self.n_cols)
-        kernels.descend(q, g, self.factor.moments, levels, layout.ordered, codes)
+        code_loops.descend(q, g, self.factor.moments, levels, layout.ordered, codes)
         return layout.with_codes(made, codes)
 
     def _rescaled(self, made: np.ndarray, g: np.ndarray) -> np.ndarray:
@@ -144,7 +145,7 @@ class Rounder:
         layout, q, made = self.layout, self._values(made), made.copy()
         scales = np.stack([s.read(layout.owners(made)) for s in layout.scales], axis=2)
         units = layout.units(made, self.n_cols)
-        kernels.refit(units, scales, q, g, self.factor.moments, layout.scales[0].half)
+        code_loops.refit(units, scales, q, g, self.factor.moments, layout.scales[0].half)
         for i, scale in enumerate(layout.scales):
             scale.write(layout.owners(made), scales[:, :, i])
         return made

@@ -13,8 +13,8 @@ import numpy as np
 
 from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType, ggml_type
+from .kernels.vectors import SIZE
 from .layout import Scale, block_bodies, put_bits
-from .vector_kernels import SIZE
 
 _TRIES = 24
 VECTORS = {

@@ -15,9 +15,10 @@ from ...errors import UnsupportedTypeError
 from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
 from ..encode import row_encoder
-from . import kernels, vector_kernels
 from .factor import Factor, diagonal_blocks, inverses, metric_of_words
-from .vector_kernels import SIZE
+from .kernels.codes import refit
+from .kernels.feedback import compensate, product
+from .kernels.vectors import SIZE, descend_vectors, round_vectors
 from .vector_layout import VectorLayout, vector_layout
 
 _TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
@@ -57,10 +58,10 @@ class VectorRounder:
         pieces = []
         for number, first in enumerate(range(0, n, size)):
             t = w[:, first : first + size].copy()
-            kernels.compensate(delta, self.factor.feedback, t, first)
+            compensate(delta, self.factor.feedback, t, first)
             piece = np.empty((len(w), self.type.block_bytes), dtype=np.uint8)
             self.searches[number](t, piece)
-            vector_kernels.round_vectors(
+            round_vectors(
                 w,
                 t,
                 self.factor.feedback,
@@ -80,7 +81,7 @@ class VectorRounder:
         if not self.passes:
             return
         g = np.empty_like(w)
-        kernels.product(w - self._values(made), self.factor.moments, g)
+        product(w - self._values(made), self.factor.moments, g)
         for _ in range(self.passes):
             made = self._moved(made, indices, signs, g)
             made = self._moved(self._rescaled(made, g), indices, signs, g)
@@ -96,7 +97,7 @@ class VectorRounder:
         up.
         """
         layout = self.layout
-        vector_kernels.descend_vectors(
+        descend_vectors(
             self._values(made),
             g,
             self.factor.moments,
@@ -115,6 +116,6 @@ class VectorRounder:
         scales = layout.scale.read(layout.owners(made))[:, :, None]
         unit = made.copy()
         layout.scale.write(layout.owners(unit), 1.0)
-        kernels.refit(self._values(unit)[None], scales, q, g, self.factor.moments, True)
+        refit(self._values(unit)[None], scales, q, g, self.factor.moments, True)
         layout.scale.write(layout.owners(made), scales[:, :, 0])
         return made

@@ -24,8 +24,10 @@ from ..search.lanes import largest_magnitude
 from ..search.trellis import SETTINGS
 from ..search.trellis import rows as trellis_rows
 from ..search.trellis.tree import CODEBOOKS, FAN, LEAF
-from . import kernels, word_kernels
 from .factor import Factor, diagonal_blocks, inverses, metric_of_words
+from .kernels import even_words, word_search, words
+from .kernels.codes import refit
+from .kernels.feedback import compensate, product
 from .word_layout import ParityLayout, WordLayout, word_layout
 
 _TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
@@ -73,7 +75,6 @@ def _loops(
     name: str, dim: int, parity: bool
 ) -> tuple[CompiledLoop, CompiledLoop, CompiledLoop | None]:
     """Return the compiled loops of a type: rounding, refinement, and the scales of rows."""
-    k = word_kernels
     trellis = name in CODEBOOKS
     names: dict[str, Any] = {"DIM": dim, "LEAF": LEAF if trellis else 0, "MAGNITUDES": False}
     if trellis:
@@ -97,21 +98,22 @@ def _loops(
         }
         for one, template in of_rows.items():
             names[one] = specialize(template, **names)
-        names["score_one"] = specialize(k._score_one, **names)
-    names["prepare"] = specialize(k._prepare, **names)
+        names["score_one"] = specialize(word_search._score_one, **names)
+    names["prepare"] = specialize(word_search._prepare, **names)
     if parity:
-        names["conditional"] = specialize(k._conditional, **names)
-        names["codes_in_turn"] = specialize(k._codes_in_turn, **names)
-    put = k._put_codes if parity else k._put_word
+        names["conditional"] = specialize(even_words._conditional, **names)
+        names["codes_in_turn"] = specialize(even_words._codes_in_turn, **names)
+    put = even_words._put_codes if parity else word_search._put_word
     names["put_word"] = specialize(put, **names)
-    find = k._nearest_even if parity else k._nearest_in_tree if trellis else k._nearest_in_table
+    in_books = word_search._nearest_in_tree if trellis else word_search._nearest_in_table
+    find = even_words._nearest_even if parity else in_books
     names["nearest"] = specialize(find, **names)
     names["candidates"] = specialize(
-        k._candidates_by_norm if trellis else k._candidates_near, **names
+        words._candidates_by_norm if trellis else words._candidates_near, **names
     )
     return (
-        specialized_loop(k._round_words, **names),
-        specialized_loop(k._descend_words, **names),
+        specialized_loop(words._round_words, **names),
+        specialized_loop(words._descend_words, **names),
         specialized_loop(_row_scales, **names) if trellis else None,
     )
 
@@ -167,7 +169,7 @@ class WordRounder:
         per_block = len(layout.group_bits)
         for number, first in enumerate(range(0, n, size)):
             t = w[:, first : first + size].copy()
-            kernels.compensate(delta, self.factor.feedback, t, first)
+            compensate(delta, self.factor.feedback, t, first)
             blocks = slice(number * per_block, (number + 1) * per_block)
             if not self.type.header_bytes:
                 at = slice(number * self.type.block_bytes, (number + 1) * self.type.block_bytes)
@@ -230,7 +232,7 @@ class WordRounder:
 
     def _errors(self, w: np.ndarray, made: np.ndarray) -> np.ndarray:
         g = np.empty_like(w)
-        kernels.product(w - self._values(made), self.factor.moments, g)
+        product(w - self._values(made), self.factor.moments, g)
         return g
 
     def _moved(
@@ -265,6 +267,6 @@ class WordRounder:
         unit = made.copy()
         layout.scale.write(layout.owners(unit), 1.0)
         half = layout.scale.half
-        kernels.refit(self._values(unit)[None], scales, q, g, self.factor.moments, half)
+        refit(self._values(unit)[None], scales, q, g, self.factor.moments, half)
         layout.scale.write(layout.owners(made), scales[:, :, 0])
         return made

@@ -1,6 +1,6 @@
 // What the kernels that round with second moments share.
 //
-// Every sum is taken in index order with separate roundings, as quantize/rounding/kernels.py takes it, so bytes
+// Every sum is taken in index order with separate roundings, as quantize/rounding/kernels/codes.py takes it, so bytes
 // are those of the CPU. A warp works on one row of weights; nothing depends on how rows are divided.
 //
 // A type's codes have the values (d * factor) * level + second * shift, where d and `second` are the scales of a

@@ -1,5 +1,5 @@
-// Error feedback and descent for types whose words come from a generator: as quantize/rounding/word_kernels.py does with the
-// codebook arranged as a tree (quantize/search/trellis/tree.py), to the last bit. Rows may be of several matrices,
+// Error feedback and descent for types whose words come from a generator: as quantize/rounding/kernels/words.py does with
+// the codebook arranged as a tree (quantize/search/trellis/tree.py), to the last bit. Rows may be of several matrices,
 // `matrix_rows` of each, with feedback, moments, metrics, inverses and weights of their own one after another.
 #include "rounding/words.cuh"
 

@@ -1,5 +1,5 @@
 // Error feedback and descent for types that store vectors of eight elements: indices into a table of magnitudes, of four
-// or eight elements, and signs. As quantize/rounding/vector_kernels.py does, to the last bit. Rows may be of several
+// or eight elements, and signs. As quantize/rounding/kernels/vectors.py does, to the last bit. Rows may be of several
 // matrices, `matrix_rows` of each, with feedback, moments, metrics and inverses of their own one after another.
 #include "rounding/words.cuh"
 

@@ -1,5 +1,5 @@
 // Error feedback and descent for types that store words: an index into a table for every DIM columns, and a scale for
-// every group of words. As quantize/rounding/word_kernels.py does, to the last bit. Rows may be of several matrices,
+// every group of words. As quantize/rounding/kernels/words.py does, to the last bit. Rows may be of several matrices,
 // `matrix_rows` of each, with feedback, moments, metrics and inverses of their own one after another.
 #include "rounding/words.cuh"
 

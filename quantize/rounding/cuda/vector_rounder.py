@@ -11,7 +11,7 @@ import numpy as np
 
 from ....cuda_kernels.rounding import WARPS
 from ....formats.types import GGMLType
-from ..vector_kernels import SIZE
+from ..kernels.vectors import SIZE
 from .block_rounder import BlockRounder, required
 from .factor import DeviceFactor
 from .memory import Memory

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....cuda_kernels.rounding import MOST_COLUMNS, MOST_MAGNITUDES
+from ..kernels.vectors import SIZE
 from ..layout import put_bits
-from ..vector_kernels import SIZE
 from ..vector_layout import VectorLayout, vector_layout
 
 _SIGNS = 1 << 16  # in `fields`

@@ -1,5 +1,5 @@
 """Compiled loops over rows for types that store vectors of eight elements: indices into a table of
-magnitudes, and signs. `kernels.py` says what the other arrays are.
+magnitudes, and signs. `feedback.py` says what the other arrays are.
 
 A vector is chosen by the whole metric M of its eight columns: it minimizes (t - q) M (t - q)^T.
 A table of vectors of four is used twice: the halves are chosen in turn, each with the other as it
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats.kernel import CompiledLoop, device_function
+from ....formats.kernel import CompiledLoop, device_function
 
 SIZE = 8
 
@@ -21,7 +21,7 @@ def _choose(t, m, scale, table, even, found, q, scratch):
     float32[8], the values, for the target t float32[8].
 
     table: float32[elements, entries]; even: the number of negative elements must be even; scratch:
-    float32[12, at least entries].
+    float32[7, at least 8 and entries].
     """
     size, count = table.shape
     x, sign, v, b = scratch[0], scratch[1], scratch[2], scratch[3]

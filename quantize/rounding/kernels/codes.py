@@ -1,9 +1,7 @@
-"""Compiled loops over rows: error feedback, coordinate descent, refitting of scales.
+"""Compiled loops over rows for types that store a code for every element: rounding a block, moving
+codes, refitting scales. `feedback.py` says what the arrays are.
 
-Every row is computed on its own, and sums are added in index order, so the results do not depend on
-how rows are divided among threads. Arrays: float32[rows, n] `w` (weights), `delta` (w minus what is
-stored), `q` (what is stored), `g` (delta H); float32[n, n] `a` (feedback) and `h` (moments);
-`levels` float32[rows, groups, codes], the value of every code in every group of `n / groups`
+`levels` float32[rows, groups, codes]: the value of every code in every group of `n / groups`
 columns; `codes` uint8[rows, n].
 """
 
@@ -11,20 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats.kernel import CompiledLoop, device_function
-from ..search.grouped import as_half
-
-_TILE = 32  # rows of a matrix that are used for all rows of weights before the next ones
-
-
-def _compensate(delta, a, t, first):
-    width = t.shape[1]
-    for start in range(0, first, _TILE):
-        for r in range(len(t)):
-            for j in range(start, min(start + _TILE, first)):
-                d = delta[r, j]
-                for k in range(width):
-                    t[r, k] += d * a[j, first + k]
+from ....formats.kernel import CompiledLoop, device_function
+from ...search.grouped import as_half
 
 
 @device_function
@@ -53,6 +39,7 @@ def _nearest(value, levels, ordered):
 
 
 def _round(w, t, a, levels, ordered, codes, delta, first):
+    """Choose the codes of a block from column `first`, whose targets are t float32[rows, width]."""
     width = t.shape[1]
     group = width // levels.shape[1]
     for r in range(len(t)):
@@ -113,18 +100,8 @@ def _round_settled(
                     t[r, k] += rest * a[column, first + k]
 
 
-def _product(delta, h, g):
-    n = h.shape[0]
-    g[:] = np.float32(0)
-    for start in range(0, n, _TILE):
-        for r in range(len(g)):
-            for j in range(start, min(start + _TILE, n)):
-                d = delta[r, j]
-                for k in range(n):
-                    g[r, k] += d * h[j, k]
-
-
 def _descend(q, g, h, levels, ordered, codes):
+    """Move single codes as long as tr(dW H dW^T) falls."""
     n = h.shape[0]
     group = n // levels.shape[1]
     for r in range(len(q)):
@@ -183,9 +160,7 @@ def _refit(units, scales, q, g, h, half):
                     g[r, k] -= moved * v[k]
 
 
-compensate = CompiledLoop(_compensate)
 round_block = CompiledLoop(_round)
 round_settled = CompiledLoop(_round_settled)
-product = CompiledLoop(_product)
 descend = CompiledLoop(_descend)
 refit = CompiledLoop(_refit)

@@ -1,0 +1,1 @@
+"""Round rows with second moments on CUDA devices."""
