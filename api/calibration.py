@@ -256,11 +256,10 @@ class Calibration:
         )
         if found.late:
             log.warning(
-                "%s: %d tensors come after those of a later layer, which is not told of their"
-                " errors, from %s on",
+                "%s: later layers are not told of the errors of tensors that come after them: %s%s",
                 self._model.source.path,
-                len(found.late),
                 found.late[0],
+                f" and {len(found.late) - 1} more" if len(found.late) > 1 else "",
             )
 
         def rounded(layer: int | None) -> list[RoundedTensor]:
