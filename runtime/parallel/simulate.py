@@ -27,12 +27,12 @@ class Costs:
     experts, and for each mixer that is a delta net or latent attention. cache: bytes per second of
     caches that steps read. deep: seconds besides for each mixer with a cache, after DEEP tokens or
     more. multiply, multiply_experts: operations per second of products of prompts; attend,
-    attend_latent: of their attention to the tokens before. row, expert_row: seconds for each element of the
-    residual stream in a layer of a prompt, and for each expert that it goes to. delta_row,
-    latent_row: seconds for each token of a prompt and such mixer. step_sum: seconds of a sum of one
-    token's row over 2 ranks, and what each further rank adds. link: bytes per second that a rank
-    sends. prompt_sum: seconds that starting a sum of a prompt takes. host_sum, host_link: as
-    step_sum and link, between hosts.
+    attend_latent: of their attention to the tokens before. row, expert_row: seconds for each
+    element of the residual stream in a layer of a prompt, and for each expert that it goes to.
+    delta_row, latent_row: seconds for each token of a prompt and such mixer. step_sum: seconds of a
+    sum of one token's row over 2 ranks, and what each further rank adds. link: bytes per second
+    that a rank sends. prompt_sum: seconds that starting a sum of a prompt takes. host_sum,
+    host_link: as step_sum and link, between hosts.
     """
 
     name: str
