@@ -37,6 +37,7 @@ from iqforge.runtime.evaluate.perplexity import measure_perplexity
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 
+from .reference_arithmetic import use_reference_attention, use_reference_products
 from .shared import shared
 from .tiny_checkpoint import PROSE, make_tiny_llama
 from .tiny_model import write_gguf
@@ -53,6 +54,15 @@ def tiny(tmp_path_factory):
         write_gguf(folder / "q8.gguf", source, lambda t: "Q8_0" if len(t.shape) > 1 else "F32")
     (folder / "text.txt").write_text(PROSE * 2)
     return folder
+
+
+@pytest.fixture
+def one_thread():
+    """Use one thread: thousands of small operations wait longer for a second than it helps."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_chunks_cut_and_score_as_the_reference_does():
@@ -180,8 +190,21 @@ def test_a_base_file_of_the_reference(tmp_path):
     assert (tmp_path / "ours.kld").read_bytes()[:header] == path.read_bytes()[:header]
     assert (tmp_path / "ours.kld").stat().st_size == path.stat().st_size
     for chunk in range(2):
-        # Its activations are rounded.
+        # It adds up values in float16.
         assert np.abs(ours.log_probabilities(chunk) - base.log_probabilities(chunk)).max() < 0.02
+
+
+def test_a_base_file_of_the_reference_with_its_attention(monkeypatch, one_thread, tmp_path):
+    use_reference_attention(monkeypatch)
+    base = BaseFile(shared("golden/tools/eval/base.c256x2.kld"))
+    tokens = base.tokens.reshape(-1).tolist()
+    with load_model(shared("golden/tools/gguf/tiny-llama-untied-f16.gguf")) as model:
+        result = measure_perplexity(model, tokens, n_ctx=256, save_logits=tmp_path / "ours.kld")
+    assert result.perplexity == pytest.approx(397.6303, rel=3e-5)
+    ours = BaseFile(tmp_path / "ours.kld")
+    for chunk in range(2):
+        # A step of its codes is 9e-5.
+        assert np.abs(ours.log_probabilities(chunk) - base.log_probabilities(chunk)).max() < 2e-3
 
 
 def test_a_divergence_table_of_the_reference(tmp_path):
@@ -225,6 +248,29 @@ def test_a_divergence_table_of_the_reference(tmp_path):
     assert s.rms_delta_p[0] == pytest.approx(0.00038, rel=0.05) and s.kld_quantiles(0.5)[
         0
     ] == pytest.approx(0.002722, rel=0.03)
+
+
+def test_a_divergence_table_of_the_reference_with_its_arithmetic(monkeypatch, one_thread):
+    """Every number as printed; of perplexities, which we compute in float64, seven digits."""
+    path = shared("golden/tools/gguf/tiny-llama-untied.Q4_K_M.imatrix.gguf")
+    use_reference_attention(monkeypatch)
+    use_reference_products(monkeypatch, path)
+    lines = [report.TABLE_HEADER]
+    with load_model(path) as model:
+        result = measure_divergence(
+            model,
+            shared("golden/tools/eval/base.c256x2.kld"),
+            on_chunk=lambda chunk, s: lines.append(report.table_row(chunk, s)),
+        )
+    lines += ["", *report.summary(result.statistics)]
+    expected = shared("golden/tools/eval/kld_output.txt").read_text().strip("\n").splitlines()
+    for line, wanted in zip(lines, expected, strict=True):
+        if not wanted.startswith("Mean PPL"):
+            assert line == wanted
+            continue
+        (name, *ours), (expected_name, *theirs) = (re.split("[:±]", x) for x in (line, wanted))
+        assert name == expected_name
+        assert [float(x) for x in ours] == pytest.approx([float(x) for x in theirs], rel=1e-6)
 
 
 def test_a_divergence_with_the_roundings_of_the_reference():
