@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..quantize.encode import encodable_types
 from ..version import __version__
 from .devices import devices_to_measure
-from .quantize import plan_quantization
+from .plan import plan_quantization
 from .rounding import moments_imatrix, moments_lookup, opened_moments
 from .source import (
     PathLike,

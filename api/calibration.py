@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
 from .models import collecting_options, open_model, texts_of
-from .sequential import followed_tensors
 from .source import PathLike, excluded_names, renamed_imatrix, selected_imatrix
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from ..formats.source import Source
     from ..formats.values import Value
     from ..imatrix.data import Imatrix
-    from ..quantize.options import QuantizeOptions, Shards
+    from ..quantize.options import QuantizeOptions
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.rounding.late import LateRounding
@@ -115,6 +113,7 @@ class Calibration:
         import numpy as np
 
         from ..imatrix.data import Entry
+        from ..imatrix.moments.lookup import with_all_experts
 
         entries = {
             name: Entry(
@@ -124,7 +123,7 @@ class Calibration:
             for one in self._layers.inputs.values()
             for name in one.tensors
         }
-        return self._imatrix(_with_shared(entries))
+        return self._imatrix(with_all_experts(entries))
 
     def _imatrix(self, entries: dict[str, Any]) -> Imatrix:
         from ..imatrix.data import Imatrix
@@ -137,6 +136,7 @@ class Calibration:
         `model` is the source before `changes`.
         """
         from ..formats.tensor_names import TensorName
+        from ..imatrix.moments.lookup import with_all_experts
 
         before = self._before(changes, model)
         excluded = excluded_names(changes, model)
@@ -151,7 +151,7 @@ class Calibration:
                 for name, entry in self._layers.entries.items()
                 if TensorName.parse(name).layer == layer
             }
-            used = selected_imatrix(self._imatrix(_with_shared(own)), changes)
+            used = selected_imatrix(self._imatrix(with_all_experts(own)), changes)
             renamed = renamed_imatrix(used, changes)
             return None if renamed is None else renamed.importance(name, shape)
 
@@ -244,6 +244,7 @@ class Calibration:
         UsageError for one that the model does not have in this form.
         """
         from ..imatrix.moments.sequential import RoundedTensor, SequentialMoments
+        from ..quantize.rounding.followed import followed_tensors
 
         if not isinstance(self._layers, SequentialMoments):
             return set()
@@ -301,55 +302,3 @@ class Calibration:
         import torch
 
         return json.dumps([self._model.device.type, self._precision, torch.__version__])
-
-
-def _with_shared(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return entries where one of all experts of a layer has a matrix for each expert."""
-    import numpy as np
-
-    from ..formats.tensor_names import TensorName
-    from ..imatrix.data import Entry
-
-    found = {}
-    for name, entry in entries.items():
-        parsed = TensorName.parse(name)
-        down = entries.get(parsed.sibling("ffn_down_exps.weight"))
-        if parsed.is_stacked and entry.shape[0] == 1 and down is not None:
-            n = down.shape[0]
-            shape = n, entry.shape[1]
-            entry = Entry(np.broadcast_to(entry.sums, shape), np.broadcast_to(entry.counts, n))
-        found[name] = entry
-    return found
-
-
-def check_calibration(
-    calibrate: PathLike | Sequence[PathLike] | None,
-    hessian: object,
-    options: QuantizeOptions,
-    shards: Shards,
-    n_outputs: int,
-) -> None:
-    """Raise UsageError for options that exclude calibration texts, or need them."""
-    from ..quantize.options import QuantizeOptions
-
-    if calibrate is None:
-        if options.sequential:
-            raise UsageError("sequential (--sequential) needs texts (--calibrate)")
-        default = QuantizeOptions()
-        if (options.calibrate_chunks, options.calibrate_ctx) != (
-            default.calibrate_chunks,
-            default.calibrate_ctx,
-        ):
-            raise UsageError(
-                "calibrate_chunks and calibrate_ctx (--calibrate-chunks, --calibrate-ctx) need"
-                " texts (--calibrate)"
-            )
-        return
-    if hessian is not None:
-        raise UsageError("second moments (--hessian) and texts (--calibrate) exclude each other")
-    if options.dry_run and options.estimate:
-        raise UsageError("with --calibrate, --dry-run gives no estimate: add --no-estimate")
-    if options.sequential and (n_outputs > 1 or shards.partial):
-        raise UsageError(
-            "sequential (--sequential) makes one whole output: each has its own rounded layers"
-        )

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..formats.options import from_keywords
 from ..quantize.run.report import RunProgress
 from .devices import devices_of_plan
-from .quantize import plan_quantization
+from .plan import plan_quantization
 from .source import (
     PathLike,
     check_fields,

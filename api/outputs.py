@@ -189,3 +189,22 @@ def open_outputs(
         names = [real_output(layout.path) for layout in output.files.written]
         key = run_key(output.planned, output.files.headers, names, devices=devices, **output.key)
         yield ResumableOutput(out, names, output.files.open, output.planned, key, restart)
+
+
+def save_plan(
+    file: PathLike,
+    recipe: Recipe,
+    planned: Sequence[PlannedTensor],
+    inputs: Sequence[PathLike],
+    out: PathLike | None,
+) -> None:
+    """Write a plan for `load_plan`. Raise UsageError or OutputError for a file that is an input or
+    the output.
+    """
+    from ..formats.output import refuse_same_file
+    from ..quantize.plan import saved_plan
+
+    refuse_same_file(file, inputs)
+    if out is not None and real_output(file) == real_output(out):
+        raise UsageError("cannot be both the output and the plan", file=file)
+    saved_plan.save_plan(file, recipe, planned, __version__)

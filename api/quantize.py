@@ -1,4 +1,4 @@
-"""Plan the types of models, and quantize them."""
+"""Quantize models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..formats.codecs.codec import decodable_types
-from ..quantize.encode import encodable_types
 from ..quantize.run.report import RunProgress, RunReport, report_plan
-from ..version import __version__
-from .calibration import Calibration, check_calibration
+from .calibration import Calibration
 from .devices import note_choice
-from .outputs import open_outputs, plan_outputs
+from .outputs import open_outputs, plan_outputs, save_plan
+from .plan import plan_quantization
 from .rounding import (
+    check_calibration,
     loaded_moments,
     moments_imatrix,
     rounders_of,
@@ -41,64 +40,16 @@ from .source import (
 )
 
 if TYPE_CHECKING:
-    from ..formats.source import Source
-    from ..formats.values import Value
     from ..imatrix.data import Imatrix
     from ..imatrix.moments.file import MomentsFile
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
-    from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
     from ..quantize.rounding.choice import RoundingPlan
     from ..quantize.rounding.late import LateRounding
     from ..quantize.rounding.moments import TensorRounding
 
 log = logging.getLogger(__name__)
-
-
-def plan_quantization(
-    source: Source, recipe: Recipe | str, imatrix: Imatrix | None = None, **options: Any
-) -> list[PlannedTensor]:
-    """Return what every tensor of `source` becomes. Nothing is read. `recipe` may name a preset,
-    with `options` of `Recipe`.
-
-    Tensors of a checkpoint that are not quantized get the type the converter gives them (norms
-    F32), as if it had been converted first. Those that it stores in blocks (MXFP4) stay so, unless
-    the recipe allows requantizing.
-    """
-    from ..convert.source import CheckpointSource
-    from ..convert.tensors.outtype import plan_outtype
-    from ..quantize.plan.plan import PlannedTensor, check_supported
-
-    recipe = preset_recipe(recipe, options, plan_quantization)
-    checkpoint = isinstance(source.origin, CheckpointSource)
-    if checkpoint and recipe.copies:
-        raise UsageError(
-            "COPY takes a GGUF file; iqforge convert makes one of a checkpoint", file=source.path
-        )
-    recipe.check_source(source.tensors)
-    converted = plan_outtype(source, "auto")[0] if checkpoint else source.tensors
-    planned = recipe.plan(
-        converted,
-        source.metadata,
-        imatrix=imatrix is not None and bool(imatrix.entries),
-        allow_requantize=checkpoint,
-    )
-    if checkpoint and not recipe.allow_requantize:
-        planned = [
-            (
-                PlannedTensor(plan.source, plan.source, "stored in blocks: kept")
-                if plan.source.type.is_quantized
-                else plan
-            )
-            for plan in planned
-        ]
-    planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
-    check_supported(planned, decodable_types(), encodable_types())
-    recipe.check_importance(
-        planned, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None
-    )
-    return planned
 
 
 def quantize_model(
@@ -139,18 +90,6 @@ def quantize_model(
         progress=[progress or RunProgress()],
         **keywords,
     )[0]
-
-
-def _records(
-    moments: MomentsFile | None,
-    plans: Sequence[RoundingPlan],
-    calibration: Calibration | None,
-    n_outputs: int,
-) -> list[dict[str, Value]]:
-    """Return the metadata keys that record second moments, for each output that has them."""
-    if calibration is not None:
-        return [calibration.provenance()] * n_outputs
-    return [] if moments is None else [rounding_provenance(moments, plan) for plan in plans]
 
 
 def quantize_models(
@@ -206,11 +145,9 @@ def quantize_models(
     again it resumes and gives the same file, or a ResumeError if anything has changed that the
     bytes depend on. restart: start from scratch instead.
     """
-    from ..formats.output import real_output, refuse_same_file
     from ..quantize.cuda.devices import find_devices
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
-    from ..quantize.plan.saved_plan import save_plan
     from ..quantize.report.validate import require_sound
     from ..quantize.rounding.late import layer_choices
     from ..quantize.run.compilation import compile_ahead, tasks_of_plans
@@ -251,13 +188,8 @@ def quantize_models(
         for planned in plans:
             changes.check(planned)
         if o.save_plan is not None:
-            refuse_same_file(
-                o.save_plan,
-                [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])],
-            )
-            if outputs[0][0] is not None and real_output(o.save_plan) == real_output(outputs[0][0]):
-                raise UsageError("cannot be both the output and the plan", file=o.save_plan)
-            save_plan(o.save_plan, recipes[0], plans[0], __version__)
+            inputs = [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])]
+            save_plan(o.save_plan, recipes[0], plans[0], inputs, outputs[0][0])
         if o.nan_to_zero:
             plans = [[replace(plan, nan_to_zero=True) for plan in planned] for planned in plans]
         excluded = excluded_names(changes, rearranged)
@@ -276,6 +208,9 @@ def quantize_models(
         wanted = [
             (out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)
         ]
+        records = [rounding_provenance(moments, plan) for plan in roundings] if moments else []
+        if calibration is not None:
+            records = [calibration.provenance()] * len(outputs)
         files = plan_outputs(
             model,
             source,
@@ -285,7 +220,7 @@ def quantize_models(
             shards,
             provenance=o.provenance,
             threads=o.threads,
-            rounded=_records(moments, roundings, calibration, len(outputs)),
+            rounded=records,
             calibrated="" if calibration is None else calibration.key(),
         )
         if o.device == "auto":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..formats.values import Value
     from ..imatrix.data import Imatrix
     from ..imatrix.moments.file import MomentsFile
-    from ..quantize.options import QuantizeOptions
+    from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.rounding.choice import RoundingPlan
@@ -43,6 +43,39 @@ def loaded_moments(
     if options.dry_run and options.estimate:
         raise UsageError("with --hessian, --dry-run gives no estimate: add --no-estimate")
     return opened_moments(hessian)
+
+
+def check_calibration(
+    calibrate: PathLike | Sequence[PathLike] | None,
+    hessian: object,
+    options: QuantizeOptions,
+    shards: Shards,
+    n_outputs: int,
+) -> None:
+    """Raise UsageError for options that exclude calibration texts, or need them."""
+    from ..quantize.options import QuantizeOptions
+
+    if calibrate is None:
+        if options.sequential:
+            raise UsageError("sequential (--sequential) needs texts (--calibrate)")
+        default = QuantizeOptions()
+        if (options.calibrate_chunks, options.calibrate_ctx) != (
+            default.calibrate_chunks,
+            default.calibrate_ctx,
+        ):
+            raise UsageError(
+                "calibrate_chunks and calibrate_ctx (--calibrate-chunks, --calibrate-ctx) need"
+                " texts (--calibrate)"
+            )
+        return
+    if hessian is not None:
+        raise UsageError("second moments (--hessian) and texts (--calibrate) exclude each other")
+    if options.dry_run and options.estimate:
+        raise UsageError("with --calibrate, --dry-run gives no estimate: add --no-estimate")
+    if options.sequential and (n_outputs > 1 or shards.partial):
+        raise UsageError(
+            "sequential (--sequential) makes one whole output: each has its own rounded layers"
+        )
 
 
 def opened_moments(hessian: PathLike | MomentsFile) -> MomentsFile:

@@ -1,4 +1,4 @@
-"""Run models: perplexity and text."""
+"""Run models: perplexity, tasks and text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from .models import check_load_keywords, open_model, opened_model, split_options
 from .source import PathLike
 
 if TYPE_CHECKING:
-    import torch
-
     from ..formats.source import Source
     from ..runtime.evaluate.chunks import ProgressCallback
     from ..runtime.evaluate.divergence import Divergence, Statistics
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
     from ..runtime.text_options import ChunkOptions, GenerateOptions, PerplexityOptions
-    from ..runtime.tokenizer import Tokenizer
 
 
 def measure_perplexity(
@@ -290,27 +287,6 @@ def plan_generation(
     declaration(hyperparameters.architecture, file)  # before the tokenizer, which it may lack
     tokens = prompt_tokens(Tokenizer.from_metadata(source.metadata, file=file), prompt)
     return plan_length(tokens, n, context, hyperparameters)
-
-
-@checks_keywords
-def decode_torch(
-    type: str,
-    data: torch.Tensor,
-    n_cols: int,
-    *,
-    as_weights: bool = False,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Decode on the device of `data`, uint8[rows, row_bytes]: float32[rows, n_cols] with the bits
-    of `decode`, or rounded to `dtype`.
-
-    For whole tensors, and I2_S, see `decode_tensor_torch`.
-    """
-    import torch
-
-    from ..formats.codecs.torch_decode import decode_torch as decode
-
-    return decode(type, data, n_cols, as_weights=as_weights, dtype=dtype or torch.float32)
 
 
 def load_model(

@@ -17,7 +17,7 @@ PUBLIC = {
     "plan_lora": "api.convert",
     "quantize_model": "api.quantize",
     "quantize_models": "api.quantize",
-    "plan_quantization": "api.quantize",
+    "plan_quantization": "api.plan",
     "repack_model": "api.repack",
     "auto_model": "proof.auto_model",
     "plan_auto": "proof.auto_model",
@@ -75,7 +75,7 @@ PUBLIC = {
     # Rows of tensors
     "decode": "formats.codecs.codec",
     "decode_tensor": "formats.codecs.codec",
-    "decode_torch": "api.runtime",
+    "decode_torch": "formats.codecs.torch_decode",
     "decode_tensor_torch": "formats.codecs.torch_decode",
     "decodable_types": "formats.codecs.codec",
     "encode": "quantize.encode",

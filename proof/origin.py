@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..api.quantize import plan_quantization
+from ..api.plan import plan_quantization
 from ..convert.source import CheckpointSource
 from ..errors import UsageError
 from ..formats.source import Source

@@ -7,7 +7,7 @@ import logging
 
 import iqforge
 import pytest
-from iqforge.api.quantize import plan_quantization
+from iqforge.api.plan import plan_quantization
 from iqforge.cli import main
 from iqforge.errors import (
     IqforgeError,

@@ -8,7 +8,6 @@ import iqforge
 import numpy as np
 import pytest
 import torch
-from iqforge.api.sequential import followed_tensors
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
@@ -23,6 +22,7 @@ from iqforge.imatrix.moments.sequential import RoundedTensor, SequentialMoments
 from iqforge.imatrix.texts import Text
 from iqforge.quantize.options import Shards
 from iqforge.quantize.plan.plan import PlannedTensor
+from iqforge.quantize.rounding.followed import followed_tensors
 from iqforge.quantize.rounding.kernels.feedback import product
 from iqforge.runtime.model import load_model
 

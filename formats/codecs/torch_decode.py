@@ -30,20 +30,21 @@ PIECE_ELEMENTS = 1 << 24  # at a time: bounds the memory, at about 16 bytes an e
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+@checks_keywords
 def decode_torch(
     type: str | GGMLType,
     data: torch.Tensor,
     n_cols: int,
     *,
     as_weights: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Decode rows: uint8[rows, row_bytes] to `dtype`[rows, n_cols] on the device of `data`, as
-    `codec.decode` does on the CPU.
+    """Decode rows: uint8[rows, row_bytes] to float32[rows, n_cols] on the device of `data`, with
+    the bits of `codec.decode`, or rounded to `dtype`.
 
-    Values are decoded in float32 and then rounded to `dtype`. Interleaved types take whole row
-    groups. Raise ShapeError for bytes that do not fit the type, UnsupportedTypeError for a type
-    without rows of numbers.
+    For whole tensors, and I2_S, see `decode_tensor_torch`. Interleaved types take whole row groups.
+    Raise ShapeError for bytes that do not fit the type, UnsupportedTypeError for a type without
+    rows of numbers.
     """
     type = ggml_type(type)
     row_bytes = type.row_bytes(n_cols)
@@ -59,7 +60,7 @@ def decode_torch(
         )
     one = _row_decoder(type, n_cols, as_weights, data.device)
     step = max(1, PIECE_ELEMENTS // (n_cols * type.group_rows)) * type.group_rows
-    out = torch.empty((len(data), n_cols), dtype=dtype, device=data.device)
+    out = torch.empty((len(data), n_cols), dtype=dtype or torch.float32, device=data.device)
     for start in range(0, len(data), step):
         out[start : start + step] = one(data[start : start + step].contiguous())
     return out

@@ -155,3 +155,17 @@ def entry_of(file: MomentStore, name: str) -> Entry:
         n = file.inputs[down].n_matrices if down else 1
         return Entry(np.repeat(sums, n, axis=0), np.repeat(total, n))
     return Entry(sums, total)
+
+
+def with_all_experts(entries: dict[str, Entry]) -> dict[str, Entry]:
+    """Return entries where one of all experts of a layer has a matrix for each expert."""
+    found = {}
+    for name, entry in entries.items():
+        parsed = TensorName.parse(name)
+        down = entries.get(parsed.sibling("ffn_down_exps.weight"))
+        if parsed.is_stacked and entry.shape[0] == 1 and down is not None:
+            n = down.shape[0]
+            shape = n, entry.shape[1]
+            entry = Entry(np.broadcast_to(entry.sums, shape), np.broadcast_to(entry.counts, n))
+        found[name] = entry
+    return found

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from ..errors import UsageError
-from ..formats.tensor_names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING
-
-if TYPE_CHECKING:
-    from ..quantize.plan.plan import PlannedTensor
+from ...errors import UsageError
+from ...formats.tensor_names import PER_LAYER_EMBEDDING, TOKEN_EMBEDDING
+from ..plan.plan import PlannedTensor
 
 # What a model reads before its first layer.
 _EMBEDDINGS = (TOKEN_EMBEDDING, PER_LAYER_EMBEDDING, "per_layer_model_proj.weight")
