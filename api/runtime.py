@@ -11,6 +11,8 @@ from .models import check_load_keywords, open_model, opened_model, split_options
 from .source import PathLike
 
 if TYPE_CHECKING:
+    import torch
+
     from ..formats.source import Source
     from ..runtime.evaluate.chunks import ProgressCallback
     from ..runtime.evaluate.divergence import Divergence, Statistics
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
     from ..runtime.text_options import ChunkOptions, GenerateOptions, PerplexityOptions
+    from ..runtime.tokenizer import Tokenizer
 
 
 def measure_perplexity(
