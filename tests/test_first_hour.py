@@ -22,6 +22,8 @@ from iqforge.imatrix.coverage import measure_coverage
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.report import bars
 from iqforge.runtime.commands import watch
+from iqforge.runtime.model import load_model
+from iqforge.runtime.weights import kept
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
 ON_ONE_LINE = """
@@ -256,6 +258,17 @@ def test_lines_of_results_are_not_continued(monkeypatch):
     assert out.getvalue() == "\ngenerating: 50 % in 5 s, about 5 s left\n"
 
 
+def test_norms_need_no_compiler(gguf, monkeypatch):
+    """A model that is opened for a GPU, or to be looked at, does not wait for one."""
+
+    def refuse() -> None:
+        raise AssertionError("the compiler is imported")
+
+    monkeypatch.setattr(kept, "_compiled", refuse)
+    with load_model(gguf, "cpu") as model:
+        assert model.network.output_norm.weight.shape == (256,)
+
+
 LONG_RUNS = {
     "convert": ["convert", "{demo}", "--outfile", "{folder}/c.gguf"],
     "quantize-stats": ["quantize-stats", "{gguf}", "--type", "Q8_0"],
@@ -287,6 +300,20 @@ def test_bytes_are_counted_without_a_terminal(monkeypatch, capsys):
         progress._estimate.next = 0.0
         progress(250)
     assert capsys.readouterr().err.startswith("splitting: 25 % in ")
+
+
+def test_what_is_compiled_first_is_no_part_of_an_estimate(gguf, monkeypatch, capsys):
+    clock = Clock()
+    monkeypatch.setattr(
+        watch, "Estimate", lambda what, **options: Estimate(what, clock=clock, **options)
+    )
+    with load_model(gguf, "cpu") as model, watch.watched(model, "generating", [(4, 3)]):
+        clock.now = 60
+        model.forward([1, 2, 3, 4])
+        assert not capsys.readouterr().err
+        clock.now = 66
+        model.forward([1, 2, 3, 4])
+    assert re.match(r"generating: \d+ % in 6 s, about \d+ s left", capsys.readouterr().err)
 
 
 def test_a_slow_model_says_how_long_it_takes(monkeypatch, capsys):

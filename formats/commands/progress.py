@@ -53,7 +53,11 @@ class Estimate:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.what, self.every, self.before, self.clock = what, every, before, clock
-        self.started = clock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Count time from now on."""
+        self.started = self.clock()
         self.next = self.started + AFTER_SECONDS
 
     def due(self) -> bool:

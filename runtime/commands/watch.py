@@ -63,6 +63,7 @@ class _Watch:
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
         if self.first is None:
             self.first = name
+            self.estimate.restart()  # what was compiled until now tells nothing about passes
         self.begun += name == self.first
         if self.begun <= self.planned and self.estimate.due() and (done := self._done(name)) > 0:
             self.estimate.say(done)

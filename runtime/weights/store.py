@@ -110,7 +110,8 @@ class TensorStore:
 
     def decode(self, tensor: TensorInfo, stored: np.ndarray) -> torch.Tensor:
         """Return float32[rows, n_cols] on the CPU of uint8[rows, row_bytes] of `tensor`."""
-        if can_be_kept(tensor.type, tensor.n_cols):
+        # Norms of every model are F32: copying them needs no compiler.
+        if tensor.type.name != "F32" and can_be_kept(tensor.type, tensor.n_cols):
             return decoded(tensor.type, stored, tensor.n_cols)
         return torch.from_numpy(
             codec.decode(
