@@ -19,7 +19,7 @@ from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, _Place, roun
 from iqforge.quantize.rounding.factor import Factor, factored
 from iqforge.quantize.rounding.layout import SCALES
 from iqforge.quantize.rounding.methods import ON_CPU, guides, rounder_of
-from iqforge.quantize.rounding.rows import CoupledRounder, RowMetric
+from iqforge.quantize.rounding.row_metric import CoupledRounder, RowMetric
 from iqforge.quantize.rounding.ternary_rounder import TWINS
 from iqforge.quantize.rounding.vector_layout import VECTORS
 from iqforge.quantize.rounding.word_layout import TABLES
