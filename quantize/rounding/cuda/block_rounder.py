@@ -14,21 +14,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ....cuda_kernels.rounding import MOST_COLUMNS, TILE, WARPS, From
+from ....cuda_kernels.rounding import MOST_COLUMNS, WARPS, From
 from ....errors import UnsupportedTypeError
 from ....formats.types import GGMLType
 from ...encode import prepare_weights
 from ..factor import inverses, metric_of_blocks
+from .device_rows import DeviceRows
 from .factor import DeviceFactor
 from .memory import Memory
 
 Tables = TypeVar("Tables")
 
-_GRID = 4096  # CUDA blocks of a kernel over all elements
 MOST_ELEMENTS = 1 << 26  # of the rows that are worked on together
 
 
-class BlockRounder(ABC):
+class BlockRounder(DeviceRows, ABC):
     """Round rows to a plain type; used by one thread at a time. n_scales: of a block, or of a row
     where the type has a header. A type whose scales do not come from its search does not search,
     and refits the scale of a row as soon as its codes are known.
@@ -47,14 +47,13 @@ class BlockRounder(ABC):
         stream: Any,
         n_scales: int,
     ):
-        self.type, self.n_cols, self.passes, self._n_scales = type, n_cols, passes, n_scales
-        self._factor, self._memory, self._stream = factor, memory, stream
-        self._device, self._matrices = memory.device, len(factor.weights)
+        super().__init__(n_cols, len(factor.weights), memory, stream)
+        self.type, self.passes, self._n_scales = type, passes, n_scales
+        self._factor = factor
         self._blocks = n_cols // type.block_size
         self._owners = 1 if type.header_bytes else self._blocks
         self._owner_width = n_cols // self._owners
         self._weights = memory.filled("weights", factor.weights.astype(np.float32), stream)
-        self._given: dict[str, Any] = {}
         if not self.searches:
             return
         self._encoder = self._device.encoder(type, self._owner_width, True)
@@ -67,15 +66,6 @@ class BlockRounder(ABC):
         )
         there = memory.filled("search weights", searched, stream)
         self._search_weights = [there[number] for number in range(len(searched))]
-
-    def _give(self, tables: Any, *names: str) -> None:
-        """Put these arrays of a type's tables on the GPU."""
-        for name in names:
-            self._given[name] = self._memory.filled(name, getattr(tables, name), self._stream)
-
-    def _of(self, *names: str) -> list[Any]:
-        """Return arrays that `_give` put there."""
-        return [self._given[name] for name in names]
 
     def _invert_blocks(self, size: int) -> None:
         """Set metrics and inverses for `size` columns that are chosen together, by the CPU's
@@ -204,39 +194,6 @@ class BlockRounder(ABC):
             *map(np.int32, (number, groups, width, *scales)),
         )
 
-    def _start(self, kernel: str, count: int, per_block: int, *arguments: Any) -> None:
-        threads = 128 if kernel == "refit_scale" else 256
-        self._device.launch(kernel, -(-count // per_block), threads, self._stream, *arguments)
-
-    def _over(self, kernel: str, elements: int, *arguments: Any) -> None:
-        grid = min(_GRID, -(-elements // 256))
-        self._device.launch(kernel, grid, 256, self._stream, *arguments)
-
-    def _multiply(
-        self, a: Any, b: From, c: Any, first: int, stop: int, skip: range, fresh: bool = False
-    ) -> None:
-        """Add a float32[rows, depth] times b of each matrix, rows of n numbers from an element on,
-        to the columns of c from `first` to `stop` that are not in `skip`.
-        """
-        columns = stop - first
-        if columns <= 0:
-            return
-        n, depth = self.n_cols, a.shape[1]
-        self._start(
-            "add_products",
-            self._matrices * -(-self._matrix_rows // TILE) * -(-columns // TILE),
-            1,
-            a,
-            np.int64(depth),
-            From(b.array, b.elements + first),
-            np.int64(n),
-            From(c, first),
-            np.int64(n),
-            *map(np.int32, (self._matrix_rows, depth, columns)),
-            *map(np.int32, (skip.start - first, skip.stop - first, fresh)),
-            np.int64(n * n),
-        )
-
     def _search(self, first: int, width: int) -> list[Any]:
         """Return the encoder's results for the columns from `first` of what is to be rounded."""
         arrays = self._encoder.arrays(self._rows, _Named(self._memory, "search"))
@@ -249,27 +206,6 @@ class BlockRounder(ABC):
                 own = [array[_section(array, index, self._matrices)] for array in arrays]
             self._encoder.launch(own, stream=self._stream, weights=weights)
         return arrays
-
-    def _copy(self, source: Any, target: Any, first: int, width: int) -> None:
-        self._over(
-            "gather_columns",
-            self._rows * width,
-            source,
-            target,
-            np.int64(self._rows),
-            *map(np.int32, (self.n_cols, first, width)),
-        )
-
-    def _blocks_of_diagonal(self, matrices: Any, size: int) -> np.ndarray:
-        """Return the blocks float64[matrices * n / size, size, size] on the diagonals."""
-        n, device = self.n_cols, self._device
-        here = np.empty((self._matrices * n // size, size, size), dtype=np.float32)
-        there = self._memory.array("blocks", here.shape, np.float32)
-        sizes = np.int64(self._matrices), np.int32(n), np.int32(size)
-        self._over("blocks_of_diagonal", here.size, matrices, there, *sizes)
-        device.download(there, here, self._stream)
-        device.wait(self._stream)
-        return here.astype(np.float64)
 
     def _feed_back(self) -> None:
         n, size, has_head = self.n_cols, self.type.block_size, self.type.header_bytes > 0
