@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..errors import UnsupportedTypeError
+from ..formats.types import ggml_type
 from .compile.launch import function, launch
 from .compile.spec import KernelSpec
 
@@ -25,14 +26,12 @@ TYPES = {
     "Q4_1": 7,
     "Q4_0": 8,
     "IQ4_NL": 9,
+    "Q8_KV": 10,
 }
 # Encoded caches with more positions are decoded in smaller tiles, the next one in flight meanwhile,
 # where warps do not share tiles; and rows too long for eight warps are taken by six, which at 512
 # positions take 2 us more (benchmarks/attention.py).
 _LONG = 4096
-# Bytes of a block of 32 elements.
-_BLOCK = {"F32": 128, "F16": 64, "BF16": 64}
-_BLOCK |= {"Q8_0": 34, "Q6_0": 26, "Q5_1": 24, "Q5_0": 22, "Q4_1": 20, "Q4_0": 18, "IQ4_NL": 18}
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class AttentionShape:
     def row_bytes(self) -> tuple[int, int]:
         """Return the bytes of a K row and of a V row in the cache."""
         sizes = (self.type_k, self.key_length), (self.type_v, self.value_length)
-        k, v = (n * _BLOCK[type] // 32 for type, n in sizes)
+        k, v = (ggml_type(type).row_bytes(n) for type, n in sizes)
         return k, v
 
     def tile(self, limit: int) -> tuple[int, int]:
@@ -197,8 +196,7 @@ class AttentionShape:
         whole = tile * sum(self.strides())
         loaded = stages * whole
         if self.on_tensor_cores and self.decoded:
-            rows = self.key_length * _BLOCK[self.type_k] + dv * _BLOCK[self.type_v]
-            loaded = stages * tile * rows // 32 + whole
+            loaded = stages * tile * sum(self.row_bytes()) + whole
         return max(loaded, 4 * parts * r * dv)
 
     def most_splits(self, tile: int, stages: int) -> int:
@@ -383,6 +381,7 @@ def specs() -> list[KernelSpec]:
         AttentionShape(8, 4, 2, 64, 64, "BF16", "BF16", 64, False),
         AttentionShape(1, 4, 2, 64, 64, "Q8_0", "Q4_0", 64, False, False, 64, 64),
         AttentionShape(2, 1, 2, 32, 72, "Q4_1", "F32", 32, True),
+        AttentionShape(1, 4, 2, 128, 128, "Q8_KV", "Q8_0", 128, True),
         AttentionShape(2, 4, 2, 96, 32, "Q5_0", "IQ4_NL", 64, True),
         AttentionShape(1, 2, 2, 64, 64, "Q5_1", "Q6_0", 64, False),
         AttentionShape(

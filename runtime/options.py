@@ -181,7 +181,7 @@ class LoadOptions(Options):
         "--cache-type-k",
         metavar="TYPE",
         help="type of cached keys: f32, f16, bf16, q8_0, q6_0, q5_1, q5_0, q4_1, q4_0, iq4_nl,"
-        " q8_kv (CPU); default: f16; no cache for perplexity and imatrix",
+        " q8_kv (keys only); default: f16; no cache for perplexity and imatrix",
     )
     cache_type_v: str | None = option(
         None, "-ctv", "--cache-type-v", metavar="TYPE", help="type of cached values (same choices)"

@@ -28,10 +28,12 @@ ENCODED_SHAPES = [
     LatentShape(1, 3, 24, 64, 64, 40, "Q8_0", F16),
     LatentShape(2, 5, 24, 64, 64, 32, "Q4_0", F16, True),
     LatentShape(1, 3, 24, 64, 64, 32, "Q5_1", F16, chosen=96),
+    LatentShape(2, 3, 24, 64, 64, 40, "Q8_KV", F16),
 ]
 WIDE_SHAPES = [
     LatentShape(1, 16, 128, 64, 512, 128, "Q8_0", F16),
     LatentShape(3, 16, 128, 64, 512, 128, "IQ4_NL", F16),
+    LatentShape(1, 16, 128, 64, 512, 128, "Q8_KV", F16),
     LatentShape(1, 4, 192, 64, 256, 128, "Q6_0", BF16),
     LatentShape(1, 64, 192, 64, 512, 256, "Q8_0", F16, chosen=2048),
     LatentShape(1, 16, 128, 64, 512, 128, "F16", F16),

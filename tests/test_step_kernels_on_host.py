@@ -36,6 +36,9 @@ CPU = torch.device("cpu")
         (1, 6, 2, 64, 64, "q4_1", "iq4_nl", 64, "norm", False, False),
         (2, 7, 1, 64, 64, "q5_0", "q6_0", 64, "norm", False, False),
         (1, 4, 2, 64, 64, "q8_0", "f16", 64, "norm", False, False),
+        (1, 8, 3, 128, 128, "q8_kv", "q8_0", 128, "neox", False, True),
+        (3, 2, 1, 64, 32, "q8_kv", "f32", 64, "norm", True, False),
+        (3, 8, 1, 64, 64, "q8_kv", "iq4_nl", 64, "norm", False, False),
         (1, 8, 1, 256, 256, "f16", "f16", 64, "neox", False, True),  # six warps
     ],
     ids=lambda case: "-".join(map(str, case)),

@@ -28,9 +28,10 @@ pytestmark = [
 ]
 
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
-F16, QUANTIZED, MIXED = (
+F16, QUANTIZED, BY_ROW, MIXED = (
     CacheSettings(),
     CacheSettings("q8_0", "q5_1", True, True),
+    CacheSettings("q8_kv", "q8_0"),
     CacheSettings("bf16", "f32"),
 )
 # error of the logits relative to their size, in the median of positions; activations in 8 bits make
@@ -83,6 +84,7 @@ def error(x: torch.Tensor, truth: torch.Tensor) -> float:
     [
         ("llama-IQ4_K", F16),
         ("llama-IQ4_K", QUANTIZED),
+        ("llama-IQ4_K", BY_ROW),
         ("llama-IQ4_K", MIXED),
         ("llama-BF16", F16),
         ("moe-Q4_K", F16),

@@ -121,10 +121,6 @@ class KVStorage:
             if settings.hadamard_v and self.type_v.is_quantized and value_length
             else 0
         )
-        if self.type_k.name == "Q8_KV" and torch.device(device).type != "cpu":
-            raise UsageError(
-                f"cache type 'q8_kv' is for layers on the CPU; on {device} q8_0 takes its place"
-            )
         self.k = _rows(self.type_k, n_rows, n_kv_heads, key_length, device)
         self.v = _rows(self.type_v, n_rows, n_kv_heads, value_length, device)
 

@@ -69,6 +69,8 @@ def _codes(x: torch.Tensor, inverse: torch.Tensor, low: int, high: int) -> torch
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
+    if not x.numel():  # its strides can be 0
+        return x.new_empty(*x.shape[:-1], x.shape[-1] * x.element_size(), dtype=torch.uint8)
     return x.contiguous().view(torch.uint8)
 
 

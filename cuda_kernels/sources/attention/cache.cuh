@@ -1,4 +1,5 @@
-// Rows of the key/value cache: one head of one position, as floats or in blocks of 32. Byte maps: formats/codecs/legacy.py and floats.py.
+// Rows of the key/value cache: one head of one position, as floats or in blocks of 32, which Q8_KV puts after a header: the scale of the
+// row, and the sum of its codes. Byte maps: formats/codecs/legacy.py and floats.py.
 // Encoders make the bytes of runtime/state/cache_types.py, which has the formulas.
 #pragma once
 #include "step/common.cuh"
@@ -7,33 +8,37 @@
 #define MMA 0  // tensor cores
 #endif
 
-enum CacheType { F32, F16, BF16, Q8_0, Q6_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL };
+enum CacheType { F32, F16, BF16, Q8_0, Q6_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL, Q8_KV };
 
 __device__ constexpr int block_bytes(int type) {  // of 32 elements
-    return type == F32 ? 128 : type == F16 || type == BF16 ? 64 : type == Q8_0 ? 34 : type == Q6_0 ? 26 : type == Q5_1 ? 24
-         : type == Q5_0 ? 22 : type == Q4_1 ? 20 : 18;
+    return type == F32 ? 128 : type == F16 || type == BF16 ? 64 : type == Q8_0 ? 34 : type == Q8_KV ? 32 : type == Q6_0 ? 26
+         : type == Q5_1 ? 24 : type == Q5_0 ? 22 : type == Q4_1 ? 20 : 18;
 }
+
+__device__ constexpr int header_bytes(int type) { return type == Q8_KV ? 8 : 0; }  // before the first block of a row
 
 __device__ constexpr bool is_float(int type) { return type <= BF16; }
 
 // Bytes of a row in global memory, and of an element in the tile. Encoded types are decoded there:
 // to float16 for tensor cores (MMA), otherwise to float32.
-__device__ constexpr int row_bytes(int type, int n) { return n * block_bytes(type) / 32; }
+__device__ constexpr int row_bytes(int type, int n) { return header_bytes(type) + n * block_bytes(type) / 32; }
 __device__ constexpr int tile_bytes(int type) { return type == F16 || type == BF16 || (MMA && !is_float(type)) ? 2 : 4; }
 
 __device__ const signed char IQ4NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 __device__ __forceinline__ u32 two_bytes(const u8* p) { return *(const u16*)p; }
 
-// Elements 8c .. 8c+7 of a block of 32 (c in 0..3).
+// Elements 8 part .. 8 part + 7 of a row.
 template <int TYPE>
-__device__ __forceinline__ void decode8(const u8* block, int c, float (&out)[8]) {
-    const float d = half_to_float((u16)two_bytes(block));
+__device__ __forceinline__ void decode8(const u8* row, int part, float (&out)[8]) {
+    const u8* block = row + header_bytes(TYPE) + part / 4 * block_bytes(TYPE);
+    const int c = part % 4;
+    const float d = TYPE == Q8_KV ? *(const float*)row : half_to_float((u16)two_bytes(block));
     const float m = TYPE == Q4_1 || TYPE == Q5_1 ? half_to_float((u16)two_bytes(block + 2)) : 0.f;
-    if constexpr (TYPE == Q8_0) {
+    if constexpr (TYPE == Q8_0 || TYPE == Q8_KV) {
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
-            const u32 w = two_bytes(block + 2 + 8 * c + j);
+            const u32 w = two_bytes(block + (TYPE == Q8_0 ? 2 : 0) + 8 * c + j);
             out[j] = d * (float)(signed char)(w & 255);
             out[j + 1] = d * (float)(signed char)(w >> 8);
         }
@@ -135,5 +140,28 @@ __device__ __forceinline__ float encode32(float x, int lane, u8* block) {
         if constexpr (TYPE == IQ4_NL) return d.value * (float)IQ4NL[q];
         else if constexpr (MIN) return __fadd_rn(__fmul_rn(d.value, (float)q), m.value);
         else return d.value * (float)(q - LEVELS / 2);
+    }
+}
+
+// Write D elements of `row` to `to`. kept(i, x) is told element i as it will be read back, by one lane each. All lanes take part.
+template <int TYPE, int D, class Kept>
+__device__ __forceinline__ void encode_row(const float* row, u8* to, int lane, Kept&& kept) {
+    if constexpr (TYPE == Q8_KV) {
+        float most = 0.f, sum = 0.f;
+#pragma unroll
+        for (int i = lane; i < D; i += 32) most = fmaxf(most, fabsf(row[i]));
+        const float d = __fdiv_rn(warp_max(most), 127.f), inverse = d == 0.f ? 0.f : __fdiv_rn(1.f, d);
+#pragma unroll
+        for (int i = lane; i < D; i += 32) {
+            const int q = code(row[i], inverse, -127, 127);
+            to[header_bytes(TYPE) + i] = (u8)q;
+            sum += (float)q;  // exact
+            kept(i, d * (float)q);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) ((float*)to)[0] = d, ((int*)to)[1] = (int)sum;
+    } else {
+#pragma unroll
+        for (int b = 0; b < D / 32; b++) kept(32 * b + lane, encode32<TYPE>(row[32 * b + lane], lane, to + b * block_bytes(TYPE)));
     }
 }

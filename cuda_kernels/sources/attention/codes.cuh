@@ -25,13 +25,19 @@ __device__ __forceinline__ u32 fma_halves(u32 a, u32 b, u32 c) {
 
 template <int TYPE>
 struct Codes {
-    static constexpr int BLOCK = block_bytes(TYPE);
+    static constexpr int BLOCK = block_bytes(TYPE), HEADER = header_bytes(TYPE);
+    static constexpr bool BYTES = TYPE == Q8_0 || TYPE == Q8_KV;
     static constexpr bool MIN = TYPE == Q4_1 || TYPE == Q5_1;
     static constexpr bool FIFTHS = TYPE == Q5_0 || TYPE == Q5_1;
-    static constexpr int LOW = TYPE == Q8_0 ? 2 : TYPE == Q6_0 ? 10 : TYPE == Q5_1 ? 8 : TYPE == Q5_0 ? 6 : TYPE == Q4_1 ? 4 : 2;
-    static constexpr u32 ZERO = TYPE == Q8_0 || TYPE == IQ4_NL ? 128 : TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;
+    static constexpr int LOW = TYPE == Q8_KV ? 0 : TYPE == Q6_0 ? 10 : TYPE == Q5_1 ? 8 : TYPE == Q5_0 ? 6 : TYPE == Q4_1 ? 4 : 2;
+    static constexpr u32 ZERO = BYTES || TYPE == IQ4_NL ? 128 : TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;
 
     static __device__ __forceinline__ u16 scale(const char* block) { return *(const u16*)block; }
+    // The scale of block b of a row.
+    static __device__ __forceinline__ float factor(const char* row, int b) {
+        if constexpr (TYPE == Q8_KV) return *(const float*)row;
+        else return half_to_float(scale(row + b * BLOCK));
+    }
     static __device__ __forceinline__ u16 minimum(const char* block) { return *(const u16*)(block + 2); }
 
     // 4 bytes at p + at; `place`: where `at` is in the row, but for multiples of 4. Rows are multiples of 16.
@@ -51,10 +57,10 @@ struct Codes {
 
     // Codes of elements 16 h + 4 t .. + 3 of block b of a row, for h = 0 and 1.
     static __device__ __forceinline__ void of_row(const char* row, int b, int t, u32 (&codes)[2]) {
-        const char* block = row + b * BLOCK;
-        if constexpr (TYPE == Q8_0) {
+        const char* block = row + HEADER + b * BLOCK;
+        if constexpr (BYTES) {
 #pragma unroll
-            for (int h = 0; h < 2; h++) codes[h] = word(block + 2 + 16 * h + 4 * t, b * BLOCK + 2) ^ 0x80808080u;
+            for (int h = 0; h < 2; h++) codes[h] = word(block + LOW + 16 * h + 4 * t, HEADER + b * BLOCK + LOW) ^ 0x80808080u;
         } else {
             const u32 low = word(block + LOW + 4 * t, b * BLOCK + LOW);
             u32 high = 0;
@@ -72,9 +78,9 @@ struct Codes {
     // Codes of elements 16 h + 2 j, + 1 of a block of two rows: those of the first one are the low bytes.
     static __device__ __forceinline__ void of_rows(const char* first, const char* second, int j, u32 (&codes)[2]) {
         auto both = [&](int at) { return *(const u16*)(first + at) | (u32) * (const u16*)(second + at) << 16; };
-        if constexpr (TYPE == Q8_0) {
+        if constexpr (BYTES) {
 #pragma unroll
-            for (int h = 0; h < 2; h++) codes[h] = both(2 + 16 * h + 2 * j) ^ 0x80808080u;
+            for (int h = 0; h < 2; h++) codes[h] = both(LOW + 16 * h + 2 * j) ^ 0x80808080u;
         } else {
             const u32 low = both(LOW + 2 * j);
             u32 high = 0;

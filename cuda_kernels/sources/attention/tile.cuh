@@ -37,9 +37,8 @@ __device__ __forceinline__ void load_tile(char* tile, const u8* cache, int first
         constexpr int PARTS = D / 8;
         for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
             const int row = i / PARTS, part = i % PARTS;
-            const u8* block = cache + ((long long)(first + row) * HEADS_KV + head) * ROW + part / 4 * block_bytes(TYPE);
             float x[8];
-            decode8<TYPE>(block, part % 4, x);
+            decode8<TYPE>(cache + ((long long)(first + row) * HEADS_KV + head) * ROW, part, x);
             float4* to = (float4*)(tile + row * STRIDE + part * 32);
             to[0] = make_float4(x[0], x[1], x[2], x[3]);
             to[1] = make_float4(x[4], x[5], x[6], x[7]);
@@ -70,17 +69,18 @@ __device__ __forceinline__ u32 two_halves(float low, float high) {
 #endif
 }
 
-// Elements 8c .. 8c+7 of a block, rounded to half precision.
+// Elements 8 part .. 8 part + 7 of a row, rounded to half precision.
 template <int TYPE>
-__device__ __forceinline__ uint4 decode_halves(const u8* block, int c) {
+__device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
 #ifndef ON_HOST
     if constexpr (TYPE == Q8_0) {
         // 1024 + code + 128 has the code in the low byte; the difference and the product are exact and rounded once.
+        const u8* block = row + part / 4 * block_bytes(TYPE);
         const u32 d = two_bytes(block), scale = d | d << 16;
         u32 out[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const u32 codes = (two_bytes(block + 2 + 8 * c + 2 * j) ^ 0x8080u);
+            const u32 codes = (two_bytes(block + 2 + part % 4 * 8 + 2 * j) ^ 0x8080u);
             u32 x = __byte_perm(codes, 0x64646464u, 0x4140);
             asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(0x64806480u));
             asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out[j]) : "r"(x), "r"(scale));
@@ -89,7 +89,7 @@ __device__ __forceinline__ uint4 decode_halves(const u8* block, int c) {
     }
 #endif
     float x[8];
-    decode8<TYPE>(block, c, x);
+    decode8<TYPE>(row, part, x);
     return make_uint4(two_halves(x[0], x[1]), two_halves(x[2], x[3]), two_halves(x[4], x[5]), two_halves(x[6], x[7]));
 }
 
@@ -99,7 +99,7 @@ __device__ __forceinline__ void decode_tile(char* tile, const char* rows, int co
     constexpr int PARTS = D / 8;
     for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
         const int row = i / PARTS, part = i % PARTS;
-        *(uint4*)(tile + row * STRIDE + part * 16) = decode_halves<TYPE>((const u8*)rows + row * ROW + part / 4 * block_bytes(TYPE), part % 4);
+        *(uint4*)(tile + row * STRIDE + part * 16) = decode_halves<TYPE>((const u8*)rows + row * ROW, part);
     }
 }
 
@@ -137,12 +137,10 @@ __device__ __forceinline__ void read8(const char* row, int i, float (&x)[8]) {
 template <int TYPE, int D>
 __device__ __forceinline__ void store_row(const float* row, u8* cache, char* kept, int lane) {
     constexpr int WHOLE = D / 32 * 32;
-#pragma unroll
-    for (int b = 0; b < WHOLE / 32; b++) {
-        const float back = encode32<TYPE>(row[32 * b + lane], lane, cache + b * block_bytes(TYPE));
-        if constexpr (tile_bytes(TYPE) == 4) ((float*)kept)[32 * b + lane] = back;
-        else ((u16*)kept)[32 * b + lane] = TYPE == BF16 ? float_to_bf16(back) : float_to_half(back);
-    }
+    encode_row<TYPE, WHOLE>(row, cache, lane, [&](int i, float back) {
+        if constexpr (tile_bytes(TYPE) == 4) ((float*)kept)[i] = back;
+        else ((u16*)kept)[i] = TYPE == BF16 ? float_to_bf16(back) : float_to_half(back);
+    });
     if constexpr (WHOLE < D) {  // floats only: encoded types need whole blocks
         const int i = WHOLE + lane;
         if (i < D) {

@@ -14,6 +14,7 @@ constexpr int PITCH_K = padded_row(ROW_K), PITCH_V = padded_row(ROW_V);
 constexpr int RING_STAGE = TILE * (PITCH_K + PITCH_V), RING = STAGES * RING_STAGE;  // of a warp
 constexpr bool CODED_K = !is_float(TYPE_K), CODED_V = !is_float(TYPE_V), PACKED = R <= 4;
 static_assert(TYPE_K == TYPE_V || ((CODED_K || TYPE_K == F16) && (CODED_V || TYPE_V == F16)), "products of one type of floats");
+static_assert(TYPE_V != Q8_KV, "values have a scale per block");
 constexpr int N_TILES = (R + 7) / 8, PARTS = PACKED ? 1 : 2, RP = 8 * N_TILES, M_TILES = TILE / 16;
 constexpr int STRIDE_Q = DK * 2 + 16;
 constexpr float LET_GROW = 8.f;  // a power of 2: sums are scaled when a score exceeds the maximum so far by more
@@ -87,8 +88,7 @@ __device__ __forceinline__ void store_bytes(const float* row, u8* cache, char* k
 #pragma unroll
         for (int i = lane; i < D; i += 32) ((u16*)kept)[i] = TYPE == BF16 ? float_to_bf16(row[i]) : float_to_half(row[i]);
     } else {
-#pragma unroll
-        for (int b = 0; b < D / 32; b++) encode32<TYPE>(row[32 * b + lane], lane, (u8*)kept + b * block_bytes(TYPE));
+        encode_row<TYPE, D>(row, (u8*)kept, lane, [](int, float) {});
     }
     __syncwarp();
     for (int i = lane; i < row_bytes(TYPE, D) / 4; i += 32) ((u32*)cache)[i] = ((const u32*)kept)[i];
@@ -282,7 +282,7 @@ struct Mixer {
                     const u32 a[4] = {Keys::low_pair(x[h]), Keys::low_pair(y[h]), Keys::high_pair(x[h]), Keys::high_pair(y[h])};
                     multiply(2 * b + h, a, c);
                 }
-                const float d[2] = {half_to_float(Keys::scale(row + b * Keys::BLOCK)), half_to_float(Keys::scale(other + b * Keys::BLOCK))};
+                const float d[2] = {Keys::factor(row, b), Keys::factor(other, b)};
 #pragma unroll
                 for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
