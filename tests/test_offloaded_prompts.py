@@ -6,13 +6,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.common.registry import PROMPT
-from iqforge.runtime.cuda.prompt import offloaded
+from iqforge.runtime.cuda.prompt import locked, offloaded
+from iqforge.runtime.cuda.prompt.locked import LockedMemory
 from iqforge.runtime.cuda.prompt.offloaded import ExpertCopies, PromptOffloadedMoE
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.layers.moe import MoE
@@ -23,6 +25,26 @@ from . import prompt_on_cpu
 from .step_on_cpu import CPU
 
 SPEC = "qwen3moe-four:Q8_0"
+
+
+class Driver:
+    """What of the host's memory is page-locked. refuses: nothing can be."""
+
+    def __init__(self, monkeypatch, refuses: bool = False):
+        self.locked: dict[int, int] = {}
+        self.refuses = refuses
+        monkeypatch.setattr(locked, "_lock", self.lock)
+        monkeypatch.setattr(locked, "_unlock", self.unlock)
+
+    def lock(self, device, array):
+        if self.refuses:
+            return "CUDA_ERROR_OUT_OF_MEMORY"
+        assert array.ctypes.data not in self.locked
+        self.locked[array.ctypes.data] = array.nbytes
+        return ""
+
+    def unlock(self, device, array):
+        assert self.locked.pop(array.ctypes.data) == array.nbytes
 
 
 @pytest.fixture
@@ -68,7 +90,10 @@ def check(model: Model, path: PromptPath, tokens: torch.Tensor) -> None:
     assert ((found - truth).norm(dim=1) / truth.norm(dim=1)).min() < 0.01
 
 
-def test_prompts_are_those_of_the_reference_path(model, monkeypatch):
+@pytest.mark.parametrize("refuses", [False, True])
+def test_prompts_are_those_of_the_reference_path(model, monkeypatch, refuses):
+    driver = Driver(monkeypatch, refuses)
+    monkeypatch.setattr(locked, "_PIECE_BYTES", 100_000)  # several of each tensor
     copied, real = [], ExpertCopies._copy
 
     def copy(copies, number, free):
@@ -88,6 +113,54 @@ def test_prompts_are_those_of_the_reference_path(model, monkeypatch):
     assert copied == [0, 1, 2, 3] * 2
     check(model, path, tokens[:, :3])  # few rows: on the CPU
     assert copied == [0, 1, 2, 3] * 2
+    experts = [x for x in model.source.tensors if "_exps" in x.name]
+    in_file = sum(x.n_bytes for x in experts)
+    assert sum(driver.locked.values()) == (0 if refuses else in_file)
+    lines = [line for line in told if "page-locked" in line]
+    assert len(lines) == 1 and ("CUDA_ERROR_OUT_OF_MEMORY" in lines[0]) == refuses
+    context.close()
+    assert not driver.locked
+
+
+def test_memory_is_locked_once_and_until_nobody_needs_it(monkeypatch):
+    driver = Driver(monkeypatch)
+    first, second = np.zeros((4, 34), np.uint8), np.ones((8, 34), np.uint8)
+    memory = LockedMemory(CPU)
+    assert memory.lock("a", first) and memory.lock("a", first) and memory.lock("b", second)
+    assert list(driver.locked.values()) == [136, 272] and memory.n_bytes == 408
+    other = first.copy()  # a tensor that was replaced
+    assert memory.lock("a", other)
+    assert set(driver.locked) == {second.ctypes.data, other.ctypes.data}
+    assert memory.n_bytes == 408
+    driver.refuses = True
+    assert not memory.lock("c", first) and memory.refused == "CUDA_ERROR_OUT_OF_MEMORY"
+    driver.refuses = False
+    assert not memory.lock("c", first)  # not tried again for each copy
+    monkeypatch.setenv("IQFORGE_LOCK", "0")
+    assert not memory.lock("d", np.zeros((4, 34), np.uint8)) and memory.lock("b", second)
+    memory.close()
+    assert not driver.locked and not memory.n_bytes
+    monkeypatch.delenv("IQFORGE_LOCK")
+    memory = LockedMemory(CPU)
+    assert memory.lock("a", first)
+    del memory
+    assert not driver.locked
+
+
+def test_a_copy_that_fails_is_tried_again(model, monkeypatch):
+    Driver(monkeypatch)
+    context = Context(CPU, torch.float16, None, ubatch=64)
+    path = PromptPath(model.network, context)
+    tokens = torch.randint(0, 512, (8, 40))
+
+    def failed(*arguments):
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExpertCopies, "_copy", failed)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            path.run(tokens, 0)
+    check(model, path, tokens)
     context.close()
 
 

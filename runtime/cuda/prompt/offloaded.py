@@ -4,6 +4,7 @@ layers before run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage
+from .locked import LockedMemory, Pieces
 from .moe import PromptMoE
 from .stream import Stream
 
@@ -43,16 +45,22 @@ class _Layer:
 
 
 class ExpertCopies:
-    """Copies of the experts of layers, in two places of a device in turn."""
+    """Copies of the experts of layers, in two places of a device in turn. say: gets a line about
+    memory that is page-locked, or why it is not.
+    """
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, say: Callable[[str], None] | None = None):
+        self.device, self._say = device, say
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
         self._layers: list[_Layer] = []
         self._held: list[int | None] = [None] * _PLACES  # the layer that is in each place, or comes
         self._coming: dict[int, Future[_Event]] = {}
+        # What is to be awaited before a place is written to.
         self._free: list[_Event | None] = [None] * _PLACES
+        self._locked = LockedMemory(device)
+        self._pieces = Pieces(device)
         self._stream = torch.cuda.Stream(device)
+        # One thread: memory is locked, while more is read, before the first copy.
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="experts")
 
     def new_layer(self) -> int:
@@ -75,12 +83,15 @@ class ExpertCopies:
         key = layer.place, len(layer.copies)
         if key not in self._memory or self._memory[key].numel() < size:
             try:  # layers before keep what was too small
+                self._pieces.allocate()
                 self._memory[key] = torch.zeros(size, dtype=torch.uint8, device=self.device)
             except torch.cuda.OutOfMemoryError:
                 raise Slow(f"{self.device} has no memory for copies of experts") from None
+            self._free[layer.place] = torch.cuda.current_stream(self.device).record_event()
         data = self._memory[key][:size]
         packed = ops.PackedMatrix(plain_type(rows.type), matrix.rows, matrix.cols, n, data)
         layer.copies.append((packed, matrix))
+        self._copier.submit(self._locked.lock, matrix.tensor.name, rows.data)
         return packed
 
     def take(self, number: int) -> None:
@@ -89,7 +100,13 @@ class ExpertCopies:
         """
         self._begin(number)
         if (coming := self._coming.get(number)) is not None:
-            torch.cuda.current_stream(self.device).wait_event(coming.result())
+            try:
+                copied = coming.result()
+            except BaseException:
+                self._held[self._layers[number].place] = None  # the next pass tries again
+                raise
+            torch.cuda.current_stream(self.device).wait_event(copied)
+            self._tell()
         if number + 1 < len(self._layers):
             self._begin(number + 1)
 
@@ -97,6 +114,20 @@ class ExpertCopies:
         """The products that read the experts of a layer have been launched."""
         place = self._layers[number].place
         self._free[place] = torch.cuda.current_stream(self.device).record_event()
+
+    def _tell(self) -> None:
+        """Say once what is locked. A copy has come, so that everything has been tried before."""
+        say, self._say = self._say, None
+        if say is None:
+            return
+        size = f"{self._locked.n_bytes / 2**30:.1f} GiB"
+        if self._locked.refused:
+            say(
+                f"experts on the CPU: {size} are page-locked, others are copied to {self.device}"
+                f" through buffers ({self._locked.refused})"
+            )
+        else:
+            say(f"experts on the CPU: {size} are page-locked")
 
     def _begin(self, number: int) -> None:
         place = self._layers[number].place
@@ -115,12 +146,16 @@ class ExpertCopies:
                 rows = matrix.kept_tensor()
                 if rows is None:
                     raise RuntimeError(f"{matrix.tensor.name} is no longer in memory")
-                ops.pack_into(packed, rows.type, [rows.data])
+                if self._locked.lock(matrix.tensor.name, rows.data):
+                    self._pieces.pack_into(packed, rows.type, rows.data, self._stream)
+                else:
+                    ops.pack_into(packed, rows.type, [rows.data])
             return self._stream.record_event()
 
     def close(self) -> None:
-        """End what copies."""
-        self._copier.shutdown()
+        """End what copies, and unlock memory."""
+        self._copier.shutdown(cancel_futures=True)
+        self._locked.close()
 
 
 class PromptOffloadedMoE(PromptMoE):
@@ -131,7 +166,9 @@ class PromptOffloadedMoE(PromptMoE):
     def __init__(self, branch: PlacedBranch, context: Context):
         if context.share is not None:
             raise Slow("experts on the CPU of a rank")
-        self._copies = context.once("expert copies", lambda: ExpertCopies(context.device))
+        self._copies = context.once(
+            "expert copies", lambda: ExpertCopies(context.device, context.verbose)
+        )
         self._number = self._copies.new_layer()
         try:
             super().__init__(branch, context)
@@ -158,5 +195,7 @@ class PromptOffloadedMoE(PromptMoE):
             h += branch.branch(h, batch.at(branch.layer, device))
             return
         self._copies.take(self._number)
-        super()._run(stream, batch)
-        self._copies.release(self._number)
+        try:
+            super()._run(stream, batch)
+        finally:
+            self._copies.release(self._number)
