@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import iqforge
@@ -13,6 +15,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.formats.values import string
 from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.quantize.run import cpu_worker
 from iqforge.quantize.run.report import RunProgress
 
 N_TENSORS = 12
@@ -54,6 +57,22 @@ class BreakAfter(RunProgress):
 def break_off(model: Path, out: Path, after: int, type: str = "Q4_0", **options) -> None:
     with pytest.raises(KeyboardInterrupt):
         iqforge.quantize_model(model, out, type, pure=True, progress=BreakAfter(after), **options)
+
+
+@contextmanager
+def fails_after(monkeypatch, n: int) -> Iterator[None]:
+    """Expect a run on the CPU within the context, which fails with its n-th piece of rows."""
+    work, calls = cpu_worker.work, []
+
+    def stop(source, piece, *rest):
+        calls.append(piece)
+        if len(calls) == n:
+            raise RuntimeError("stop")
+        return work(source, piece, *rest)
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="stop"):
+        patched.setattr("iqforge.quantize.run.stream.work", stop)
+        yield
 
 
 def names(folder: Path) -> list[str]:

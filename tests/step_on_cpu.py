@@ -477,6 +477,12 @@ class Sampler:
         history[positions[0]] = int(tokens[0])
 
 
+def in_pieces(steps, tokens: torch.Tensor, state) -> torch.Tensor:
+    """Append tokens in pieces of several sizes, then one by one: logits float32[n, vocab]."""
+    pieces = tokens.split([8, 1, 1, 3, *[1] * (len(tokens) - 13)])
+    return torch.cat([steps.extend(piece, state, all_logits=True) for piece in pieces])
+
+
 def install(monkeypatch, attention: int = 232448, products: int = 232448) -> SimpleNamespace:
     """Install a device that is the CPU, with this many bytes of shared memory for blocks of
     attention and of products. `emptied` counts calls of torch.cuda.empty_cache.

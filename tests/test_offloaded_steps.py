@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from dataclasses import dataclass
 
 import iqforge
 import pytest
@@ -29,7 +30,7 @@ from iqforge.runtime.weights.switches import Switches
 
 from . import step_on_cpu
 from .kernels_on_host import library, pointer
-from .step_on_cpu import CPU, Graph, kernel, normed
+from .step_on_cpu import CPU, Graph, in_pieces, kernel, normed
 from .tiny_cases import CASES, WIDE
 from .tiny_models import make_tiny_model
 
@@ -154,7 +155,18 @@ class Replays:
         monkeypatch.setitem(STEP, MoE, StepOffloadedMoE)
 
 
-def test_steps_are_the_reference_path(monkeypatch, two_threads):
+@dataclass(frozen=True)
+class Pair:
+    """A model on the CPU, and one whose steps are those of a GPU with experts on the CPU."""
+
+    host: Model
+    model: Model
+    experts: list[OffloadedExperts]
+    replays: Replays
+
+
+@pytest.fixture
+def pair(monkeypatch, two_threads):
     with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as host:
         experts = offloaded(host)
         step_on_cpu.install(monkeypatch)
@@ -162,21 +174,25 @@ def test_steps_are_the_reference_path(monkeypatch, two_threads):
         with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as model:
             for module, found in zip(moes_of(model), experts, strict=True):
                 module.few_rows = found
-            steps = StepPath(model.network, Context(CPU))
-            assert steps.captures and sum(type(x) is StepOffloadedMoE for x in steps._branches) > 1
-            state, rows = model.new_state(64), []
-            for token in TOKENS:
-                rows.append(steps.extend(torch.tensor([token]), state))
-            truth = host.extend(TOKENS, host.new_state(64), all_logits=True)
-            torch.testing.assert_close(torch.stack(rows), truth, rtol=1e-3, atol=1e-4)
-            assert replays.n == len(TOKENS) - 1
-            first = int(truth[-1].argmax())
-            drawn = list(steps.follow(first, state, 6, GREEDY))
-            expected, again = [], host.new_state(64)
-            host.extend(TOKENS, again)
-            for token in host.follow(first, again, 6, GREEDY):
-                expected.append(token)
-            assert drawn == expected
+            yield Pair(host, model, experts, replays)
+
+
+def test_steps_are_the_reference_path(pair):
+    steps = StepPath(pair.model.network, Context(CPU))
+    assert steps.captures and sum(type(x) is StepOffloadedMoE for x in steps._branches) > 1
+    state, rows = pair.model.new_state(64), []
+    for token in TOKENS:
+        rows.append(steps.extend(torch.tensor([token]), state))
+    truth = pair.host.extend(TOKENS, pair.host.new_state(64), all_logits=True)
+    torch.testing.assert_close(torch.stack(rows), truth, rtol=1e-3, atol=1e-4)
+    assert pair.replays.n == len(TOKENS) - 1
+    first = int(truth[-1].argmax())
+    drawn = list(steps.follow(first, state, 6, GREEDY))
+    expected, again = [], pair.host.new_state(64)
+    pair.host.extend(TOKENS, again)
+    for token in pair.host.follow(first, again, 6, GREEDY):
+        expected.append(token)
+    assert drawn == expected
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe"])
@@ -200,83 +216,60 @@ def test_other_architectures(monkeypatch, tmp_path, two_threads, name):
             assert not told and steps.captures
             tokens = torch.tensor(tiny.tokens)
             expected = host.extend(tokens, host.new_state(64, settings), all_logits=True)
-            state, rows = model.new_state(64, settings), []
-            for piece in tokens.split([8, 1, 1, 3, *[1] * (len(tokens) - 13)]):
-                rows.append(steps.extend(piece, state, all_logits=True))
-            torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)
+            found = in_pieces(steps, tokens, state := model.new_state(64, settings))
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
             assert (replays.n > 10) == steps._sequence(state).captures
 
 
-def test_a_launch_that_fails_leaves_nobody_waiting(monkeypatch, two_threads):
-    with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as host:
-        experts = offloaded(host)
-        step_on_cpu.install(monkeypatch)
-        Replays(monkeypatch)
-        with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as model:
-            for module, found in zip(moes_of(model), experts, strict=True):
-                module.few_rows = found
-            steps = StepPath(model.network, Context(CPU))
-            last = steps._branches[-1]
+def test_a_launch_that_fails_leaves_nobody_waiting(monkeypatch, pair):
+    steps = StepPath(pair.model.network, Context(CPU))
+    last = steps._branches[-1]
 
-            def interrupted(*arguments):
-                raise KeyboardInterrupt
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
 
-            state = model.new_state(64)
-            with monkeypatch.context() as patch:
-                patch.setattr(type(last), "__call__", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    steps.extend(torch.tensor(TOKENS[:1]), state)
-            truth = host.extend(TOKENS[:1], host.new_state(64))
-            found = steps.extend(torch.tensor(TOKENS[:1]), model.new_state(64))
-            torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-4)
+    state = pair.model.new_state(64)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(last), "__call__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            steps.extend(torch.tensor(TOKENS[:1]), state)
+    truth = pair.host.extend(TOKENS[:1], pair.host.new_state(64))
+    found = steps.extend(torch.tensor(TOKENS[:1]), pair.model.new_state(64))
+    torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-4)
 
 
-def test_nothing_is_launched_if_the_host_cannot_plan(monkeypatch, two_threads):
+def test_nothing_is_launched_if_the_host_cannot_plan(monkeypatch, pair):
     """The device would wait for an answer that never comes; the first time, and in a graph."""
-    with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as host:
-        experts = offloaded(host)
-        step_on_cpu.install(monkeypatch)
-        replays = Replays(monkeypatch)
-        with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as model:
-            for module, found in zip(moes_of(model), experts, strict=True):
-                module.few_rows = found
-            steps = StepPath(model.network, Context(CPU))
-            state, asked = model.new_state(64), []
+    steps = StepPath(pair.model.network, Context(CPU))
+    state, asked = pair.model.new_state(64), []
 
-            def unplanned(*arguments):
-                raise NotPlanned("no operation")
+    def unplanned(*arguments):
+        raise NotPlanned("no operation")
 
-            monkeypatch.setattr(Exchange, "hand_over", lambda *a: asked.append(a))
-            with monkeypatch.context() as patch:
-                patch.setattr(OffloadedSteps, "_program", unplanned)
-                with pytest.raises(NotPlanned):
-                    steps.extend(torch.tensor(TOKENS[:1]), state)
-            assert not asked
-            monkeypatch.setattr(Exchange, "hand_over", _hand_over)
-            for token in TOKENS[:3]:
-                steps.extend(torch.tensor([token]), state)
-            before = replays.n
-            assert before > 0
-            with monkeypatch.context() as patch:
-                patch.setattr(OffloadedSteps, "_program", unplanned)
-                with pytest.raises(NotPlanned):
-                    steps.extend(torch.tensor(TOKENS[:1]), state)
-            assert replays.n == before
+    monkeypatch.setattr(Exchange, "hand_over", lambda *a: asked.append(a))
+    with monkeypatch.context() as patch:
+        patch.setattr(OffloadedSteps, "_program", unplanned)
+        with pytest.raises(NotPlanned):
+            steps.extend(torch.tensor(TOKENS[:1]), state)
+    assert not asked
+    monkeypatch.setattr(Exchange, "hand_over", _hand_over)
+    for token in TOKENS[:3]:
+        steps.extend(torch.tensor([token]), state)
+    before = pair.replays.n
+    assert before > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(OffloadedSteps, "_program", unplanned)
+        with pytest.raises(NotPlanned):
+            steps.extend(torch.tensor(TOKENS[:1]), state)
+    assert pair.replays.n == before
 
 
-def test_beside_a_slow_layer_the_host_evaluates_experts_in_turn(monkeypatch, two_threads):
-    with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as host:
-        experts = offloaded(host)
-        step_on_cpu.install(monkeypatch)
-        Replays(monkeypatch)
-        with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as model:
-            for module, found in zip(moes_of(model), experts, strict=True):
-                module.few_rows = found
-            moes_of(model)[0].few_rows = None
-            steps = StepPath(model.network, Context(CPU))
-            assert not steps.captures
-            slow = [x for x in steps._branches if isinstance(x, SlowBranch)]
-            assert len(slow) == len(experts)
+def test_beside_a_slow_layer_the_host_evaluates_experts_in_turn(pair):
+    moes_of(pair.model)[0].few_rows = None
+    steps = StepPath(pair.model.network, Context(CPU))
+    assert not steps.captures
+    slow = [x for x in steps._branches if isinstance(x, SlowBranch)]
+    assert len(slow) == len(pair.experts)
 
 
 RUN = """

@@ -23,10 +23,10 @@ from iqforge.quantize.rounding.methods import UNGUIDED, guides, rounder_of
 from iqforge.quantize.rounding.proxy import rounded_stats
 from iqforge.quantize.rounding.vector_layout import VECTORS, vector_layout
 from iqforge.quantize.rounding.word_layout import ParityLayout, word_layout
-from iqforge.quantize.run import cpu_worker
 from iqforge.quantize.run.report import RunProgress
 from iqforge.quantize.search.trellis.tree import CODEBOOKS, LEAF
 
+from .broken_runs import fails_after
 from .imatrices import N_CTX, tiny_llama_file
 from .second_moments import N, correlated, weights
 from .tiny_checkpoint import PROSE, make_tiny_qwen3moe
@@ -387,19 +387,9 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(llama, tmp_path, monkeypat
     path, made = llama
     keywords = {"hessian": made, "refine": False, "pure": True, "threads": 1, "device": "cpu"}
     iqforge.quantize_model(path, tmp_path / "whole.gguf", "Q4_0", **keywords)
-    work, calls = cpu_worker.work, []
-
-    def stop(source, piece, *rest):
-        calls.append(piece)
-        if len(calls) == 6:
-            raise RuntimeError("stop")
-        return work(source, piece, *rest)
-
     out = tmp_path / "q.gguf"
-    with monkeypatch.context() as patched:
-        patched.setattr("iqforge.quantize.run.stream.work", stop)
-        with pytest.raises(RuntimeError, match="stop"):
-            iqforge.quantize_model(path, out, "Q4_0", **keywords)
+    with fails_after(monkeypatch, 6):
+        iqforge.quantize_model(path, out, "Q4_0", **keywords)
     with pytest.raises(ResumeError, match="second moments"):
         iqforge.quantize_model(path, out, "Q4_0", **keywords, hessian_shrink=0.9)
     iqforge.quantize_model(path, out, "Q4_0", **keywords)

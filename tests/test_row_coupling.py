@@ -16,8 +16,8 @@ from iqforge.quantize.rounding.factor import factored
 from iqforge.quantize.rounding.methods import rounder_of
 from iqforge.quantize.rounding.row_metric import CoupledRounder, row_metric
 from iqforge.quantize.rounding.rows import READERS, ROUTERS, RowMetrics
-from iqforge.quantize.run import cpu_worker
 
+from .broken_runs import fails_after
 from .imatrices import N_CTX
 from .second_moments import correlated
 from .tiny_checkpoint import PROSE, make_tiny_qwen3moe
@@ -236,19 +236,9 @@ def test_runs_round_rows_together(moe, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no-couple-rows"):
         iqforge.quantize_model(path, tmp_path / "d", "Q4_0", couple_rows=False)
 
-    work, calls = cpu_worker.work, []
-
-    def stop(source, piece, *rest):
-        calls.append(piece)
-        if len(calls) == 9:
-            raise RuntimeError("stop")
-        return work(source, piece, *rest)
-
     out = tmp_path / "q.gguf"
-    with monkeypatch.context() as patched:
-        patched.setattr("iqforge.quantize.run.stream.work", stop)
-        with pytest.raises(RuntimeError, match="stop"):
-            iqforge.quantize_model(path, out, "Q4_0", **keywords, threads=1)
+    with fails_after(monkeypatch, 9):
+        iqforge.quantize_model(path, out, "Q4_0", **keywords, threads=1)
     with pytest.raises(ResumeError, match="second moments"):
         iqforge.quantize_model(path, out, "Q4_0", **keywords, couple_rows=False)
     iqforge.quantize_model(path, out, "Q4_0", **keywords, threads=1)

@@ -35,7 +35,7 @@ from iqforge.runtime.weights.ranges import PREFIX, RangeName, recording
 from iqforge.runtime.weights.switches import Switches
 
 from . import step_on_cpu
-from .step_on_cpu import CPU, Graph
+from .step_on_cpu import CPU, Graph, in_pieces
 from .tiny_cases import CASES, FAST, WIDE
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
@@ -340,10 +340,8 @@ def test_other_architectures(monkeypatch, tmp_path, case):
         settings = CacheSettings("f32", "f32")
         tokens = torch.tensor(tiny.tokens)
         expected = model.extend(tokens, model.new_state(64, settings), all_logits=True)
-        state, rows = model.new_state(64, settings), []
-        for piece in tokens.split([8, 1, 1, 3, *[1] * (len(tokens) - 13)]):
-            rows.append(steps.extend(piece, state, all_logits=True))
-        torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)
+        found = in_pieces(steps, tokens, model.new_state(64, settings))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("case", ["qwen2_moe", "deepseek_v2"])

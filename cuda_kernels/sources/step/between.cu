@@ -1,5 +1,5 @@
 // Small operations between the products of a decoding step, for 1 to 8 rows of float32.
-#include "step/common.cuh"
+#include "step/block_sum.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
@@ -29,17 +29,6 @@ add_normed(float* x, const float* bias, const float* weight, float eps, float* h
         h[i] = __ldcg(h + i) + y * inverse * (weight ? weight[i] : 1.f);
         x[i] = 0.f;
     }
-}
-
-__device__ __forceinline__ float block_sum(float x, float (&sums)[WARPS]) {
-    x = warp_sum(x);
-    __syncthreads();  // the sums of the call before are read
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = 0.f;
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) x += sums[i];
-    return x;
 }
 
 // out = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias (Ba et al., 2016). One block per row; bias float32[width] or null.

@@ -1,7 +1,7 @@
 // Experts on the host within a decoding step. `hand_over` writes what the host needs to its memory, and counts the exchange in `request`;
 // `take_back` waits until the host has counted the same in `reply`, and adds what it has written. The memory is page-locked, and used by
 // one exchange after the other: the host writes `y` only after the next request, which this stream makes after it has read `y`.
-#include "step/common.cuh"
+#include "step/block_sum.cuh"
 
 constexpr int THREADS = 512, WARPS = THREADS / 32;
 
@@ -46,14 +46,7 @@ hand_over(const float* h, const float* norm, float eps, const int* ids, const fl
             const float value = __ldcg(h + i);
             sum = fmaf(value, value, sum);
         }
-        sum = warp_sum(sum);
-        __syncthreads();  // the sums of the row before are read
-        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-        __syncthreads();
-        sum = 0.f;
-#pragma unroll
-        for (int i = 0; i < WARPS; i++) sum += sums[i];
-        const float inverse = rsqrtf(sum / (float)width + eps);
+        const float inverse = rsqrtf(block_sum(sum, sums) / (float)width + eps);
         for (int i = threadIdx.x; i < width; i += THREADS) x[i] = __ldcg(h + i) * inverse * norm[i];
     }
     for (int i = threadIdx.x; i < rows * used; i += THREADS) {
