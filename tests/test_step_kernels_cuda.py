@@ -34,7 +34,7 @@ CASES = [
     (2, 3, 2, 256, 256, "f32", "f32", 128, "neox", False, False),
     (1, 2, 2, 64, 64, "q8_0", "q4_0", 64, "norm", True, False),
     (3, 4, 2, 96, 32, "q5_0", "iq4_nl", 64, "neox", False, True),
-    (5, 4, 2, 128, 96, "q8_kv", "q5_0", 64, "neox", True, True),
+    (5, 4, 2, 128, 64, "q8_kv", "q5_0", 64, "neox", True, True),
     (2, 2, 1, 64, 64, "q8_kv", "f32", 64, "norm", False, False),
     (1, 8, 2, 256, 256, "q8_kv", "q8_0", 64, "neox", False, True),
     (4, 4, 2, 256, 128, "q6_0", "q5_1", 64, "neox", True, False),

@@ -197,7 +197,8 @@ def _decode_iq4_nl(data: torch.Tensor) -> torch.Tensor:
 
 
 def _encode_q8_kv(x: torch.Tensor) -> torch.Tensor:
-    d = x.abs().amax(-1, keepdim=True) / 127
+    most = x.abs().amax(-1, keepdim=True)
+    d = most / torch.full_like(most, 127)  # by a number, GPUs multiply with its reciprocal
     q = _codes(x, torch.where(d == 0, 0.0, 1.0 / d), -127, 127)
     return torch.cat(
         [_bytes(d), _bytes(q.sum(-1, keepdim=True).to(torch.int32)), _bytes(q.to(torch.int8))],
