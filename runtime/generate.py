@@ -184,8 +184,9 @@ def generate_tokens(
     filled in along the way. chain: samplers that draw on the host instead of `sampling`. cache: a
     file with the state of a prompt. A text that may become longer than the context that the model
     was trained for is logged as a warning. EvaluationError for tokens that do not fit or logits
-    that are not finite, UsageError for a cache that does not suit the model. Arguments and memory
-    are checked, and the warning is logged, before the first token is asked for.
+    that are not finite, UsageError for a cache that does not suit the model. Arguments, memory and
+    the cache are checked, code is compiled, and the warning is logged, before the first token is
+    asked for.
     """
     n, context = None if n is None else whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))
@@ -203,7 +204,12 @@ def generate_tokens(
     if cache is not None:
         cache.check(model)
     state = model.new_state(context, settings)
+    if n > 1:
+        model.prepare(state, len(prompt))
     if cache is not None:
+        started = time.perf_counter()
+        record.reused = cache.begin(model, prompt, state)
+        record.prompt_seconds = time.perf_counter() - started
         return _with_cache(cache, model, prompt, n, sampling, state, end, record, chain)
     return continued(model, prompt, n, sampling, state, end, record, chain)
 
@@ -219,18 +225,15 @@ def _with_cache(
     record: Generation,
     chain: SamplerChain | None,
 ) -> Iterator[int]:
-    """Yield what `continued` does, with the state before the last token of the prompt from a file,
-    as far as that has it.
-    """
-    started = time.perf_counter()
-    record.reused = cache.begin(model, prompt, state)
+    """Yield what `continued` does after what `state` has of the prompt, and write the file."""
+    before, started = record.prompt_seconds, time.perf_counter()
     if chain is not None:
         chain.accept(prompt[: len(prompt) - 1])
     if rest := prompt[state.n_past : -1]:
         model.extend(rest, state)
     if not cache.read_only and not cache.writes_all and record.reused < len(prompt) - 1:
         cache.write(model, prompt, state)
-    before = time.perf_counter() - started
+    before += time.perf_counter() - started
     yield from continued(model, prompt[-1:], n, sampling, state, end, record, chain)
     record.prompt_seconds += before
     if cache.writes_all and not cache.read_only:

@@ -153,6 +153,19 @@ class Model(OpenModel):
 
     @_named_errors
     @torch.no_grad()
+    def prepare(self, state: State, n: int) -> None:
+        """Compile on the CPU, or load from the disk, what a prompt of n tokens and steps of the
+        sequence of `state` run, so that the first of them take no longer than the next.
+        """
+        self._check_state(state)
+        if self._steps is None or self.weights.taps.readers:
+            return
+        if self.precision == "int8":
+            self._steps.compile_ahead(state, n)
+        self._steps.has_program([state])
+
+    @_named_errors
+    @torch.no_grad()
     def extend(
         self,
         token_ids: TokenIds,

@@ -67,6 +67,19 @@ def test_a_model_asks_for_what_it_needs(spec, tokens, monkeypatch):
     assert len(asked) > 10 and not others
 
 
+def test_what_is_prepared_is_there(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("this was not prepared")
+
+    with Model(SyntheticSource("llama-tiny:IQ4_K"), "cpu", precision="int8") as model:
+        state = model.new_state(64)
+        model.prepare(state, 24)
+        for name in ("StepProgram", "compile_together"):
+            monkeypatch.setattr(path, name, refuse)
+        model.extend(list(range(24)), state)
+        assert len(list(model.follow(5, state, 2, Sampling()))) == 2
+
+
 def test_a_rehearsal_compiles_nothing():
     def template(arguments, thread, threads):
         raise NotImplementedError

@@ -131,3 +131,7 @@ def test_command(tmp_path, capsys):
     assert first.out == again.out and "of them from the file" in again.err
     assert "from the file" not in first.err
     assert main([*words, "-cnv"]) == 1
+    # The error is not in the middle of a line: the prompt comes after it, if at all.
+    (tmp_path / "cache").write_bytes(b"no cache")
+    capsys.readouterr()
+    assert main(words) == 1 and not capsys.readouterr().out

@@ -233,6 +233,7 @@ class ChatSession:
         settings = replace(self.settings, seed=request.seed)
         stream = AnswerStream(self.model.tokenizer, self.special)
         stops, record.reason = StopText(self.stop), "interrupted"
+        self.model.prepare(self._state, len(tokens))
         started = time.perf_counter()
         try:
             record.reused = self._reuse(tokens)

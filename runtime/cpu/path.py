@@ -68,7 +68,7 @@ class StepPath:
         self._lock = threading.Lock()
         self.watched: tuple[str, ...] = ()  # the first and the last product of a step
         self.largest = Largest()
-        self._ahead: set[tuple[bool, bool]] = set()  # kinds of prompts that were compiled for
+        self._ahead = -1  # kind of prompts that were compiled for: each needs what those before do
 
     def step(self, token: int, state: State, copied: bool = True) -> torch.Tensor | None:
         """Append a token: logits float32[vocab] after it, in memory that the next step overwrites
@@ -87,11 +87,11 @@ class StepPath:
         """Compile what a sequence like `state` needs for prompts of n tokens and for steps, on
         several processors, unless it is on disk. For models whose products are in 8 bits.
         """
-        kind = n > FEW_ROWS, n >= many_rows.LEAST_ROWS
+        kind = (n > FEW_ROWS) + (n >= many_rows.LEAST_ROWS)
         with self._lock:
-            if kind in self._ahead:
+            if kind <= self._ahead:
                 return
-            self._ahead.add(kind)
+            self._ahead = kind
             with rehearsed() as wanted:
                 with contextlib.suppress(NotPlanned):
                     program = StepProgram(
