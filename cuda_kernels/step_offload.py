@@ -10,7 +10,8 @@ from .compile.spec import KernelSpec
 
 THREADS = 512
 OFFLOAD = KernelSpec("step_offload", ("step/offload.cu",), (), ("hand_over", "take_back"))
-_TIMEOUT = np.uint64(600e9)  # nanoseconds
+TIMEOUT = 600  # seconds that a device waits for the host
+_NOBODY = -1  # as an unsigned number, more than any that a device waits for
 
 
 def specs() -> list[KernelSpec]:
@@ -22,7 +23,8 @@ class Exchange:
     """Memory that a device and the host share for steps of up to `rows` rows, page-locked where the
     device is a GPU: x float32[rows, width], what the router chose int64[rows, used] and
     shares float32[rows, used] from the device, y float32[rows, width] from the host. `request` and
-    `reply` int64[1] count exchanges; `failed` int32[1] is 1 if the device has waited too long.
+    `reply` int64[1] count exchanges; `failed` int32[1] is 1 if the device has waited for `TIMEOUT`
+    seconds, and does not wait any more.
     """
 
     def __init__(self, rows: int, width: int, used: int, device: torch.device):
@@ -37,6 +39,15 @@ class Exchange:
         self.request, self.reply = self._flags[:1], self._flags[8:9]
         self.failed = self._flags[16:17].view(torch.int32)[:1]
         self.number = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def abandon(self) -> None:
+        """Let the device go on without answers: what it computes from now on means nothing."""
+        self.reply[0] = _NOBODY
+
+    def settle(self) -> None:
+        """Begin again after the device has stopped asking."""
+        self.reply.copy_(self.request)
+        self.failed[0] = 0
 
     def hand_over(
         self,
@@ -82,6 +93,6 @@ class Exchange:
             self.reply,
             self.number,
             self.failed,
-            _TIMEOUT,
+            np.uint64(TIMEOUT * 10**9),
             pdl=True,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from dataclasses import dataclass
+from contextlib import contextmanager
+from functools import partial
 
 import iqforge
 import pytest
@@ -26,6 +27,7 @@ from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.network.sampling import GREEDY
 from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.state.sequence import State
 from iqforge.runtime.weights.switches import Switches
 
 from . import step_on_cpu
@@ -100,15 +102,20 @@ def test_a_program_that_nobody_asks_can_be_released(model, two_threads, monkeypa
     exchange = Exchange(1, model.network.width, moes_of(model)[0].spec.n_used, CPU)
     steps = OffloadedSteps([(x, exchange) for x in offloaded(model)])
     waiting = threading.Thread(target=steps.run, args=(1, 2))
-    waiting.start()
-    waiting.join(0.05)
-    assert waiting.is_alive()
-    steps.release()
-    waiting.join(10)
-    assert not waiting.is_alive()
-    steps.begin()
-    with pytest.raises(DeviceError, match="has not asked"):
-        steps.run(1, 2, 1000)
+    with pytest.raises(KeyboardInterrupt), steps.turn(lambda: None):
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        steps.release()
+        waiting.join(10)
+        assert not waiting.is_alive()
+        raise KeyboardInterrupt
+    with pytest.raises(DeviceError, match=r"has not asked .* in 0\.01 s"), steps.turn(lambda: None):
+        steps.run(1, 2, 0.01)
+    exchange.failed[0] = 1  # the device has waited for too long
+    with pytest.raises(DeviceError, match="within 600 seconds"), steps.turn(lambda: None):
+        steps.run(1, 2, 0.01)
+    assert not int(exchange.failed)
 
 
 @kernel
@@ -123,76 +130,79 @@ def _hand_over(exchange, h, norm, eps, ids, weights):
 @kernel
 def _take_back(exchange, to):
     until = time.monotonic() + 20
-    while int(exchange.reply) != int(exchange.number):
+    while 0 <= int(exchange.reply) < int(exchange.number):
         assert time.monotonic() < until
         time.sleep(0)
     to += exchange.y[: len(to)]
 
 
-class Replays:
+class Device:
     """Graphs that run beside the host, as on a device."""
 
     def __init__(self, monkeypatch):
-        self.n, real, answer = 0, Graph.replay, OffloadedSteps.run
-        running: list[threading.Thread] = []
+        self.n_replays, self.seconds = 0, 0.0  # that were waited for a graph after its answers
+        self._graphs: list[threading.Thread] = []
+        real, answer, give_up = Graph.replay, OffloadedSteps.run, OffloadedSteps._give_up
 
         def replay(graph):
             assert TURN.locked()  # no step of another thread comes between it and its answers
-            self.n += 1
-            running.append(threading.Thread(target=real, args=(graph,)))
-            running[-1].start()
+            self.n_replays += 1
+            self._graphs.append(threading.Thread(target=real, args=(graph,)))
+            self._graphs[-1].start()
 
         def run(steps, *arguments):
             answer(steps, *arguments)
-            for thread in running:
-                thread.join()
-            running.clear()
+            self._wait()
 
         monkeypatch.setattr(Graph, "replay", replay)
         monkeypatch.setattr(OffloadedSteps, "run", run)
+        monkeypatch.setattr(OffloadedSteps, "_give_up", lambda steps, _: give_up(steps, self._wait))
         monkeypatch.setattr(Exchange, "hand_over", _hand_over)
         monkeypatch.setattr(Exchange, "take_back", _take_back)
         monkeypatch.setitem(STEP, MoE, StepOffloadedMoE)
 
+    def _wait(self):
+        begun = time.monotonic()
+        while self._graphs:
+            self._graphs.pop().join()
+        self.seconds = max(self.seconds, time.monotonic() - begun)
 
-@dataclass(frozen=True)
-class Pair:
-    """A model on the CPU, and one whose steps are those of a GPU with experts on the CPU."""
 
-    host: Model
-    model: Model
-    experts: list[OffloadedExperts]
-    replays: Replays
+@contextmanager
+def beside(monkeypatch, opened):
+    """Give a model on the CPU, and one whose experts alone are there, with its device."""
+    with opened() as host:
+        experts = offloaded(host)
+        step_on_cpu.install(monkeypatch)
+        device = Device(monkeypatch)
+        with opened() as model:
+            for module, found in zip(moes_of(model), experts, strict=True):
+                module.few_rows = found
+            yield host, model, device
 
 
 @pytest.fixture
-def pair(monkeypatch, two_threads):
-    with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as host:
-        experts = offloaded(host)
-        step_on_cpu.install(monkeypatch)
-        replays = Replays(monkeypatch)
-        with Model(SyntheticSource("qwen3moe-tiny:Q8_0")) as model:
-            for module, found in zip(moes_of(model), experts, strict=True):
-                module.few_rows = found
-            yield Pair(host, model, experts, replays)
+def three(monkeypatch, two_threads):
+    with beside(monkeypatch, lambda: Model(SyntheticSource("qwen3moe-tiny:Q8_0"))) as found:
+        yield found
 
 
-def test_steps_are_the_reference_path(pair):
-    steps = StepPath(pair.model.network, Context(CPU))
+def follow(path: StepPath, state: State, tokens: list[int]) -> torch.Tensor:
+    return torch.stack([path.extend(torch.tensor([token]), state) for token in tokens])
+
+
+def test_steps_are_the_reference_path(three):
+    host, model, device = three
+    steps = StepPath(model.network, Context(CPU))
     assert steps.captures and sum(type(x) is StepOffloadedMoE for x in steps._branches) > 1
-    state, rows = pair.model.new_state(64), []
-    for token in TOKENS:
-        rows.append(steps.extend(torch.tensor([token]), state))
-    truth = pair.host.extend(TOKENS, pair.host.new_state(64), all_logits=True)
-    torch.testing.assert_close(torch.stack(rows), truth, rtol=1e-3, atol=1e-4)
-    assert pair.replays.n == len(TOKENS) - 1
-    first = int(truth[-1].argmax())
-    drawn = list(steps.follow(first, state, 6, GREEDY))
-    expected, again = [], pair.host.new_state(64)
-    pair.host.extend(TOKENS, again)
-    for token in pair.host.follow(first, again, 6, GREEDY):
-        expected.append(token)
-    assert drawn == expected
+    state = model.new_state(64)
+    truth = host.extend(TOKENS, host.new_state(64), all_logits=True)
+    torch.testing.assert_close(follow(steps, state, TOKENS), truth, rtol=1e-3, atol=1e-4)
+    assert device.n_replays == len(TOKENS) - 1
+    first, again = int(truth[-1].argmax()), host.new_state(64)
+    host.extend(TOKENS, again)
+    expected = list(host.follow(first, again, 6, GREEDY))
+    assert list(steps.follow(first, state, 6, GREEDY)) == expected
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe"])
@@ -203,73 +213,89 @@ def test_other_architectures(monkeypatch, tmp_path, two_threads, name):
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     iqforge.quantize_model(tmp_path / "f32.gguf", path, Recipe("Q8_0", pure=True))
     switches, settings = Switches(swa_full=True), CacheSettings("f32", "f32")
-    with load_model(path, switches=switches) as host:
-        experts = offloaded(host)
-        step_on_cpu.install(monkeypatch)
-        replays = Replays(monkeypatch)
-        with load_model(path, switches=switches) as model:
-            for module, found in zip(moes_of(model), experts, strict=True):
-                module.few_rows = found
-            told: list[str] = []
-            steps = StepPath(model.network, context := Context(CPU, verbose=told.append))
-            context.report_all()
-            assert not told and steps.captures
-            tokens = torch.tensor(tiny.tokens)
-            expected = host.extend(tokens, host.new_state(64, settings), all_logits=True)
-            found = in_pieces(steps, tokens, state := model.new_state(64, settings))
-            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-            assert (replays.n > 10) == steps._sequence(state).captures
+    opened = partial(load_model, path, switches=switches)
+    with beside(monkeypatch, opened) as (host, model, device):
+        told: list[str] = []
+        steps = StepPath(model.network, context := Context(CPU, verbose=told.append))
+        context.report_all()
+        assert not told and steps.captures
+        tokens = torch.tensor(tiny.tokens)
+        expected = host.extend(tokens, host.new_state(64, settings), all_logits=True)
+        found = in_pieces(steps, tokens, state := model.new_state(64, settings))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        assert (device.n_replays > 10) == steps._sequence(state).captures
 
 
-def test_a_launch_that_fails_leaves_nobody_waiting(monkeypatch, pair):
-    steps = StepPath(pair.model.network, Context(CPU))
-    last = steps._branches[-1]
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DeviceError("a reason")])
+def test_a_step_that_is_interrupted_leaves_nobody_waiting(three, monkeypatch, replayed, error):
+    """While its kernels are launched for the first time, and before its graph is answered."""
+    host, model, device = three
+    steps = StepPath(model.network, Context(CPU))
+    truth = host.extend(TOKENS, host.new_state(64), all_logits=True)
+    state, n = model.new_state(64), 3 if replayed else 0
+    if replayed:
+        follow(steps, state, TOKENS[:n])
+
+    def interrupted(*arguments):
+        raise error
+
+    where = (OffloadedSteps, "run") if replayed else (type(steps._branches[-1]), "__call__")
+    with monkeypatch.context() as patch:
+        patch.setattr(*where, interrupted)
+        with pytest.raises(type(error) if isinstance(error, Exception) else error):
+            follow(steps, state, TOKENS[n:])
+    assert device.seconds < 5 and not TURN.locked()
+    found = follow(steps, state if replayed else model.new_state(64), TOKENS[n:])
+    torch.testing.assert_close(found, truth[n:], rtol=1e-3, atol=1e-4)
+
+
+def test_giving_up_can_be_interrupted(three, monkeypatch):
+    host, model, _ = three
+    steps, state = StepPath(model.network, Context(CPU)), model.new_state(64)
+    follow(steps, state, TOKENS[:3])
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    state = pair.model.new_state(64)
     with monkeypatch.context() as patch:
-        patch.setattr(type(last), "__call__", interrupted)
+        for name in ("run", "_give_up"):
+            patch.setattr(OffloadedSteps, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
-            steps.extend(torch.tensor(TOKENS[:1]), state)
-    truth = pair.host.extend(TOKENS[:1], pair.host.new_state(64))
-    found = steps.extend(torch.tensor(TOKENS[:1]), pair.model.new_state(64))
-    torch.testing.assert_close(found, truth, rtol=1e-3, atol=1e-4)
+            follow(steps, state, TOKENS[3:])
+    truth = host.extend(TOKENS, host.new_state(64), all_logits=True)[3:]
+    torch.testing.assert_close(follow(steps, state, TOKENS[3:]), truth, rtol=1e-3, atol=1e-4)
 
 
-def test_nothing_is_launched_if_the_host_cannot_plan(monkeypatch, pair):
+def test_nothing_is_launched_if_the_host_cannot_plan(three, monkeypatch):
     """The device would wait for an answer that never comes; the first time, and in a graph."""
-    steps = StepPath(pair.model.network, Context(CPU))
-    state, asked = pair.model.new_state(64), []
+    _, model, device = three
+    steps, state, asked = StepPath(model.network, Context(CPU)), model.new_state(64), []
 
     def unplanned(*arguments):
         raise NotPlanned("no operation")
 
-    monkeypatch.setattr(Exchange, "hand_over", lambda *a: asked.append(a))
-    with monkeypatch.context() as patch:
-        patch.setattr(OffloadedSteps, "_program", unplanned)
-        with pytest.raises(NotPlanned):
-            steps.extend(torch.tensor(TOKENS[:1]), state)
-    assert not asked
-    monkeypatch.setattr(Exchange, "hand_over", _hand_over)
-    for token in TOKENS[:3]:
-        steps.extend(torch.tensor([token]), state)
-    before = pair.replays.n
-    assert before > 0
-    with monkeypatch.context() as patch:
-        patch.setattr(OffloadedSteps, "_program", unplanned)
-        with pytest.raises(NotPlanned):
-            steps.extend(torch.tensor(TOKENS[:1]), state)
-    assert pair.replays.n == before
+    def refused():
+        with monkeypatch.context() as patch:
+            patch.setattr(OffloadedSteps, "_program", unplanned)
+            patch.setattr(Exchange, "hand_over", lambda *a: asked.append(a))
+            with pytest.raises(NotPlanned):
+                follow(steps, state, TOKENS[:1])
+
+    refused()
+    follow(steps, state, TOKENS[:3])
+    before = device.n_replays
+    refused()
+    assert not asked and device.n_replays == before > 0
 
 
-def test_beside_a_slow_layer_the_host_evaluates_experts_in_turn(pair):
-    moes_of(pair.model)[0].few_rows = None
-    steps = StepPath(pair.model.network, Context(CPU))
+def test_beside_a_slow_layer_the_host_evaluates_experts_in_turn(three):
+    _, model, _ = three
+    modules = moes_of(model)
+    modules[0].few_rows = None
+    steps = StepPath(model.network, Context(CPU))
     assert not steps.captures
-    slow = [x for x in steps._branches if isinstance(x, SlowBranch)]
-    assert len(slow) == len(pair.experts)
+    assert sum(isinstance(x, SlowBranch) for x in steps._branches) == len(modules)
 
 
 RUN = """
@@ -281,7 +307,7 @@ extern "C" void run_hand_over(const float* h, const float* norm, float eps, cons
                   number);
     });
 }
-extern "C" void run_take_back(const float* y, float* to, int n, const u64* reply,
+extern "C" void run_take_back(const float* y, float* to, int n, u64* reply,
                               const u64* number, u32* failed, u64 most) {
     launch_on_host(1, 1, THREADS,
                    [&] { take_back(y, to, n, reply, number, failed, most); });
@@ -289,12 +315,10 @@ extern "C" void run_take_back(const float* y, float* to, int n, const u64* reply
 """
 BEFORE = """
 static u64 clock_of_test = 0;
-static bool stopped = false;
-inline u64 load_of_host(const u64* from) { return stopped ? 1 : *from; }
+inline u64 load_of_host(const u64* from) { return *from; }
 inline void store_to_host(u64* to, u64 value) { *to = value; }
 inline float4 written_by_host(const float* from) { return {from[0], from[1], from[2], from[3]}; }
 inline u64 nanoseconds() { return clock_of_test += 1000; }
-inline void stop_with_error() { stopped = true; }
 inline void __threadfence_system() {}
 """
 
@@ -331,6 +355,14 @@ def test_kernels(tmp_path, rows, width):
     arguments = [pointer(x) if isinstance(x, torch.Tensor) else x for x in back]
     loaded.run_take_back(*arguments, most)
     assert torch.equal(h, expected) and not int(failed)
-    exchange.number[0] = 1  # never comes: the kernel stops
+    exchange.abandon()  # nobody will answer
+    exchange.number[0] = 8
     loaded.run_take_back(*arguments, most)
-    assert int(failed) == 1
+    assert not int(failed)
+    exchange.settle()
+    assert int(exchange.reply) == 7
+    for _ in range(2):  # the answer never comes; later exchanges do not wait for it
+        loaded.run_take_back(*arguments, most)
+        assert int(failed) == 1 and int(exchange.reply) == -1
+    exchange.settle()
+    assert not int(failed)

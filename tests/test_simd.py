@@ -12,9 +12,10 @@ import torch
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.runtime.bench.random_blocks import supported
+from iqforge.runtime.simd import vectors as v
 from iqforge.runtime.simd.operations import _announce, operation
 from iqforge.runtime.simd.products import Rows, plain_rows, plain_type
-from iqforge.runtime.simd.threads import Program, run
+from iqforge.runtime.simd.threads import Program, _threads, run
 from iqforge.runtime.simd.units import UNITS
 
 from .stored_rows import COLUMNS, of_types, stored
@@ -98,6 +99,12 @@ def test_programs_run_in_order_on_any_number_of_threads():
     assert np.allclose(found[0], expected, atol=1e-5)
 
 
+def _counted(arguments, thread, threads):
+    """Add 1 to the number of the thread."""
+    count = v.integer_at(arguments) + 8 * thread
+    v.store_integer(count, v.integer_at(count) + 1)
+
+
 def test_threads_of_python_take_turns():
     """Programs of several callers do not mix."""
     rows = Rows(ggml_type("F32"), np.eye(64, dtype=np.float32).view(np.uint8), 64)
@@ -118,6 +125,30 @@ def test_threads_of_python_take_turns():
     for caller in callers:
         caller.join(60)
     assert not wrong and not any(caller.is_alive() for caller in callers)
+
+
+@pytest.mark.parametrize("after", ["_publish", "_lead"])
+def test_a_program_that_is_interrupted_runs_to_its_end_once(monkeypatch, after):
+    rows = Rows(ggml_type("F32"), np.eye(64, dtype=np.float32).view(np.uint8), 64)
+    x, y, calls = np.arange(64, dtype=np.float32), np.zeros(64, np.float32), []
+    multiply = rows.multiplication(x.ctypes.data, y.ctypes.data)
+    count, counts = operation(_counted), np.zeros(3, np.int64)
+    program = Program([multiply, (count, np.array([counts.ctypes.data]))])
+    pool = _threads(os.getpid(), 3)
+    real = getattr(pool, after)
+
+    def interrupted(*arguments):
+        real(*arguments)
+        calls.append(arguments)
+        if len(calls) < 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, after, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.run(program)
+    assert len(calls) == 3 and counts.tolist() == [1, 1, 1] and np.array_equal(x, y)
+    pool.run(program)
+    assert counts.tolist() == [2, 2, 2]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from ...cuda_kernels.step_offload import Exchange
+from ...cuda_kernels.step_offload import TIMEOUT, Exchange
 from ...errors import DeviceError
 from ..simd.operations import compile_together, operation, rehearsed
 from ..simd.step.exchange import send_reply, take_request
@@ -19,8 +20,9 @@ from .offloaded import OffloadedExperts
 from .plan import Plan
 
 PATIENCE = 50_000  # polls of the threads between two tokens: some milliseconds
-# Polls for a request, before the device is given up: half a minute or more; hours.
-MOST_POLLS, ENDLESS = 1 << 26, 1 << 40
+# Seconds without a request, before the device is given up: in a step, and while kernels of one are
+# loaded or compiled (`release` ends that).
+MOST_SECONDS, ENDLESS = 30.0, 1e9
 # Held from the launch of a step until its experts are answered for. Without it, two models in two
 # threads could wait for each other: one for the threads of the CPU, one for the stream of the GPU.
 TURN = threading.Lock()
@@ -36,8 +38,9 @@ class OffloadedSteps:
     def __init__(self, layers: Sequence[tuple[OffloadedExperts, Exchange]]):
         self._layers = layers
         # The first is not 0 while nobody is to wait for a request: 1 after `release`, 2 if none
-        # came after as many polls as the second.
-        self._stop = np.array([0, ENDLESS], dtype=np.int64)
+        # came after as many nanoseconds as the second.
+        self._stop = np.array([0, 0], dtype=np.int64)
+        self._is_open = False  # a step was launched, and has not ended as it should
         self._last = {id(exchange): np.zeros(1, dtype=np.int64) for _, exchange in layers}
         self._programs: dict[int, tuple[tuple[int, int], Program, Plan]] = {}
         with rehearsed() as wanted:
@@ -50,22 +53,52 @@ class OffloadedSteps:
         """
         self._program(n, n_threads)
 
-    def run(self, n: int, n_threads: int, most: int = MOST_POLLS) -> None:
-        """Answer all layers of a step of n rows. DeviceError if the device does not ask; most: how
-        often this looks for a request.
+    @contextmanager
+    def turn(self, wait: Callable[[], None]) -> Iterator[None]:
+        """While the context is open, a step is launched and answered, and no other one. If it ends
+        with an exception, whatever it is, the device goes on without answers. wait: for all that
+        was launched.
         """
-        self._stop[1] = most
+        with TURN:
+            if self._is_open:  # giving up was interrupted
+                self._give_up(wait)
+            self._is_open = True
+            try:
+                yield
+            except BaseException:
+                self._give_up(wait)
+                raise
+            self._is_open = False
+
+    def run(self, n: int, n_threads: int, most: float = MOST_SECONDS) -> None:
+        """Answer all layers of a step of n rows. DeviceError if the device has not asked for `most`
+        seconds, or if it has waited for too long.
+        """
+        self._stop[1] = int(most * 1e9)
         run(self._program(n, n_threads), n_threads)
+        if any(int(exchange.failed) for _, exchange in self._layers):
+            raise DeviceError(
+                f"the GPU got no answer for the experts of a step within {TIMEOUT} seconds; was the"
+                " program suspended?"
+            )
         if self._stop[0] == 2:
-            raise DeviceError("the GPU has not asked for the experts of a step")
+            raise DeviceError(f"the GPU has not asked for the experts of a step in {most:g} s")
 
     def release(self) -> None:
         """Let a program that waits for requests end: nobody will ask."""
         self._stop[0] = 1
 
-    def begin(self) -> None:
-        """Wait for requests again."""
+    def _give_up(self, wait: Callable[[], None]) -> None:
+        """Let the device end its step without answers. No program runs."""
+        exchanges = [exchange for _, exchange in self._layers]
+        for exchange in exchanges:
+            exchange.abandon()
+        wait()
+        for exchange in exchanges:
+            exchange.settle()
+            self._last[id(exchange)][0] = int(exchange.request)
         self._stop[0] = 0
+        self._is_open = False
 
     def _program(self, n: int, n_threads: int) -> Program:
         key = n_threads, sum(experts.store.n_changes for experts, _ in self._layers)

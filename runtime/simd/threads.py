@@ -18,12 +18,12 @@ from numba import types
 
 from ...formats.kernel import CompiledLoop, inlined_function
 from .operations import SIGNATURE
-from .vectors import integer_at
+from .vectors import integer_at, store_integer
 from .vectors.core import INT64, NONE, function, pointer
 from .waiting import atomic_add, atomic_load, atomic_store, give_way, pause
 
 # Places in the memory that the threads share, in bytes; each in a cache line of its own.
-GENERATION, PROGRAM, LENGTH, BASE, PATIENCE, ARRIVED = 0, 64, 72, 80, 88, 128
+GENERATION, PROGRAM, LENGTH, BASE, PATIENCE, LED, ARRIVED = 0, 64, 72, 80, 88, 96, 128
 CONTROL_BYTES = 192
 POLLS = 4000  # between programs, before a thread sleeps: about 100 us
 SPINS = 200  # before a thread gives its processor away
@@ -61,9 +61,11 @@ def _run(control, thread, threads):
                 give_way()
 
 
-def _lead(control, threads):
-    """Run the published program as thread 0."""
-    _run(control, 0, threads)
+def _lead(control, threads, generation):
+    """Run the published program as thread 0, unless it has done so for this generation."""
+    if integer_at(control + LED) != generation:
+        _run(control, 0, threads)
+        store_integer(control + LED, generation)
 
 
 def _follow(control, thread, threads, seen):
@@ -94,18 +96,22 @@ def compile_loops() -> None:
     """Compile what runs programs."""
     numbers = types.int64, types.int64, types.int64
     lead, follow, publish = _loops()
-    lead.compile(numbers[:2])
+    lead.compile(numbers)
     follow.compile((*numbers, types.Array(types.int64, 1, "C")))
-    publish.compile((*numbers, types.int64))
+    publish.compile((*numbers, types.int64, types.int64))
 
 
-def _publish(control, program, length, patience):
-    """Make a program the next one. patience: polls until the next one, before threads sleep."""
+def _publish(control, program, length, patience, generation):
+    """Make a program the next one, unless it is. patience: polls until the next one, before threads
+    sleep.
+    """
+    if atomic_load(control + GENERATION) == generation:
+        return
     atomic_store(control + PROGRAM, program)
     atomic_store(control + LENGTH, length)
     atomic_store(control + BASE, atomic_load(control + ARRIVED))
     atomic_store(control + PATIENCE, patience)
-    atomic_add(control + GENERATION, 1)
+    atomic_store(control + GENERATION, generation)
 
 
 class Program:
@@ -148,20 +154,31 @@ class Threads:
         self._asleep = [False] * n
         self._wake = [threading.Event() for _ in range(n)]
         self._lead, self._follow, self._publish = _loops()
-        self._publish(self._control, 0, 0, POLLS)  # compiles, and is generation 1
+        self._publish(self._control, 0, 0, POLLS, 1)  # compiles
         for thread in range(1, n):
             threading.Thread(
                 target=self._serve, args=(thread,), name=f"operations-{thread}", daemon=True
             ).start()
 
     def run(self, program: Program) -> None:
-        """Run all operations of a program."""
+        """Run all operations of a program. Ctrl-C is raised after it: other threads may have begun,
+        and wait for this one.
+        """
         with self._lock:
-            self._publish(self._control, program.address, program.length, program.patience)
-            for thread in range(1, self.n):
-                if self._asleep[thread]:
-                    self._wake[thread].set()
-            self._lead(self._control, self.n)
+            interrupted, control, generation = None, self._control, int(self._generation[0]) + 1
+            what = program.address, program.length, program.patience
+            while True:
+                try:  # nothing of this happens twice
+                    self._publish(control, *what, generation)
+                    for thread in range(1, self.n):
+                        if self._asleep[thread]:
+                            self._wake[thread].set()
+                    self._lead(control, self.n, generation)
+                    break
+                except KeyboardInterrupt as error:
+                    interrupted = error
+            if interrupted is not None:
+                raise interrupted
 
     def _serve(self, thread: int) -> None:
         seen = np.ones(1, dtype=np.int64)

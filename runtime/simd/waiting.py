@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from .vectors.core import INT64, NONE, called, function, has_feature, is_arm, pointer
 
@@ -47,3 +49,17 @@ def give_way(builder):
     elif os.name == "nt":
         called(builder, "SwitchToThread", ir.IntType(32))
     return NONE
+
+
+@function(types.int64)
+def nanoseconds(builder):
+    """Return the time since some moment."""
+    if os.name == "nt":
+        milliseconds = called(builder, "GetTickCount64", INT64)
+        return builder.mul(milliseconds, ir.Constant(INT64, 10**6))
+    parts = [ir.Constant(ir.IntType(32), k) for k in (0, 1)]  # seconds, nanoseconds
+    found = cgutils.alloca_once(builder, ir.LiteralStructType([INT64, INT64]))
+    clock = ir.Constant(ir.IntType(32), time.CLOCK_MONOTONIC)
+    called(builder, "clock_gettime", ir.IntType(32), clock, found)
+    seconds, rest = (builder.load(builder.gep(found, [parts[0], part])) for part in parts)
+    return builder.add(builder.mul(seconds, ir.Constant(INT64, 10**9)), rest)

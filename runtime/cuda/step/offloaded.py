@@ -12,7 +12,7 @@ from ....cuda_kernels import matvec, step_between
 from ....cuda_kernels.step_offload import Exchange
 from ....cuda_kernels.step_router import fits as router_fits
 from ...cpu.offloaded import OffloadedExperts
-from ...cpu.offloaded_steps import ENDLESS, TURN, OffloadedSteps
+from ...cpu.offloaded_steps import ENDLESS, OffloadedSteps
 from ...cpu.plan import NotPlanned
 from ...layers.moe import MoE
 from ...weights.ranges import ranged
@@ -85,20 +85,17 @@ def answers_of(layers: Sequence[StepOffloadedMoE], frame: Frame) -> OffloadedSte
 
 
 @contextmanager
-def answered(answers: OffloadedSteps, n: int, device: torch.device) -> Iterator[None]:
+def answered(answers: OffloadedSteps, n: int) -> Iterator[None]:
     """While the context is open, answer for the experts of a step of n rows in another thread: what
     is launched may wait for the device, as loading a kernel does.
     """
-    with TURN, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         running = pool.submit(answers.run, n, torch.get_num_threads(), ENDLESS)
         try:
             yield
         except BaseException:
-            # The requests that were made are answered before.
-            torch.cuda.current_stream(device).record_event().synchronize()
             answers.release()
             raise
         finally:
             wait([running])
-            answers.begin()
-        running.result()
+    running.result()

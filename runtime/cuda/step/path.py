@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from ....errors import EvaluationError
-from ...cpu.offloaded_steps import TURN, OffloadedSteps
+from ...cpu.offloaded_steps import OffloadedSteps
 from ...layers.batch import Batch
 from ...layers.norm import RMSNorm
 from ...network.network import Network
@@ -129,6 +129,7 @@ class StepPath:
         They are evaluated 8, 4, 2 or 1 at a time, as every number of rows needs its own kernels.
         """
         sequence, rows = self._sequence(state), []
+        self._begin_answers()
         while len(tokens):
             n = 1 << len(tokens).bit_length() - 1
             self._check_recurrent(state)
@@ -158,6 +159,7 @@ class StepPath:
         n = min(n, state.capacity - state.n_past)
         sequence = self._sequence(state)
         self._check_recurrent(state)
+        self._begin_answers()
         sequence.begin([token], state.n_past, sampling.seed)
         ahead = self._ahead(sequence)
         if self.network.stage is not None:
@@ -296,15 +298,26 @@ class StepPath:
         if graph is None and sequence.captures and key in sequence.seen:
             self._free_before_capture(sequence)
             graph = sequence.graphs[key] = self._capture(launch)
-        if graph is not None:
-            with nullcontext() if answers is None else TURN:
+        with nullcontext() if answers is None else answers.turn(self._wait):
+            if graph is not None:
                 graph.replay()
                 if answers is not None:
                     answers.run(n, torch.get_num_threads())
-        else:
-            with nullcontext() if answers is None else answered(answers, n, self.context.device):
-                launch()
-            sequence.seen.add(key)
+            else:
+                with nullcontext() if answers is None else answered(answers, n):
+                    launch()
+                sequence.seen.add(key)
+
+    def _wait(self) -> None:
+        """Wait for everything that was launched."""
+        torch.cuda.current_stream(self.context.device).record_event().synchronize()
+
+    def _begin_answers(self) -> None:
+        """Wait for what was launched before steps for which the host answers: it cannot be
+        interrupted while it waits for them to ask.
+        """
+        if self._offloaded is not None:
+            self._wait()
 
     def _free_before_capture(self, sequence: StepSequence) -> None:
         """Free memory before a capture. What a captured launch allocates is in the private memory
