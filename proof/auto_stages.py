@@ -147,12 +147,15 @@ class AutoStages:
             save_plan=self.files.types,
         )
         self.say(f"{fitted.bits_per_weight:.4f} bits per weight")
-        self.say(f"predicted mean KL divergence {fitted.predicted_kld:.5f}")
+        if fitted.is_measured:
+            self.say(f"predicted mean KL divergence {fitted.predicted_kld:.5f}")
+        else:  # sensitivities of roles have no scale
+            self.say("types ranked by errors and roles")
         return [self.files.types], {
             "type": fitted.recipe.type,
             "tensor_types": fitted.recipe.tensor_types,
             "bits_per_weight": fitted.bits_per_weight,
-            "predicted_kld": fitted.predicted_kld,
+            "predicted_kld": fitted.predicted_kld if fitted.is_measured else None,
             "sensitivities": fitted.sensitivities,
         }
 

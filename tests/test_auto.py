@@ -72,6 +72,7 @@ def test_a_checkpoint_becomes_a_file_with_proof(checkpoint, tmp_path, capsys):
     # What it is going to do comes first, with time and space.
     plan = printed[: printed.index("[1]")]
     assert all(f"{n}. " in plan for n in range(1, 6)) and re.search(r"in all, about +\d", plan)
+    assert "types ranked by errors and roles" in printed and "predicted" not in printed
     assert not list(out.rglob("*.part"))
     file = out / f"tiny-{size}.gguf"
     assert 0.995 * size <= file.stat().st_size <= size

@@ -131,6 +131,12 @@ def test_several_texts_get_a_line_each(capsys, tmp_path):
     assert alone.perplexity == pytest.approx(397.6303, rel=1e-3)
     base = str(tmp_path / "base.kld")
     assert main([*words, "-f", one, "-f", two, "--kl-divergence-base", base]) == 1
+    # The first one is printed, and the error is about the second.
+    (tmp_path / "two.txt").write_text("too short")
+    capsys.readouterr()
+    assert main([*words, "-f", one, "-f", two]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"{one}: PPL") and f"error: {two}: the text has" in printed.err
 
 
 def test_draws_are_those_of_the_reference():

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...errors import UsageError, printable
+from ...errors import EvaluationError, UsageError, printable
 from ..options import LoadOptions
 from ..text_options import ChunkOptions, PerplexityOptions
 from .flags import (
@@ -114,11 +116,23 @@ def run(args: argparse.Namespace, api) -> int:
             with open_model(words, api, rows=rows, chunk=options.n_ctx) as other:
                 for text in texts:
                     name = text if len(texts) > 1 else ""
-                    _compare(api, model, text, options, load, against=other, name=name)
+                    with _named(name):
+                        _compare(api, model, text, options, load, against=other, name=name)
         else:
             for text in texts:
-                _measure(args, api, model, text, options, load)
+                with _named(text if len(texts) > 1 else ""):
+                    _measure(args, api, model, text, options, load)
     return 0
+
+
+@contextmanager
+def _named(text: str) -> Iterator[None]:
+    """Let an error of one of several texts say which."""
+    try:
+        yield
+    except EvaluationError as error:
+        error.file = error.file or text or None
+        raise
 
 
 def _note_other_texts(model: Model, base: str | os.PathLike, texts: list[str]) -> None:

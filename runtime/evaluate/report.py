@@ -51,7 +51,7 @@ def text_line(name: str, result: Perplexity) -> str:
     """One line per text, where there are several."""
     return (
         f"{name}: PPL = {result.perplexity:.4f} +/- {result.uncertainty:.5f} over"
-        f" {result.n_chunks} chunks"
+        f" {result.n_chunks} chunk{'s' * (result.n_chunks != 1)}"
     )
 
 
