@@ -11,8 +11,10 @@ import torch
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.prompt import scores as prompt_scores
+from iqforge.runtime.cuda.prompt.locked import Pieces
 from iqforge.runtime.model import Model
 from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.weights.placement import ALL, Request
 
 pytestmark = [
     pytest.mark.gpu,
@@ -134,3 +136,23 @@ def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
                 )
             kept = m.engine.prompt._graphs._kept
             assert [len(graphs._captured) for graphs in kept.values()] == [2] * min(2, len(kept))
+
+
+@pytest.mark.parametrize("spec", ["qwen3moe-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])
+def test_experts_on_the_cpu_give_the_same_bits_locked_or_not(monkeypatch, spec):
+    copied, real = [], Pieces.pack_into
+
+    def pack_into(pieces, *arguments):
+        copied.append(arguments)
+        real(pieces, *arguments)
+
+    monkeypatch.setattr(Pieces, "pack_into", pack_into)
+    with model(spec, placement=Request(cpu_experts=ALL)) as m:
+        locked = logits(m)
+        assert copied  # else nothing could be locked
+        assert torch.equal(logits(m), locked)
+    copied.clear()
+    monkeypatch.setenv("IQFORGE_LOCK", "0")
+    with model(spec, placement=Request(cpu_experts=ALL)) as m:
+        assert torch.equal(logits(m), locked)
+        assert not copied
