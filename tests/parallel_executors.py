@@ -20,7 +20,7 @@ from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.prompt import path as prompt_path
 from iqforge.runtime.cuda.prompt import stream as prompt_stream
 from iqforge.runtime.cuda.prompt.path import PromptPath
-from iqforge.runtime.cuda.step import path as step_path
+from iqforge.runtime.cuda.step import launches as step_launches
 from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.model import Model
 from iqforge.runtime.parallel import group as group_module
@@ -104,8 +104,8 @@ def main() -> None:
     patch = pytest.MonkeyPatch()
     prompt_on_cpu.install(patch)
     patch.setattr(group_module, "FEW_ROWS", 4)
-    patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
-    patch.setattr(step_path, "moved", kernel(step_path.moved))
+    patch.setattr(step_launches, "links_of", lambda network, context: GroupLinks(group))
+    patch.setattr(step_launches, "moved", kernel(step_launches.moved))
     report = {}
     for spec in specs:
         shares = (1, 1, 2)[-ranks.size :] if ranks.size < 4 else (1,) * ranks.size
@@ -129,18 +129,18 @@ def main() -> None:
         stage = make_stage(SyntheticSource(spec), shares, group, CPU)
         before = Graph.replays
         with Model(SyntheticSource(spec), CPU, stage=stage) as model:
-            patch.setattr(step_path, "links_of", lambda network, context: None)
+            patch.setattr(step_launches, "links_of", lambda network, context: None)
             by_layers = evaluated(model, Context(CPU, torch.float16, ubatch=9))
-            patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
+            patch.setattr(step_launches, "links_of", lambda network, context: GroupLinks(group))
         n_layers = len(stage.layers)
         captured = Graph.replays - before
         report[spec] = {"slow": told, "captured": Graph.replays, "linked": GroupRowLinks.calls}
         report[spec] |= {"layers": n_layers, "captured by layers": captured}
         if ranks.rank == 0:
-            patch.setattr(step_path, "links_of", lambda network, context: None)
+            patch.setattr(step_launches, "links_of", lambda network, context: None)
             with Model(SyntheticSource(spec), CPU) as model:
                 whole = evaluated(model, Context(CPU, torch.float16, ubatch=9))
-            patch.setattr(step_path, "links_of", lambda network, context: GroupLinks(group))
+            patch.setattr(step_launches, "links_of", lambda network, context: GroupLinks(group))
             report[spec]["errors"] = {
                 name: float((found[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for name in whole

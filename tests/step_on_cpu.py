@@ -18,9 +18,10 @@ from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
 from iqforge.cuda_kernels.step_router import Routing
 from iqforge.runtime.cuda.step import delta as step_delta
+from iqforge.runtime.cuda.step import ends as step_ends
+from iqforge.runtime.cuda.step import ffn as step_ffn
 from iqforge.runtime.cuda.step import frame as step_frame
 from iqforge.runtime.cuda.step import layer_input as step_inputs
-from iqforge.runtime.cuda.step import layers as step_layers
 from iqforge.runtime.cuda.step import mla as step_mla
 from iqforge.runtime.cuda.step import moe as step_moe
 from iqforge.runtime.cuda.step import sampling as step_sampling
@@ -535,9 +536,9 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_delta, "StepDelta", Delta),
         (step_mla, "StepLatentAttention", Latent),
         (step_frame, "step_angles", angles),
-        (step_layers, "decode_rows", embed),
+        (step_ends, "decode_rows", embed),
         (step_inputs, "decode_rows", embed),
-        (step_layers, "BETWEEN", torch.float32),
+        (step_ffn, "BETWEEN", torch.float32),
         (step_sampling, "GreedySampler", Sampler),
         (step_sampling, "DrawSampler", Sampler),
         (matvec, "norm_matvec", norm_matvec),

@@ -17,7 +17,7 @@ from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
-from iqforge.runtime.cuda.step.path import StepPath
+from iqforge.runtime.cuda.step.graphs import StepGraphs
 from iqforge.runtime.model import Model
 
 from . import prompt_on_cpu
@@ -42,7 +42,7 @@ def captured(monkeypatch):
         )
 
     noted(prompt_graphs.PassGraphs)
-    noted(StepPath)
+    noted(StepGraphs)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with Model(SyntheticSource("llama-tiny:Q8_0"), CPU, ubatch=16) as model:
@@ -59,11 +59,11 @@ def captured(monkeypatch):
         (BenchTest(n_prompt=42), {"PassGraphs"}),
         (BenchTest(n_prompt=26, depth=16), {"PassGraphs"}),
         (BenchTest(n_prompt=26, depth=39), {"PassGraphs"}),
-        (BenchTest(n_prompt=7), {"StepPath"}),
-        (BenchTest(n_gen=1), {"StepPath"}),
-        (BenchTest(n_gen=6), {"StepPath"}),
-        (BenchTest(n_gen=1, depth=255), {"PassGraphs", "StepPath"}),
-        (BenchTest(n_prompt=26, n_gen=1, depth=5), {"PassGraphs", "StepPath"}),
+        (BenchTest(n_prompt=7), {"StepGraphs"}),
+        (BenchTest(n_gen=1), {"StepGraphs"}),
+        (BenchTest(n_gen=6), {"StepGraphs"}),
+        (BenchTest(n_gen=1, depth=255), {"PassGraphs", "StepGraphs"}),
+        (BenchTest(n_prompt=26, n_gen=1, depth=5), {"PassGraphs", "StepGraphs"}),
     ],
     ids=lambda x: getattr(x, "label", ""),
 )
@@ -97,5 +97,5 @@ def test_rows_of_a_sweep_capture_nothing(monkeypatch, captured, tg):
     monkeypatch.setattr(bench_sweep, "time", clock)
     assert len(list(bench_sweep.sweep(model, 64, SweepOptions(tg=tg)))) == 4
     assert (
-        len(at) == 16 and at == [len(captures)] * 16 and {*captures} == {"PassGraphs", "StepPath"}
+        len(at) == 16 and at == [len(captures)] * 16 and {*captures} == {"PassGraphs", "StepGraphs"}
     )

@@ -17,8 +17,8 @@ from iqforge.errors import UsageError
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.prompt.path import PromptPath
-from iqforge.runtime.cuda.step import path as step_path
-from iqforge.runtime.cuda.step.layers import SlowOutput
+from iqforge.runtime.cuda.step import graphs as step_graphs
+from iqforge.runtime.cuda.step.ends import SlowOutput
 from iqforge.runtime.cuda.step.moe import StepMoE
 from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.layers.ffn import GatedFFN
@@ -252,8 +252,8 @@ def test_logits_are_where_the_final_norm_is(monkeypatch, opened):
         PromptPath(elsewhere, Context(CPU)),
         model.new_state(100),
     )
-    assert isinstance(steps._output, SlowOutput)
-    steps._output = lambda frame, rows: frame.logits[
+    assert isinstance(steps._launches.ending, SlowOutput)
+    steps._launches.ending = lambda frame, rows: frame.logits[
         : rows.stop - rows.start
     ].zero_()  # what it leaves is on the device of the step
     for all_logits, shape in ((True, [3, model.n_vocab]), (False, [model.n_vocab])):
@@ -297,11 +297,11 @@ def test_graphs_of_one_sequence_are_bounded(monkeypatch, opened):
     step_on_cpu.install(monkeypatch)
     model, steps, _ = opened("llama")
     state = model.new_state(256)
-    for i in range(step_path.MOST_GRAPHS + 5):
+    for i in range(step_graphs.MOST_GRAPHS + 5):
         sampling = Sampling(temperature=0.5 + i / 100)
         state.clear()
         list(steps.follow(5, state, 4, sampling))
-        assert len(Graph.alive) == min(i + 1, step_path.MOST_GRAPHS)
+        assert len(Graph.alive) == min(i + 1, step_graphs.MOST_GRAPHS)
 
 
 def test_a_closed_model_holds_no_weights(monkeypatch, opened):

@@ -12,8 +12,8 @@ from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import Executor
 from ..common.registry import STEP, PlacedBranch, Slow, executor
+from .ffn import StepFFN
 from .frame import Frame, PendingBranch
-from .layers import StepFFN
 from .moe import StepMoE
 
 

@@ -10,19 +10,16 @@ from typing import Protocol
 import torch
 
 from ....cuda_kernels import matvec, step_between
-from ....cuda_kernels.matvec_plan import GATE_UP, MATVEC_ADD, NORM_MATVEC
-from ....cuda_kernels.ops import PackedMatrix, decode_rows
-from ...layers.ffn import GatedFFN, PlainFFN
+from ....cuda_kernels.matvec_plan import MATVEC_ADD
+from ....cuda_kernels.ops import PackedMatrix
 from ...layers.norm import Norm, RMSNorm
-from ...network.network import Network
 from ...state.sequence import State
 from ...weights.linear import Embedding, Linear
 from ...weights.ranges import ranged
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
 from ..common.executor import Executor, operation
-from ..common.expert_terms import gating_of
-from ..common.registry import STEP, PlacedBranch, Slow, executor
+from ..common.registry import PlacedBranch, Slow
 from .frame import Frame, PendingBranch
 
 
@@ -79,22 +76,6 @@ class StepExecutor(Protocol):
         ...
 
     def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None: ...
-
-
-class StepBegin(Protocol):
-    """What launches the embedding at the beginning of a step."""
-
-    captured: bool
-
-    def __call__(self, frame: Frame, h: torch.Tensor) -> None: ...
-
-
-class StepEnd(Protocol):
-    """What launches the output of some rows at the end of a step."""
-
-    captured: bool
-
-    def __call__(self, frame: Frame, rows: slice) -> None: ...
 
 
 class StepInput:
@@ -175,150 +156,6 @@ class StepSum:
             step_between.add_normed(sum, h, bias=self.bias, weight=weight, eps=eps)
 
 
-@executor(STEP, GatedFFN)
-class StepFFN(StepBranch):
-    """Gate and up with the activation in one launch, down onto h."""
-
-    joins = True
-
-    def __init__(self, branch: PlacedBranch, context: Context):
-        super().__init__(branch, context)
-        ffn: GatedFFN = branch.module
-        pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
-        self.input = StepInput(branch.norm, context)
-        self.down = StepSum(ffn.down, branch, context)
-        self.cols, self.activation = self.down.matrix.cols, ffn.spec.activation
-        self.gating = gating_of(ffn.spec)
-        self.biases = _biases_of(pair, self.cols)
-        # Without biases the product itself computes the activation.
-        kind = GATE_UP if self.biases is None else NORM_MATVEC
-        matrices = [on_device(x, context, kind, biased=True) for x in pair]
-        self.matrices = matrices
-        quantized = (
-            len({x.type for x in matrices}) == 1
-            and not matrices[0].type.is_float
-            and not self.down.matrix.type.is_float
-            and self.biases is None
-        )
-        self.between = BETWEEN if quantized else torch.float32
-        self.halves = (
-            [matvec.RowRange(matrices[0], first, self.cols) for first in (0, self.cols)]
-            if len(matrices) == 1
-            else matrices
-        )
-
-    @ranged
-    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        hidden = frame.buffer("hidden", self.cols, self.between)
-        if self.biases is not None:
-            gate, up = (frame.buffer(name, self.cols) for name in ("gate", "up"))
-            self.input(frame, self.halves, [gate, up])
-            gate_bias, up_bias = self.biases
-            step_between.activate(
-                gate, hidden, self.activation, bias=gate_bias, up=up, up_bias=up_bias
-            )
-        else:
-            gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
-            h, join = frame.joined() if matvec.joins(gate) else (frame.settled(), None)
-            arguments = h, self.norm, self.eps, gate, up, hidden, join, self.gating
-            operation(matvec.gate_up, *arguments)
-        self.down(frame, hidden, frame.h)
-
-
-def _biases_of(
-    pair: list[Linear], rows: int
-) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
-    """Return the biases of gate and up, which may be one matrix; None if there are none."""
-    if all(x.bias is None for x in pair):
-        return None
-    if len(pair) == 1 and pair[0].bias is not None:
-        return pair[0].bias[:rows].contiguous(), pair[0].bias[rows:].contiguous()
-    return pair[0].bias, pair[1].bias
-
-
-@executor(STEP, PlainFFN)
-class StepPlainFFN(StepBranch):
-    """Up, bias and activation, down onto h."""
-
-    joins = True
-
-    def __init__(self, branch: PlacedBranch, context: Context):
-        super().__init__(branch, context)
-        ffn: PlainFFN = branch.module
-        self.input = StepInput(branch.norm, context)
-        self.up = on_device(ffn.up, context, NORM_MATVEC, biased=True)
-        self.bias, self.activation = ffn.up.bias, ffn.spec.activation
-        self.down = StepSum(ffn.down, branch, context)
-
-    @ranged
-    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        hidden = frame.buffer("hidden", self.up.rows)
-        self.input(frame, [self.up], [hidden])
-        step_between.activate(hidden, hidden, self.activation, bias=self.bias)
-        self.down(frame, hidden, frame.h)
-
-
-class DeviceEmbedding:
-    """Rows of the embedding for token ids in device memory. It is the first launch of a step and
-    must not be a dependent launch: the draw at the end of the step before writes the token and the
-    position, which later launches of this step read before they wait.
-    """
-
-    captured = True
-
-    def __init__(self, network: Network, context: Context):
-        self.matrix, self.scale = on_device(network.embedding, context), network.embedding_scale
-
-    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        decode_rows(self.matrix, frame.sequence.tokens[: frame.n], torch.float32, out=h)
-        if self.scale != 1:
-            step_between.scale(h, self.scale)
-
-
-class StepOutput:
-    """The final norm, the output matrix, and the cap of logits."""
-
-    captured = True
-
-    def __init__(self, network: Network, context: Context):
-        self.input, self.softcap = StepInput(network.output_norm, context), network.softcap
-        self.matrix = on_device(network.output, context, NORM_MATVEC)
-        self.ends = () if context.share is None else context.share.ends
-
-    def __call__(self, frame: Frame, rows: slice) -> None:
-        logits = frame.logits[: rows.stop - rows.start]
-        if frame.links is None or not self.ends:
-            self.input(frame, [self.matrix], [logits], rows)
-        else:
-            own = frame.buffer("own logits", self.matrix.rows)[: len(logits)]
-            self.input(frame, [self.matrix], [own], rows)
-            operation(frame.links.gather, own, logits, self.ends)
-        if self.softcap:
-            step_between.cap(logits, self.softcap)
-
-
-class SlowEmbedding:
-    captured = False
-
-    def __init__(self, network: Network, context: Context):
-        self.network = network
-
-    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        h.copy_(self.network.embed(frame.sequence.tokens[: frame.n].long()))
-
-
-class SlowLayerInputs:
-    """They are computed for the batch of the step, which is not captured."""
-
-    captured = False
-
-    def __init__(self, inputs: object, context: Context):
-        pass
-
-    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        """Nothing: `Network.prepared` does it."""
-
-
 class SlowBranch(Executor):
     """A branch on the reference path, on the device of its block."""
 
@@ -350,16 +187,3 @@ class StepScaled(Executor):
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         frame.scaled(self.scale)
-
-
-class SlowOutput:
-    captured = False
-
-    def __init__(self, network: Network, context: Context):
-        self.network = network
-
-    def __call__(self, frame: Frame, rows: slice) -> None:
-        network, h = self.network, frame.settled()[rows]
-        frame.logits[: len(h)].copy_(
-            network.logits(network.output_norm(h.to(network.output_device)))
-        )

@@ -1,11 +1,11 @@
 """One to eight new rows of a sequence as one CUDA graph, from token ids to logits, or to the next
 token.
 
-Executors (registry `STEP`) launch kernels on the current stream. Nothing in a step needs the host:
-token ids and positions are in device memory, so that the launches can be captured once and
-replayed. A graph belongs to a sequence (it contains the addresses of its caches), a number of rows
-and a kind of result. The first use launches the kernels directly, and compiles missing ones; the
-second captures them.
+Executors (registry `STEP`) launch kernels on the current stream (`launches.py`). Nothing in a step
+needs the host: token ids and positions are in device memory, so that the launches can be captured
+once and replayed (`graphs.py`). A graph belongs to a sequence (it contains the addresses of its
+caches), a number of rows and a kind of result. The first use launches the kernels directly, and
+compiles missing ones; the second captures them.
 
 A branch without an executor runs its module on the reference path, on the device of the module.
 Such a step is not captured.
@@ -15,53 +15,31 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, TypeVar
 
 import torch
 
 from ....errors import EvaluationError
 from ...cpu.offloaded_steps import OffloadedSteps
-from ...layers.batch import Batch
-from ...layers.norm import RMSNorm
 from ...network.network import Network
 from ...network.sampling import Sampling
 from ...state.sequence import State
-from ...weights.ranges import opened
 from ..common.context import Context
-from ..common.executor import operation
-from ..common.registry import STEP, Slow, choose_all, placed
-from . import absent, attention, dense_and_experts, mla  # noqa: F401, declare executors
+from ..common.registry import Slow
 from .delta import StepDeltaLayer
-from .frame import STEP_ROWS, Frame, PendingBranch, StepSequence
-from .layer_input import DeviceLayerInputs
-from .layers import (
-    DeviceEmbedding,
-    SlowBranch,
-    SlowEmbedding,
-    SlowLayerInputs,
-    SlowOutput,
-    StepBegin,
-    StepEnd,
-    StepExecutor,
-    StepOutput,
-    StepScaled,
-)
-from .links import links_of, named_waits
-from .offloaded import StepOffloadedMoE, answered, answers_of
-from .sampling import sampler
-
-_End = TypeVar("_End")  # what begins or ends a step
+from .frame import STEP_ROWS, Frame, StepSequence
+from .graphs import StepGraphs
+from .launches import StepLaunches
+from .layers import SlowBranch, StepExecutor
+from .links import named_waits
+from .offloaded import StepOffloadedMoE, answers_of
 
 AHEAD = 4  # steps that run before the host waits for the token of the first one
 # The same where a recurrent state has two places: the second step leaves the state that the first
 # one has written.
 _RECURRENT_AHEAD = 2
 _OFFLOADED_AHEAD = 2  # where the host evaluates experts while a step runs
-MOST_GRAPHS = 16  # per sequence: a new one replaces the oldest
-_FREED_TOGETHER = 16  # graphs: torch keeps the memory of dropped ones until then
 
 
 class StepPath:
@@ -70,39 +48,18 @@ class StepPath:
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
         self.frame = Frame(network, context, STEP_ROWS)
-        self._embedding: StepBegin = _or_slow(
-            context, "DeviceEmbedding", DeviceEmbedding, SlowEmbedding, network
-        )
-        self._inputs: StepBegin | None = None
-        if network.inputs is not None:
-            self._inputs = _or_slow(
-                context, "LayerInputs", DeviceLayerInputs, SlowLayerInputs, network.inputs
-            )
-        self._branches: list[StepExecutor] = []
-        branches = placed(network.blocks, network.layers)
-        chosen = context.same_choices(choose_all(STEP, branches, context))
-        for branch, found in zip(branches, chosen, strict=True):
-            self._branches.append(found or SlowBranch(branch))
-            if branch.scale is not None:
-                self._branches.append(StepScaled(branch))
+        self._launches = StepLaunches(network, context, self.frame)
+        self._links, self._branches = self._launches.links, self._launches.branches
         self._recurrent: list[StepDeltaLayer] = [
             x for x in self._branches if isinstance(x, StepDeltaLayer)
         ]
-        self._links = links_of(network, context)
-        self.frame.links = self._links
-        self._output: StepEnd = _or_slow(context, "Output", StepOutput, SlowOutput, network)
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         # Steps are captured if a sequence's caches suit.
-        self.captures = all(
-            part.captured
-            for part in (self._embedding, self._inputs, *self._branches, self._output)
-            if part is not None
-        )
+        self.captures = self._launches.captured
         self._offloaded = self._answers()
-        self._dropped = 0  # graphs
+        self._graphs = StepGraphs(context.device)
         # What comes from and goes to other ranks that have other layers.
         self._between = torch.empty(STEP_ROWS, network.width, device=context.device)
-        self._stream = torch.cuda.Stream(context.device)
 
     def _answers(self) -> OffloadedSteps | None:
         """Return what answers for the experts that are on the CPU while steps run; None if there
@@ -116,7 +73,7 @@ class StepPath:
         if fast and (found := answers_of(layers, self.frame)) is not None:
             return found
         self.captures = False
-        self._branches = [
+        self._branches[:] = [
             SlowBranch(x.branch) if isinstance(x, StepOffloadedMoE) else x for x in self._branches
         ]
         return None
@@ -224,7 +181,7 @@ class StepPath:
             def gone(_):
                 path = mine()
                 if path is not None and (old := path._sequences.pop(key, None)) is not None:
-                    path._dropped += len(old[1].graphs)
+                    path._graphs.dropped += len(old[1].graphs)
 
             instead = self._instead(state)
             sequence = StepSequence(
@@ -271,171 +228,28 @@ class StepPath:
         for layer in self._recurrent:
             layer.state(state).n_seen += n
         key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
-        stage = self.network.stage
+        stage, launches = self.network.stage, self._launches
         with torch.cuda.device(self.context.device):
             if stage is None:
-                launch = partial(self._launch, sequence, state, n, wanted)
-                self._replayed(sequence, key, launch, n)
+                launch = partial(launches.step, sequence, state, n, wanted)
+                answers = self._offloaded if sequence.captures else None
+                self._graphs.run(sequence, key, launch, answers, n)
                 return
             # What moves between ranks is in no graph.
-            passage = stage.take(self._between[:n])
-            layers = partial(self._launch_layers, sequence, state, n, wanted)
-            self._replayed(sequence, (*key, "layers"), layers)
+            passage = stage.take(between := self._between[:n])
+            layers = partial(launches.layers, sequence, state, n, wanted, between)
+            self._graphs.run(sequence, (*key, "layers"), layers)
             passage.copy_(stage.hand_on(passage, n))
-            output = partial(self._launch_output, sequence, n, wanted)
-            self._replayed(sequence, (*key, "output"), output)
-
-    def _replayed(
-        self, sequence: StepSequence, key: tuple, launch: Callable[[], None], n: int = 0
-    ) -> None:
-        """Launch what `key` names for the first time, capture it the second time, and replay it
-        then. n: rows of the step, for whose experts the CPU answers meanwhile.
-        """
-        answers = self._offloaded if sequence.captures else None
-        if answers is not None:
-            answers.prepare(n, torch.get_num_threads())
-        graph = sequence.graphs.get(key)
-        if graph is None and sequence.captures and key in sequence.seen:
-            self._free_before_capture(sequence)
-            graph = sequence.graphs[key] = self._capture(launch)
-        with nullcontext() if answers is None else answers.turn(self._wait):
-            if graph is not None:
-                graph.replay()
-                if answers is not None:
-                    answers.run(n, torch.get_num_threads())
-            else:
-                with nullcontext() if answers is None else answered(answers, n):
-                    launch()
-                sequence.seen.add(key)
-
-    def _wait(self) -> None:
-        """Wait for everything that was launched."""
-        torch.cuda.current_stream(self.context.device).record_event().synchronize()
+            output = partial(launches.output, sequence, n, wanted, between)
+            self._graphs.run(sequence, (*key, "output"), output)
 
     def _begin_answers(self) -> None:
         """Wait for what was launched before steps for which the host answers: it cannot be
         interrupted while it waits for them to ask.
         """
         if self._offloaded is not None:
-            self._wait()
-
-    def _free_before_capture(self, sequence: StepSequence) -> None:
-        """Free memory before a capture. What a captured launch allocates is in the private memory
-        of its graph, which torch frees only on request.
-        """
-        if len(sequence.graphs) >= MOST_GRAPHS:
-            oldest = next(iter(sequence.graphs))
-            del sequence.graphs[oldest]
-            sequence.seen.discard(oldest)
-            self._dropped += 1
-        if self._dropped >= _FREED_TOGETHER:
-            self._dropped = 0
-            torch.cuda.empty_cache()
-
-    def _capture(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        here = torch.cuda.current_stream(self.context.device)
-        self._stream.wait_stream(here)
-        # thread_local: other threads may continue on their own streams
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            launch()
-        here.wait_stream(self._stream)
-        return graph
-
-    def _launch(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
-        self._begin(sequence, state, n, wanted)
-        self._run_branches(sequence, state)
-        self._finish(sequence, n, wanted)
-        self.frame.end()
-
-    def _launch_layers(
-        self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling
-    ) -> None:
-        """Launch the layers of this rank, between what comes in and what goes out."""
-        self._begin(sequence, state, n, wanted)
-        if self.network.layers.start:
-            operation(moved, self._between[:n], self.frame.h)
-        self._run_branches(sequence, state)
-        operation(moved, self.frame.settled(), self._between[:n])
-        self.frame.end()
-
-    def _launch_output(self, sequence: StepSequence, n: int, wanted: str | Sampling) -> None:
-        """Launch what follows the last layer of the model."""
-        self.frame.begin(sequence, n, None)
-        operation(moved, self._between[:n], self.frame.h)
-        self._finish(sequence, n, wanted)
-        self.frame.end()
-
-    def _begin(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
-        """Launch the embedding of the tokens."""
-        frame = self.frame
-        batch = None if sequence.captures else Batch.after([state], [n], self.context.device)
-        frame.begin(sequence, n, batch, sequence.alternates and not isinstance(wanted, str))
-        h = frame.h
-        with opened("token_embd", "token_embd"):
-            self._embedding(frame, h)
-            if self._inputs is not None:
-                self._inputs(frame, h)
-        if batch is not None:
-            frame.batch = self.network.prepared(sequence.tokens[:n].long(), h, batch)
-
-    def _run_branches(self, sequence: StepSequence, state: State) -> None:
-        frame = self.frame
-        for number, branch in enumerate(self._branches):
-            executor = sequence.instead.get(number, branch)
-            h = self.frame.h if executor.joins else self.frame.settled()
-            whole = isinstance(executor, (SlowBranch, StepScaled)) or not executor.branch.is_summed
-            if whole or self._links is None:
-                executor(frame, h, state)
-            else:
-                self._summed(executor, h, state)
-
-    def _finish(self, sequence: StepSequence, n: int, wanted: str | Sampling) -> None:
-        """Launch the output, and the sampler of a drawn token."""
-        frame = self.frame
-        with opened("output", "output"):
-            self._output(frame, slice(0, n) if wanted == "all" else slice(n - 1, n))
-        if not isinstance(wanted, str):
-            sampler(frame, wanted)(frame.logits[0], sequence)
-
-    def _summed(self, executor: StepExecutor, h: torch.Tensor, state: State) -> None:
-        """Run an executor whose result is a part of a sum over ranks, and add the sum."""
-        frame, norm, links = self.frame, executor.branch.branch.post_norm, self._links
-        if links is None:
-            raise TypeError("a part of a sum without other ranks")
-        frame.is_part = True
-        try:
-            executor(frame, h, state)
-            part = frame.onto(h)
-        finally:
-            frame.is_part = False
-        h = frame.settled()
-        if not isinstance(norm, RMSNorm):
-            operation(links.sum, part, h)
-            return
-        delta = frame.buffer("delta", h.shape[1])
-        operation(links.assign, part, delta)
-        frame.pending = PendingBranch(delta, norm.weight, norm.eps)
-
-
-def moved(source: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy the residual stream."""
-    out.copy_(source)
+            self._graphs.wait()
 
 
 def _without_seed(sampling: Sampling) -> tuple:
     return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-
-
-def _or_slow(
-    context: Context,
-    kind: str,
-    fast: Callable[[Any, Context], _End],
-    slow: Callable[[Any, Context], _End],
-    module: Any,
-) -> _End:
-    try:
-        return fast(module, context)
-    except Slow as reason:
-        context.report(kind, str(reason), 0)
-        return slow(module, context)

@@ -1,0 +1,100 @@
+"""Executors of feed-forward layers in a decoding step."""
+
+from __future__ import annotations
+
+import torch
+
+from ....cuda_kernels import matvec, step_between
+from ....cuda_kernels.matvec_plan import GATE_UP, NORM_MATVEC
+from ...layers.ffn import GatedFFN, PlainFFN
+from ...weights.linear import Linear
+from ...weights.ranges import ranged
+from ..common.context import Context
+from ..common.executor import operation
+from ..common.expert_terms import gating_of
+from ..common.registry import STEP, PlacedBranch, executor
+from .frame import Frame
+from .layers import BETWEEN, StepBranch, StepInput, StepSum, on_device
+
+
+@executor(STEP, GatedFFN)
+class StepFFN(StepBranch):
+    """Gate and up with the activation in one launch, down onto h."""
+
+    joins = True
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        ffn: GatedFFN = branch.module
+        pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+        self.input = StepInput(branch.norm, context)
+        self.down = StepSum(ffn.down, branch, context)
+        self.cols, self.activation = self.down.matrix.cols, ffn.spec.activation
+        self.gating = gating_of(ffn.spec)
+        self.biases = _biases_of(pair, self.cols)
+        # Without biases the product itself computes the activation.
+        kind = GATE_UP if self.biases is None else NORM_MATVEC
+        matrices = [on_device(x, context, kind, biased=True) for x in pair]
+        self.matrices = matrices
+        quantized = (
+            len({x.type for x in matrices}) == 1
+            and not matrices[0].type.is_float
+            and not self.down.matrix.type.is_float
+            and self.biases is None
+        )
+        self.between = BETWEEN if quantized else torch.float32
+        self.halves = (
+            [matvec.RowRange(matrices[0], first, self.cols) for first in (0, self.cols)]
+            if len(matrices) == 1
+            else matrices
+        )
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        hidden = frame.buffer("hidden", self.cols, self.between)
+        if self.biases is not None:
+            gate, up = (frame.buffer(name, self.cols) for name in ("gate", "up"))
+            self.input(frame, self.halves, [gate, up])
+            gate_bias, up_bias = self.biases
+            step_between.activate(
+                gate, hidden, self.activation, bias=gate_bias, up=up, up_bias=up_bias
+            )
+        else:
+            gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
+            h, join = frame.joined() if matvec.joins(gate) else (frame.settled(), None)
+            arguments = h, self.norm, self.eps, gate, up, hidden, join, self.gating
+            operation(matvec.gate_up, *arguments)
+        self.down(frame, hidden, frame.h)
+
+
+def _biases_of(
+    pair: list[Linear], rows: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+    """Return the biases of gate and up, which may be one matrix; None if there are none."""
+    if all(x.bias is None for x in pair):
+        return None
+    if len(pair) == 1 and pair[0].bias is not None:
+        return pair[0].bias[:rows].contiguous(), pair[0].bias[rows:].contiguous()
+    return pair[0].bias, pair[1].bias
+
+
+@executor(STEP, PlainFFN)
+class StepPlainFFN(StepBranch):
+    """Up, bias and activation, down onto h."""
+
+    joins = True
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        ffn: PlainFFN = branch.module
+        self.input = StepInput(branch.norm, context)
+        self.up = on_device(ffn.up, context, NORM_MATVEC, biased=True)
+        self.bias, self.activation = ffn.up.bias, ffn.spec.activation
+        self.down = StepSum(ffn.down, branch, context)
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        hidden = frame.buffer("hidden", self.up.rows)
+        self.input(frame, [self.up], [hidden])
+        step_between.activate(hidden, hidden, self.activation, bias=self.bias)
+        self.down(frame, hidden, frame.h)
