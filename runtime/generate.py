@@ -203,6 +203,8 @@ def generate_tokens(
         )
     if cache is not None:
         cache.check(model)
+    if chain is not None:
+        chain.check(model.n_vocab)
     state = model.new_state(context, settings)
     if n > 1:
         model.prepare(state, len(prompt))

@@ -399,6 +399,7 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
         (["-p", "a", "--fit", "-ngl", "3"], "does not go together"),
         (["-p", "a", "--fit", "-3"], "--fit is -3 MiB"),
         (["-p", "a", "-c", "-5"], "-c is -5"),
+        (["-p", "a", "-l", "99999+1"], "logit bias of token 99999"),
         (["-p", "a", "-ub", "9" * 20], "at most"),
         (["-p", "a\\xff"], "not UTF-8 at byte 1"),
         (["-p", "a", "--device", "gpu"], "cpu, cuda, cuda:N or auto"),

@@ -56,6 +56,14 @@ class SamplerChain:
         )
         self._mirostat = Mirostat(s.mirostat, s.mirostat_ent, s.mirostat_lr) if s.mirostat else None
 
+    def check(self, n_vocab: int) -> None:
+        """UsageError for a bias of a token that a vocabulary of this size does not have."""
+        token = max((token for token, _ in self.settings.logit_bias), default=0)
+        if token >= n_vocab:
+            raise UsageError(
+                f"logit bias of token {token}, but the vocabulary has {n_vocab} tokens"
+            )
+
     def accept(self, tokens: Iterable[int]) -> None:
         """Append tokens of a prompt to the history."""
         self.history += tokens
@@ -67,11 +75,8 @@ class SamplerChain:
         values = logits.cpu().numpy().astype(np.float64)
         if not np.isfinite(values.sum()):  # no sum of float32 overflows
             raise EvaluationError(f"the model's predictions for position {position} are not finite")
+        self.check(len(values))
         for token, bias in self.settings.logit_bias:
-            if token >= len(values):
-                raise UsageError(
-                    f"logit bias of token {token}, but the vocabulary has {len(values)} tokens"
-                )
             values[token] += bias
         kept = values if self.constraint is None else values.copy()
         token, probability = self._draw(Candidates.of(kept), position)
