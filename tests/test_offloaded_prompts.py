@@ -13,6 +13,7 @@ from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.common.registry import PROMPT
+from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt import locked, offloaded
 from iqforge.runtime.cuda.prompt.locked import LockedMemory
 from iqforge.runtime.cuda.prompt.offloaded import ExpertCopies, PromptOffloadedMoE
@@ -81,26 +82,25 @@ def copies_of(context: Context) -> ExpertCopies:
     return context.once("expert copies", lambda: None)
 
 
+def nearest(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """Return the least relative error of a row."""
+    return float(((found - truth).norm(dim=1) / truth.norm(dim=1)).min())
+
+
 def check(model: Model, path: PromptPath, tokens: torch.Tensor) -> None:
     """Compare with the reference path. Activations in float16 may choose another expert for a row,
     which later rows see as well.
     """
     truth = model.hidden(tokens)[:, 0]
     found = model.network.output_norm(path.run(tokens, 0)).view(*tokens.shape, -1)[:, 0]
-    assert ((found - truth).norm(dim=1) / truth.norm(dim=1)).min() < 0.01
+    assert nearest(found, truth) < 0.01
 
 
 @pytest.mark.parametrize("refuses", [False, True])
 def test_prompts_are_those_of_the_reference_path(model, monkeypatch, refuses):
     driver = Driver(monkeypatch, refuses)
     monkeypatch.setattr(locked, "_PIECE_BYTES", 100_000)  # several of each tensor
-    copied, real = [], ExpertCopies._copy
-
-    def copy(copies, number, free):
-        copied.append(number)
-        return real(copies, number, free)
-
-    monkeypatch.setattr(ExpertCopies, "_copy", copy)
+    copied = counted(monkeypatch)
     told: list[str] = []
     context = Context(CPU, torch.float16, None, ubatch=64, verbose=told.append)
     path = PromptPath(model.network, context)
@@ -120,6 +120,40 @@ def test_prompts_are_those_of_the_reference_path(model, monkeypatch, refuses):
     assert len(lines) == 1 and ("CUDA_ERROR_OUT_OF_MEMORY" in lines[0]) == refuses
     context.close()
     assert not driver.locked
+
+
+def counted(monkeypatch) -> list[int]:
+    """Return the layers whose experts are copied from now on."""
+    copied, real = [], ExpertCopies._copy
+
+    def copy(copies, number, free):
+        copied.append(number)
+        return real(copies, number, free)
+
+    monkeypatch.setattr(ExpertCopies, "_copy", copy)
+    return copied
+
+
+def test_pieces_of_a_prompt_share_copies(model, monkeypatch):
+    Driver(monkeypatch)
+    copied = counted(monkeypatch)
+    engine = Engine(model.network, Context(CPU, torch.float16, None, ubatch=32))
+    tokens = torch.randint(0, 512, (70,))
+    state = model.new_state(80)
+    together = engine.extend(tokens, state, all_logits=True)
+    assert copied == [0, 1, 2, 3] and state.n_past == 70
+    last = engine.extend(tokens, model.new_state(80))
+    assert (last - together[-1]).norm() < 0.01 * last.norm()
+    copied.clear()
+    monkeypatch.setattr(engine.prompt, "_together", 1)
+    apart = engine.extend(tokens, model.new_state(80), all_logits=True)
+    assert copied == [0, 1, 2, 3] * 2  # the last piece is short
+    assert torch.equal(together[:64], apart[:64])
+    truth = model.extend(tokens, model.new_state(80), all_logits=True)
+    assert nearest(together, truth) < 0.01 and nearest(together[64:], apart[64:]) < 0.02
+    engine.extend(torch.tensor([1]), state)  # a step after it
+    assert state.n_past == 71
+    engine.close()
 
 
 def test_memory_is_locked_once_and_until_nobody_needs_it(monkeypatch):

@@ -55,21 +55,21 @@ class Engine:
         if n <= STEP_ROWS:
             return self.steps.extend(tokens, state, all_logits)
         tokens = tokens.to(self.context.device)
-        rows = []
-        pieces = tokens.split(self.context.ubatch)
-        for number, piece in enumerate(pieces, 1):
-            state.reserve(len(piece))
-            h = self.prompt.run(
-                piece[None],
-                state.n_past,
-                state,
-                last=not all_logits,
-                final=all_logits or number == len(pieces),
-            )
-            state.advance(len(piece))
+        rows, last = [], not all_logits
+        passes = self.prompt.passes(tokens)
+        for number, pieces in enumerate(passes, 1):
+            n_new = sum(map(len, pieces))
+            state.reserve(n_new)
+            if len(pieces) > 1:
+                found = self.prompt.run_together(pieces, state, last=last)
+            else:
+                final = all_logits or number == len(passes)
+                h = self.prompt.run(pieces[0][None], state.n_past, state, last=last, final=final)
+                found = [h]
+            state.advance(n_new)
             if all_logits:
-                rows.append(self.prompt.logits(self._normed(h)))
-        return torch.cat(rows) if all_logits else self.prompt.next_logits(h)
+                rows += [self.prompt.logits(self._normed(h)) for h in found]
+        return torch.cat(rows) if all_logits else self.prompt.next_logits(found[-1])
 
     def _normed(self, h: torch.Tensor) -> torch.Tensor:
         return self.network.output_norm(h.to(self.network.output_device))

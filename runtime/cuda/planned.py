@@ -25,6 +25,7 @@ from .prompt.index import SCORE_BYTES as INDEX_BYTES
 from .prompt.locked import BUFFER_BYTES as COPY_BYTES
 from .prompt.mla import BUFFER_BYTES, CHOSEN_ROWS
 from .prompt.scores import SCORE_BYTES
+from .prompt.together import STREAM_BYTES
 
 _HALF, _FLOAT = 2, 4
 _CHUNK = 64  # tokens of a delta net at a time
@@ -63,7 +64,7 @@ def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
     """Return the bytes of what executors keep besides packed weights and caches: W_k and W_v of
     latent attention in half, routers in float32, rates of delta nets, the second place of recurrent
     states, which steps use in turns, and two places for experts that are on the CPU, with buffers
-    for what is copied there.
+    for what is copied there and the residual streams of pieces that share a copy.
     """
     found, largest = 0, 0
     for m in (branch.module for block in blocks for branch in block.branches):
@@ -78,7 +79,7 @@ def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
         elif isinstance(m, DeltaNet):
             rates = 2 * m.spec.value_heads * m.output.rows
             found += rates * (_FLOAT + _HALF) + m.state_bytes(0, settings)
-    return found + 2 * largest + (COPY_BYTES if largest else 0)
+    return found + 2 * largest + (COPY_BYTES + STREAM_BYTES if largest else 0)
 
 
 def _of_branch(

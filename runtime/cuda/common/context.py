@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # What is summed over ranks at a time, at least: smaller sums take longer to start than to run. All
 # ranks use the same pieces, also one that computes nothing.
 PIECE_BYTES = 64 * 2**20
+Angles = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 class SupportsClose(Protocol):
@@ -58,7 +59,7 @@ class Context:
     # From (module class, reason) to layers.
     slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _angles: Angles = field(default_factory=dict)
     _kept: dict[str, SupportsClose] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,6 +108,10 @@ class Context:
         if id(rope) not in self._angles:
             self._angles[id(rope)] = rope.angles(positions)
         return self._angles[id(rope)]
+
+    def use_angles(self, angles: Angles) -> None:
+        """Keep angles in `angles` from now on: those of the rows that follow."""
+        self._angles = angles
 
     def forget_angles(self) -> None:
         self._angles.clear()

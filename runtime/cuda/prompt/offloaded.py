@@ -190,7 +190,7 @@ class PromptOffloadedMoE(PromptMoE):
         return [(False, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
-        if len(stream.h) < LEAST_ROWS:
+        if len(stream.h) < LEAST_ROWS and not stream.accompanied:
             h, branch, device = stream.settled(), self.branch, self.branch.device
             h += branch.branch(h, batch.at(branch.layer, device))
             return

@@ -33,7 +33,9 @@ from . import (  # noqa: F401, they declare executors
 )
 from .graphs import PromptGraphs, Stage, Staged
 from .links import row_links_of
+from .offloaded import PromptOffloadedMoE
 from .stream import Stream
+from .together import Piece, fits, most_pieces, run_layers
 from .weights import PromptOutput, packed
 
 if TYPE_CHECKING:
@@ -70,6 +72,10 @@ class PromptPath:
                 self._observed.append(scaled)
                 self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
+        copies = any(isinstance(made, PromptOffloadedMoE) for made in executors)
+        self._together = (
+            most_pieces(network.width, context.ubatch) if copies and fits(network) else 1
+        )
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
 
@@ -141,12 +147,56 @@ class PromptPath:
                 continue
             for _, layer, part in group:
                 part(stream, batch.at(layer, device))
-        for number, (layer, step) in enumerate(self._steps[self._narrows :]):
+        self._finish(stream, batch, self._steps[self._narrows :], last)
+        return stream.settled()
+
+    def passes(self, tokens: torch.Tensor) -> list[list[torch.Tensor]]:
+        """Return int64[n] in pieces of at most `ubatch`, those together that `run_together` takes
+        at a time.
+        """
+        pieces, n = tokens.split(self.context.ubatch), self._together
+        if self.context.taps.fast or self.context.replaced:
+            n = 1
+        return [list(pieces[first : first + n]) for first in range(0, len(pieces), n)]
+
+    def run_together(
+        self, pieces: list[torch.Tensor], state: State, *, last: bool
+    ) -> list[torch.Tensor]:
+        """What `run` returns for each of several pieces that follow each other in a sequence, with
+        `last` for the last piece alone.
+        """
+        device, width, start = self.context.device, self.network.width, state.n_past
+        shape = sum(map(len, pieces)), width
+        streams = self.context.buffer("streams", shape, torch.float32)
+        under_way = []
+        with torch.cuda.device(device):
+            for tokens, h in zip(pieces, streams.split([len(x) for x in pieces]), strict=True):
+                n = len(tokens)
+                positions = torch.arange(start, start + n, device=device)
+                with opened("token_embd", "token_embd"):
+                    self._embedded(tokens, h)
+                batch = Batch((n,), (start,), positions, (state,))
+                batch = self.network.prepared(tokens, h, batch)
+                under_way.append(Piece(Stream(h, self.context), batch))
+                start += n
+            n_whole = self._narrows if last else len(self._steps)
+            run_layers(self._steps[:n_whole], under_way, self.context)
+            for piece in under_way:
+                self.context.use_angles(piece.angles)
+                # Of other pieces than the last, only what the last mixer keeps is needed.
+                end = len(self._steps) if piece is under_way[-1] else n_whole + 1
+                self._finish(piece.stream, piece.batch, self._steps[n_whole:end], last)
+            return [piece.stream.settled() for piece in under_way[-1 if last else 0 :]]
+
+    def _finish(
+        self, stream: Stream, batch: Batch, steps: list[tuple[int, Stage]], last: bool
+    ) -> None:
+        """Run the last mixer and what follows it; see `run`."""
+        for number, (layer, step) in enumerate(steps):
             stream.narrows = last and number == 0
-            step(stream, batch.at(layer, device))
+            step(stream, batch.at(layer, self.context.device))
             if last:
                 stream.keep_last(batch.n_sequences)
-        return stream.settled()
 
     def first_states(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return what the first block reads, float32[rows, width], of tokens int64[rows]."""

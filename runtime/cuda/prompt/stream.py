@@ -31,11 +31,11 @@ def check_norm(norm: Norm, context: Context) -> None:
 
 class Stream:
     """h float32[T, width]. `narrows`: after the current branch only the last row of each sequence
-    is needed.
+    is needed. `accompanied`: other rows go through the same layer, one after the other.
     """
 
     def __init__(self, h: torch.Tensor, context: Context):
-        self.h, self.context, self.narrows = h, context, False
+        self.h, self.context, self.narrows, self.accompanied = h, context, False, False
         self._added: dict[str, Any] = {}
         # While the results of a branch are parts of a sum over ranks, `add` gathers them here.
         self._parts: list[dict[str, Any]] | None = None
