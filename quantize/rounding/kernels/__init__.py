@@ -1,1 +1,1 @@
-"""Round rows with second moments on CUDA devices."""
+"""Compiled loops of rounding with second moments, for the CPU."""

@@ -1,5 +1,5 @@
-"""Executors of a decoding step: `executor(frame, h, state)` launches h += f(norm(h)) for h
-float32[n, width].
+"""What executors of a decoding step are made of: `executor(frame, h, state)` launches h +=
+f(norm(h)) for h float32[n, width].
 """
 
 from __future__ import annotations
