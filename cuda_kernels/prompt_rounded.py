@@ -39,7 +39,7 @@ def weights_spec(type: GGMLType) -> KernelSpec:
     return KernelSpec(
         f"prompt_rounded_{type.name.lower()}_weights",
         (unit_header(type), "prompt/rounded.cu"),
-        (("TYPE", type.name), ("HALF", "0")),
+        (("TYPE", type.name),),
         ("rounded_weights",),
     )
 
@@ -98,7 +98,7 @@ def scaled_sums(
     rows, n = sums.shape
     launch(
         function(spec(out.dtype), "scaled_sums", out.device),
-        (-(-n // 2048), rows),
+        (rows, -(-n // 2048)),  # rows first: there may be more than 65,535
         256,
         sums,
         of_rows,

@@ -20,7 +20,7 @@ extern "C" void rows_of(const uint4* x, int rows, int cols, uint4* bytes, float*
 }
 extern "C" void sums_of(const int4* sums, const float* of_rows, const float* of_columns,
                         const uint4* bias, int rows, int n, int stride, uint4* out) {
-    launch_on_host((n + 2047) / 2048, rows, 256,
+    launch_on_host(rows, (n + 2047) / 2048, 256,
                    [&] { scaled_sums(sums, of_rows, of_columns, bias, n, stride, out); });
 }
 """
@@ -109,7 +109,17 @@ def test_products_on_a_gpu(half, cols):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize("name", ["IQ4_K", "Q8_0", "IQ3_S", "IQ2_KT", "F32"])
+def test_many_rows_on_a_gpu():
+    """A chunk of perplexity may have more rows than a grid has blocks in its second direction."""
+    sums = torch.arange(70_000, dtype=torch.int32, device="cuda")[:, None].repeat(1, 8)
+    ones, out = torch.ones(70_000, device="cuda"), torch.zeros(70_000, 8, device="cuda").bfloat16()
+    prompt_rounded.scaled_sums(sums, ones, ones[:8], out)
+    assert torch.equal(out, (sums / 128).bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("name", ["IQ4_K", "Q8_0", "IQ3_S", "IQ2_KT", "F32", "F16", "BF16"])
 def test_packed_weights_on_a_gpu(name):
     """They are rounded as their values are."""
     cols = 1280

@@ -5,7 +5,6 @@
 // value = scale * byte.
 #include "prompt/common.cuh"
 
-constexpr bool F16 = HALF;
 constexpr int MOST_THREADS = 1024;
 constexpr float MAGIC = 12582912.f;  // 1.5 * 2^23: an integer added to it is in the lowest bits of the sum
 
@@ -86,6 +85,8 @@ rounded_weights(const uint8_t* base, int64_t total_rows, int cols, int64_t first
 
 #else
 
+constexpr bool F16 = HALF;
+
 // x half[rows, cols] to bytes int8[rows, cols] and scales float[rows]. A block rounds one row, 32 columns a thread; cols is a multiple of 128.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 rounded_rows(const uint4* x, int cols, uint4* bytes, float* scales) {
@@ -108,10 +109,10 @@ rounded_rows(const uint4* x, int cols, uint4* bytes, float* scales) {
 }
 
 // out half[rows, stride] = sums int[rows, n] times the scales of rows and columns and 1 / 128, plus bias half[n] where it is not null.
-// A thread has 8 columns; n and stride are multiples of 8.
+// A block has 2048 columns of a row, a thread 8; n and stride are multiples of 8.
 extern "C" __global__ void __launch_bounds__(256)
 scaled_sums(const int4* sums, const float* of_rows, const float* of_columns, const uint4* bias, int n, int stride, uint4* out) {
-    const int chunk = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+    const int row = blockIdx.x, chunk = blockIdx.y * 256 + threadIdx.x;
     if (chunk >= n / 8) return;
     const long long at = (long long)row * (n / 8) + chunk;
     const int4 low = sums[2 * at], high = sums[2 * at + 1];
