@@ -164,6 +164,14 @@ class Model(OpenModel):
             self._steps.compile_ahead(state, n)
         self._steps.has_program([state])
 
+    @property
+    def tokens_together(self) -> int:
+        """The tokens of a prompt that are best appended at a time: `ubatch`, or more where pieces
+        share copies of experts that are on the CPU.
+        """
+        fast = self._fast_sequences
+        return self.ubatch if fast is None else fast.tokens_together
+
     @_named_errors
     @torch.no_grad()
     def extend(

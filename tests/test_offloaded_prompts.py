@@ -145,7 +145,8 @@ def test_pieces_of_a_prompt_share_copies(model, monkeypatch):
     last = engine.extend(tokens, model.new_state(80))
     assert (last - together[-1]).norm() < 0.01 * last.norm()
     copied.clear()
-    monkeypatch.setattr(engine.prompt, "_together", 1)
+    assert engine.tokens_together == 32 * engine.prompt.most_together > 70
+    monkeypatch.setattr(engine.prompt, "most_together", 1)
     apart = engine.extend(tokens, model.new_state(80), all_logits=True)
     assert copied == [0, 1, 2, 3] * 2  # the last piece is short
     assert torch.equal(together[:64], apart[:64])

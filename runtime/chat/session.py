@@ -323,12 +323,12 @@ class ChatSession:
 
     def _evaluate(self, tokens: list[int], stable: int, interrupted: Callable[[], bool]) -> bool:
         """Evaluate all pieces of a long prompt but the last; False if that was interrupted."""
-        ubatch = self.model.ubatch
+        most = self.model.tokens_together
         while True:
             done = self._state.n_past
             stop = stable if done < stable else len(tokens) - 1
-            stop = min(stop, done + ubatch)
-            if stop <= done or (done >= stable and len(tokens) - done <= ubatch):
+            stop = min(stop, done + most)
+            if stop <= done or (done >= stable and len(tokens) - done <= most):
                 return True
             if interrupted():
                 return False

@@ -39,6 +39,11 @@ class Engine:
         """float32[rows, width], normed, to float32[rows, vocab]."""
         return self.prompt.logits(hidden)
 
+    @property
+    def tokens_together(self) -> int:
+        """Tokens of a prompt that go through the model together, as `extend` takes them."""
+        return self.context.ubatch * self.prompt.most_together
+
     @torch.no_grad()
     def extend(self, tokens: torch.Tensor, state, all_logits: bool = False) -> torch.Tensor:
         """Appends tokens int64[n] to the sequence of `state`, `ubatch` at a time.

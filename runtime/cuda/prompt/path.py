@@ -73,7 +73,8 @@ class PromptPath:
                 self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
         copies = any(isinstance(made, PromptOffloadedMoE) for made in executors)
-        self._together = (
+        # Pieces of `ubatch` tokens that go through each layer one after the other.
+        self.most_together = (
             most_pieces(network.width, context.ubatch) if copies and fits(network) else 1
         )
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
@@ -154,7 +155,7 @@ class PromptPath:
         """Return int64[n] in pieces of at most `ubatch`, those together that `run_together` takes
         at a time.
         """
-        pieces, n = tokens.split(self.context.ubatch), self._together
+        pieces, n = tokens.split(self.context.ubatch), self.most_together
         if self.context.taps.fast or self.context.replaced:
             n = 1
         return [list(pieces[first : first + n]) for first in range(0, len(pieces), n)]
