@@ -35,6 +35,7 @@ from .kernels_on_host import library, pointer
 from .step_on_cpu import CPU, Graph, in_pieces, kernel, normed
 from .tiny_cases import CASES, WIDE
 from .tiny_models import make_tiny_model
+from .torch_threads import torch_threads
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -57,10 +58,8 @@ def model():
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 def ask(exchange: Exchange, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor):

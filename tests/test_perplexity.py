@@ -32,7 +32,7 @@ from iqforge.formats.values import boolean
 from iqforge.runtime.evaluate import report
 from iqforge.runtime.evaluate.base_file import BaseFile, encode_records
 from iqforge.runtime.evaluate.chunks import Chunks, read_text
-from iqforge.runtime.evaluate.divergence import measure_divergence
+from iqforge.runtime.evaluate.divergence import Divergence, measure_divergence
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
@@ -41,6 +41,7 @@ from .reference_arithmetic import use_reference_attention, use_reference_product
 from .shared import shared
 from .tiny_checkpoint import PROSE, make_tiny_llama
 from .tiny_model import write_gguf
+from .torch_threads import torch_threads
 
 N_CTX = 32
 
@@ -59,10 +60,8 @@ def tiny(tmp_path_factory):
 @pytest.fixture
 def one_thread():
     """Use one thread: thousands of small operations wait longer for a second than it helps."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 def test_chunks_cut_and_score_as_the_reference_does():
@@ -207,6 +206,20 @@ def test_a_base_file_of_the_reference_with_its_attention(monkeypatch, one_thread
         assert np.abs(ours.log_probabilities(chunk) - base.log_probabilities(chunk)).max() < 2e-3
 
 
+def divergence_tables(path) -> tuple[Divergence, list[str], list[str]]:
+    """Return the divergence of a model, its table as it is printed, and that of the reference."""
+    lines = [report.TABLE_HEADER]
+    with load_model(path) as model:
+        result = measure_divergence(
+            model,
+            shared("golden/tools/eval/base.c256x2.kld"),
+            on_chunk=lambda chunk, s: lines.append(report.table_row(chunk, s)),
+        )
+    lines += ["", *report.summary(result.statistics)]
+    expected = shared("golden/tools/eval/kld_output.txt").read_text()
+    return result, lines, expected.strip("\n").splitlines()
+
+
 def test_a_divergence_table_of_the_reference(tmp_path):
     """Lines and columns are the same, and numbers are as close as a reference that rounds
     activations to 8 bits allows.
@@ -222,15 +235,7 @@ def test_a_divergence_table_of_the_reference(tmp_path):
                     target,
                     quants.dequantize(rows, GGMLQuantizationType(t.type.id)).astype(np.float32),
                 )
-    lines = [report.TABLE_HEADER]
-    with load_model(tmp_path / "f32.gguf") as model:
-        result = measure_divergence(
-            model,
-            shared("golden/tools/eval/base.c256x2.kld"),
-            on_chunk=lambda chunk, s: lines.append(report.table_row(chunk, s)),
-        )
-    lines += ["", *report.summary(result.statistics)]
-    expected = shared("golden/tools/eval/kld_output.txt").read_text().strip("\n").splitlines()
+    result, lines, expected = divergence_tables(tmp_path / "f32.gguf")
 
     def shape(line: str) -> str:
         return re.sub(r"[-\d]", " ", line) if re.search(r"[:±]", line) else line
@@ -255,15 +260,7 @@ def test_a_divergence_table_of_the_reference_with_its_arithmetic(monkeypatch, on
     path = shared("golden/tools/gguf/tiny-llama-untied.Q4_K_M.imatrix.gguf")
     use_reference_attention(monkeypatch)
     use_reference_products(monkeypatch, path)
-    lines = [report.TABLE_HEADER]
-    with load_model(path) as model:
-        result = measure_divergence(
-            model,
-            shared("golden/tools/eval/base.c256x2.kld"),
-            on_chunk=lambda chunk, s: lines.append(report.table_row(chunk, s)),
-        )
-    lines += ["", *report.summary(result.statistics)]
-    expected = shared("golden/tools/eval/kld_output.txt").read_text().strip("\n").splitlines()
+    _, lines, expected = divergence_tables(path)
     for line, wanted in zip(lines, expected, strict=True):
         if not wanted.startswith("Mean PPL"):
             assert line == wanted
