@@ -5,14 +5,16 @@ activations, and the same bits every time.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.bench.write import write_random_model
 from iqforge.runtime.cuda.prompt import scores as prompt_scores
 from iqforge.runtime.cuda.prompt.locked import Pieces
-from iqforge.runtime.model import Model
+from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.placement import ALL, Request
 
@@ -138,8 +140,19 @@ def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
             assert [len(graphs._captured) for graphs in kept.values()] == [2] * min(2, len(kept))
 
 
-@pytest.mark.parametrize("spec", ["qwen3moe-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])
-def test_experts_on_the_cpu_give_the_same_bits_locked_or_not(monkeypatch, spec):
+@pytest.fixture(params=["IQ4_K", "Q8_0"])
+def on_disk(request, tmp_path, monkeypatch) -> Path:
+    """A model in a file: random rows of a source are mapped, and cannot be page-locked."""
+    four = replace(SHAPES["qwen3moe-tiny"], n_layers=4)
+    monkeypatch.setitem(SHAPES, "qwen3moe-four", four)
+    return write_random_model(f"qwen3moe-four:{request.param}", tmp_path / "four.gguf")
+
+
+def offloaded(path: Path, **options) -> Model:
+    return load_model(path, "cuda", placement=Request(cpu_experts=ALL), **options)
+
+
+def test_experts_on_the_cpu_give_the_same_bits_locked_or_not(monkeypatch, on_disk):
     copied, real = [], Pieces.pack_into
 
     def pack_into(pieces, *arguments):
@@ -147,12 +160,25 @@ def test_experts_on_the_cpu_give_the_same_bits_locked_or_not(monkeypatch, spec):
         real(pieces, *arguments)
 
     monkeypatch.setattr(Pieces, "pack_into", pack_into)
-    with model(spec, placement=Request(cpu_experts=ALL)) as m:
+    with offloaded(on_disk) as m:
         locked = logits(m)
         assert copied  # else nothing could be locked
         assert torch.equal(logits(m), locked)
     copied.clear()
     monkeypatch.setenv("IQFORGE_LOCK", "0")
-    with model(spec, placement=Request(cpu_experts=ALL)) as m:
+    with offloaded(on_disk) as m:
         assert torch.equal(logits(m), locked)
         assert not copied
+
+
+def test_pieces_of_a_prompt_share_copies_of_experts(monkeypatch, on_disk):
+    ids = tokens()[0]
+    with offloaded(on_disk, ubatch=64) as m:
+        assert m.tokens_together > len(ids)
+        together = m.extend(ids, m.new_state(160), all_logits=True)
+        last = m.extend(ids, m.new_state(160))
+        monkeypatch.setattr(m.engine.prompt, "most_together", 1)
+        apart = m.extend(ids, m.new_state(160), all_logits=True)
+    for found, expected in ((together[:128], apart[:128]), (last[None], together[-1:])):
+        errors = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        assert float(errors.median()) < 0.01
