@@ -49,7 +49,8 @@ class LockedMemory:
             _unlock(self.device, held)
             self.n_bytes -= held.nbytes
         self._arrays.pop(key, None)
-        reason = _lock(self.device, array) if os.environ.get("IQFORGE_LOCK") != "0" else "not asked"
+        unwanted = os.environ.get("IQFORGE_LOCK") == "0"
+        reason = "IQFORGE_LOCK is 0" if unwanted else _lock(self.device, array)
         self._arrays[key] = array, not reason
         self.n_bytes += 0 if reason else array.nbytes
         self.refused = reason or self.refused

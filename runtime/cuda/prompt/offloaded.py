@@ -159,8 +159,8 @@ class ExpertCopies:
 
 
 class PromptOffloadedMoE(PromptMoE):
-    """`PromptMoE` with experts that are copied to the device for each pass; few rows are on the
-    reference path.
+    """`PromptMoE` with experts that are copied to the device for each pass, or for several that go
+    through the layers together; few rows are on the reference path.
     """
 
     def __init__(self, branch: PlacedBranch, context: Context):
