@@ -19,9 +19,19 @@ from iqforge.runtime.model import Model
 
 from .shared import shared
 from .thread_ranks import on_ranks
+from .torch_threads import torch_threads
 
 CHUNKS = 7  # no multiple of the ranks
 OPTIONS = {"n_ctx": 32, "batch_tokens": 64}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Ranks are threads here, which share the cores, and the last bits of a product of torch depend
+    on how many threads it gets. Ranks of a program are processes.
+    """
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")
