@@ -31,7 +31,7 @@ EVERYTHING = SamplerSettings(
     frequency_penalty=0.1,
     dry_multiplier=0.8,
 )
-SETTINGS = [EVERYTHING, SamplerSettings(mirostat=2, seed=4), SamplerSettings(mirostat=1, seed=5)]
+SETTINGS = [EVERYTHING, SamplerSettings(mirostat=2, seed=4)]
 PROMPT = list(range(40, 70))
 FORM = ChatTemplate("{% for m in messages %}{{ m.content }}\n{% endfor %}")
 
@@ -43,18 +43,49 @@ def folder(request, tmp_path_factory):
     ).folder
 
 
+def chain_of(model, settings: SamplerSettings) -> SamplerChain:
+    return SamplerChain(settings, model.tokenizer.token_bytes, 200)
+
+
 def drawn(model, settings: SamplerSettings) -> list[int]:
-    chain = SamplerChain(settings, model.tokenizer.token_bytes, 200)
+    chain = chain_of(model, settings)
     return list(generate_tokens(model, PROMPT, 40, context=200, chain=chain))
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["chain", "mirostat 2", "mirostat 1"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=["chain", "mirostat 2"])
 def test_the_same_seed_gives_the_same_text(folder, settings):
     """In float32 the logits of both devices agree."""
     with iqforge.load_model(folder, "cpu") as model:
         expected = drawn(model, settings)
     with iqforge.load_model(folder, "cuda", precision="f32") as model:
         assert drawn(model, settings) == expected
+
+
+def followed(model, text: list[int], chain: SamplerChain) -> tuple[list[torch.Tensor], list[int]]:
+    """Return the logits before each token of `text`, and what the chain draws from them."""
+    state, logits, tokens = model.new_state(200), [], []
+    chain.accept(PROMPT)
+    more = PROMPT
+    for token in text:
+        logits.append(model.extend(more, state).cpu())
+        tokens.append(chain.sample(logits[-1], state.n_past))
+        more = [token]
+    return logits, tokens
+
+
+def test_mirostat_1_draws_from_the_logits_of_the_gpu(folder):
+    """Version 1 keeps a whole number of tokens. A rounding can move it by one, so the texts of two
+    devices may part; their logits along one text agree.
+    """
+    settings = SamplerSettings(mirostat=1, seed=5)
+    with iqforge.load_model(folder, "cuda", precision="f32") as model:
+        text = drawn(model, settings)
+        logits, tokens = followed(model, text, chain_of(model, settings))
+    assert tokens == text
+    with iqforge.load_model(folder, "cpu") as model:
+        expected, _ = followed(model, text, chain_of(model, settings))
+    for ours, theirs in zip(logits, expected, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-3 * theirs.abs().max()
 
 
 def test_the_chain_draws_as_the_kernel_does(folder):
