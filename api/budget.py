@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from ..quantize.encode import encodable_types
 from ..version import __version__
 from .devices import devices_to_measure
 from .plan import plan_quantization
-from .rounding import moments_imatrix, moments_lookup, opened_moments
+from .rounding import moments_imatrix, moments_lookup, opened_moments, rounders_of
 from .source import (
     PathLike,
     changed_imatrix,
@@ -28,6 +29,7 @@ from .source import (
 
 if TYPE_CHECKING:
     from ..formats.source import Source
+    from ..formats.types import GGMLType
     from ..formats.values import Value
     from ..imatrix.data import Imatrix
     from ..imatrix.moments.file import MomentsFile
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
     from ..quantize.plan.sensitivity import Sensitivities
     from ..quantize.plan.type_errors import TensorStats
     from ..quantize.report.stats import StatsProgress
+    from ..quantize.rounding.moments import MomentsLookup
+    from ..quantize.rounding.proxy import RoundedErrors
+    from ..quantize.run.piece import ImportanceLookup
+
+log = logging.getLogger(__name__)
 
 
 def recipe_for_target(
@@ -78,11 +85,15 @@ def recipe_for_target(
     """
     from ..formats.gguf.writer import FileLayout
     from ..quantize.options import TargetOptions
-    from ..quantize.plan.budget import DRAFT, SizeTarget, fit_types, fitted_targets, parse_size
+    from ..quantize.plan.budget import (
+        DRAFT,
+        SizeTarget,
+        chosen_types,
+        fit_types,
+        fitted_targets,
+        parse_size,
+    )
     from ..quantize.plan.changes import Changes
-    from ..quantize.report.stats import StatsProgress
-    from ..quantize.rounding.proxy import rounded_stats
-    from ..quantize.run.parallel import thread_count
 
     o, of_recipe = split_recipe(recipe_for_target, keywords, TargetOptions, target)
     n_bytes = None if o.size is None else parse_size(o.size)
@@ -108,28 +119,35 @@ def recipe_for_target(
             _errors(source, draft, aim, used, threads, device, progress),
             _sensitivities(source, draft, aim),
         )
+        rounded = None
         if moments is not None:
-            shown = progress or StatsProgress()
-            stats = rounded_stats(
+            rounded = _rounded_errors(
                 source,
                 stats,
                 moments_lookup(moments, changes, model),
                 None if used is None else used.importance,
-                shrink=hessian_shrink,
-                refine=refine,
-                threads=thread_count(threads),
-                begin=partial(shown.begin, ()),
-                advance=shown.advance,
+                hessian_shrink,
+                refine,
+                threads,
+                device,
+                progress,
             )
+
+        def fit(budget: int) -> Fitted:
+            found = stats
+            if rounded is not None:
+                found = rounded.for_choice(
+                    lambda errors: chosen_types(draft, errors, sensitivities, budget)
+                )
+            return fit_types(recipe, draft, found, sensitivities, budget)
+
         if n_bytes is None or aim.bpw is not None:
             n_elements = sum(plan.target.n_elements for plan in draft)
-            return fit_types(
-                recipe, draft, stats, sensitivities, math.floor((aim.bpw or 0) * n_elements / 8)
-            )
+            return fit(math.floor((aim.bpw or 0) * n_elements / 8))
         # The bytes of metadata depend slightly on the types, so a second round may be needed.
         overhead = 0
         while True:
-            fitted = fit_types(recipe, draft, stats, sensitivities, n_bytes - overhead)
+            fitted = fit(n_bytes - overhead)
             metadata = _metadata(
                 model,
                 source,
@@ -206,6 +224,50 @@ def _errors(
         )
         found |= {stats.tensor.name: stats for stats in report.tensors}
     return [found[tensor.name] for tensor in tensors]
+
+
+def _rounded_errors(
+    source: Source,
+    stats: Sequence[TensorStats],
+    moments: MomentsLookup,
+    importance: ImportanceLookup | None,
+    shrink: float | None,
+    refine: bool,
+    threads: int,
+    device: str,
+    progress: StatsProgress | None,
+) -> RoundedErrors:
+    """Return the errors that rounding leaves, on the GPUs that `device` names."""
+    from ..quantize.cuda.devices import find_devices
+    from ..quantize.report.stats import StatsProgress
+    from ..quantize.rounding.proxy import RoundedErrors
+    from ..quantize.run.compilation import compile_ahead, tasks_of_rounding
+    from ..quantize.run.parallel import thread_count
+
+    # As for the errors of searches, `auto` means GPUs only where that is worth compiling for them.
+    devices = find_devices(device) if device not in ("auto", "cpu") else ()
+    shown = progress or StatsProgress()
+
+    def announce(types: Sequence[GGMLType]) -> None:
+        log.info("rounding on trial, to choose types: %s", ", ".join(map(str, types)))
+        if not devices:
+            tasks = tasks_of_rounding(types)
+            compile_ahead([task for task in tasks if task.kind == "decode"], shown)
+            compile_ahead(tasks, shown)
+
+    return RoundedErrors(
+        source,
+        stats,
+        moments,
+        importance,
+        shrink=shrink,
+        refine=refine,
+        threads=thread_count(threads),
+        rounders=rounders_of(devices),
+        announce=announce,
+        begin=partial(shown.begin, ()),
+        advance=shown.advance,
+    )
 
 
 def _metadata(

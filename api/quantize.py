@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -150,7 +151,7 @@ def quantize_models(
     from ..quantize.plan.changes import Changes
     from ..quantize.report.validate import require_sound
     from ..quantize.rounding.late import layer_choices
-    from ..quantize.run.compilation import compile_ahead, tasks_of_plans
+    from ..quantize.run.compilation import compile_ahead, tasks_of_plans, tasks_of_rounding
     from ..quantize.run.estimate import estimate_run
     from ..quantize.run.parallel import thread_count
     from ..quantize.run.resume import finish_all
@@ -202,6 +203,9 @@ def quantize_models(
             compile_ahead(tasks, progress[0])
         if moments is not None:
             compile_ahead(tasks, progress[0])  # the choice tries the searches
+            if not devices:
+                made_types = {plan.target.type for plan in chain(*plans) if not plan.kept}
+                compile_ahead(tasks_of_rounding(made_types), progress[0])
             roundings = rounding_plans(
                 moments, changes, rearranged, source, plans, lookups, o, progress, rounders
             )

@@ -163,6 +163,11 @@ class CompiledLoop:
     def __init__(self, function: Callable):
         self._function = function
 
+    @property
+    def file(self) -> str:
+        """The path of the module that the function belongs to."""
+        return self._function.__code__.co_filename
+
     @functools.cached_property
     def _dispatcher(self) -> Any:
         with self._lock:
@@ -171,7 +176,7 @@ class CompiledLoop:
             return found
 
     def __call__(self, *arguments: Any) -> None:
-        if _rehearsal.codes is not None:
+        if _rehearsal.codes is not None and not _rehearsal.runs(self):
             _rehearsal.codes.append(Code(self, self.types_of(arguments)))
         else:
             self._dispatcher(*arguments)
@@ -212,21 +217,27 @@ class Code:
 
 class _Rehearsal(threading.local):
     codes: list[Code] | None = None
+    runs: Callable[[CompiledLoop], bool] = staticmethod(lambda loop: False)
 
 
 _rehearsal = _Rehearsal()
 
 
-def rehearse(work: Callable[[], object]) -> list[Code]:
+def rehearse(
+    work: Callable[[], object], runs: Callable[[CompiledLoop], bool] | None = None
+) -> list[Code]:
     """Call `work` with every compiled loop left out, on this thread. Return the code that it would
     have run; nothing is compiled. Its results are undefined.
+
+    runs: loops that are not left out, as what they return decides what is run, or is kept.
     """
-    before, _rehearsal.codes = _rehearsal.codes, []
+    before = _rehearsal.codes, _rehearsal.runs
+    _rehearsal.codes, _rehearsal.runs = [], runs or (lambda loop: False)
     try:
         work()
         return list(dict.fromkeys(_rehearsal.codes))
     finally:
-        _rehearsal.codes = before
+        _rehearsal.codes, _rehearsal.runs = before
 
 
 # The arguments are arrays whose first two axes are (row, block); a per-row argument has one axis

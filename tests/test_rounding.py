@@ -20,7 +20,7 @@ from iqforge.quantize.rounding.factor import DAMPING, factored, shrunk
 from iqforge.quantize.rounding.kernels.vectors import SIZE
 from iqforge.quantize.rounding.layout import GROUP, SCALES, code_layout
 from iqforge.quantize.rounding.methods import UNGUIDED, guides, rounder_of
-from iqforge.quantize.rounding.proxy import rounded_stats
+from iqforge.quantize.rounding.proxy import RoundedErrors
 from iqforge.quantize.rounding.vector_layout import VECTORS, vector_layout
 from iqforge.quantize.rounding.word_layout import ParityLayout, word_layout
 from iqforge.quantize.run.report import RunProgress
@@ -451,7 +451,7 @@ def test_errors_of_rounding_are_those_of_the_search_times_a_ratio(llama):
         tensors = [source.tensor(name) for name in names]
         collect_stats(source, tensors, types, report, importance=imatrix.importance)
         moments = functools.partial(moments_of, made)
-        found = rounded_stats(source, report.tensors, moments, imatrix.importance)
+        found = RoundedErrors(source, report.tensors, moments, imatrix.importance).all()
         for before, after in zip(report.tensors[:2], found):
             assert after.errors["Q8_0"] == before.errors["Q8_0"]
             x, h = decode_all(source, before.tensor.name), moments_of_hold(made, before.tensor)

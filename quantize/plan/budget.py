@@ -197,6 +197,46 @@ def fitted_targets(fitted: Fitted, draft: Sequence[PlannedTensor]) -> list[Tenso
     ]
 
 
+def chosen_types(
+    draft: Sequence[PlannedTensor],
+    stats: Sequence[TensorStats],
+    sensitivities: Sensitivities,
+    budget: int,
+) -> list[GGMLType]:
+    """Return the type of each tensor of `stats`; see `fit_types`."""
+    _, picked = _picked(draft, stats, sensitivities, budget)
+    return [list(found.errors.values())[index].type for found, index in zip(stats, picked)]
+
+
+def _picked(
+    draft: Sequence[PlannedTensor],
+    stats: Sequence[TensorStats],
+    sensitivities: Sensitivities,
+    budget: int,
+) -> tuple[list[list[Candidate]], list[int]]:
+    """Return the candidates of each tensor, and the index of the one that is chosen."""
+    fixed = sum(plan.target.n_bytes for plan in draft if not is_free(plan))
+    choices = [
+        [
+            Candidate(
+                found.tensor.with_type(sums.type).n_bytes,
+                sensitivities.damage(found.tensor.name, sums.weighted_rmse**2),
+            )
+            for sums in found.errors.values()
+        ]
+        for found in stats
+    ]
+    least = fixed + sum(min(choice.n_bytes for choice in own) for own in choices)
+    if least > budget:
+        elements = sum(plan.target.n_elements for plan in draft)
+        raise UsageError(
+            f"the smallest possible result has {least} bytes of tensors"
+            f" ({8 * least / elements:.4f} bits per weight), but the target is {budget} bytes"
+            f" ({8 * budget / elements:.4f} bits per weight)"
+        )
+    return choices, allocate(choices, budget - fixed)
+
+
 def fit_types(
     recipe: Recipe,
     draft: Sequence[PlannedTensor],
@@ -214,24 +254,7 @@ def fit_types(
     """
     fixed = sum(plan.target.n_bytes for plan in draft if not is_free(plan))
     elements = sum(plan.target.n_elements for plan in draft)
-    choices = [
-        [
-            Candidate(
-                found.tensor.with_type(sums.type).n_bytes,
-                sensitivities.damage(found.tensor.name, sums.weighted_rmse**2),
-            )
-            for sums in found.errors.values()
-        ]
-        for found in stats
-    ]
-    least = fixed + sum(min(choice.n_bytes for choice in own) for own in choices)
-    if least > budget:
-        raise UsageError(
-            f"the smallest possible result has {least} bytes of tensors"
-            f" ({8 * least / elements:.4f} bits per weight), but the target is {budget} bytes"
-            f" ({8 * budget / elements:.4f} bits per weight)"
-        )
-    picked = allocate(choices, budget - fixed)
+    choices, picked = _picked(draft, stats, sensitivities, budget)
     types = {
         found.tensor.name: list(found.errors.values())[index].type
         for found, index in zip(stats, picked)

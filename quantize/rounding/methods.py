@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -99,6 +100,12 @@ class Rounders(Protocol):
         """Return the search of a plain type, run(x, out); see `encode.row_encoder`."""
         ...
 
+    def for_many_types(self) -> Rounders:
+        """Return rounders for some matrices, each of which is rounded to many types: what depends
+        on its moments alone is kept as long as these rounders are.
+        """
+        ...
+
 
 class CpuRounders:
     """`Rounders` of the CPU."""
@@ -126,6 +133,46 @@ class CpuRounders:
         self, type: GGMLType, n_cols: int, importance: np.ndarray | None
     ) -> Callable[[np.ndarray, np.ndarray], None]:
         return row_encoder(type, n_cols, importance)
+
+    def for_many_types(self) -> Rounders:
+        return _WithFactors()
+
+
+class _WithFactors(CpuRounders):
+    """Keep the factors of all moments that were used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[tuple[int, float], _HeldFactor] = {}
+
+    def rounder(
+        self,
+        type: GGMLType,
+        n_cols: int,
+        moments: MatrixMoments,
+        shrink: float,
+        passes: int,
+        name: str,
+    ) -> RowRounder:
+        with self._lock:
+            key = id(moments), shrink
+            held = self._held.setdefault(key, _HeldFactor(moments, shrink, name))
+        return rounder_of(type, n_cols, held.factor(), passes)
+
+
+class _HeldFactor:
+    """The factor of moments, computed by the first thread that asks for it."""
+
+    def __init__(self, moments: MatrixMoments, shrink: float, name: str):
+        self.moments, self.shrink, self.name = moments, shrink, name
+        self._lock = threading.Lock()
+        self._made: Factor | None = None
+
+    def factor(self) -> Factor:
+        with self._lock:
+            if self._made is None:
+                self._made = factored(self.moments.fit, self.shrink, self.name)
+            return self._made
 
 
 ON_CPU = CpuRounders()

@@ -23,7 +23,7 @@ from pathlib import Path
 from ...errors import UnsupportedTypeError
 from ...formats.codecs.codec import decodable_types
 from ...formats.kernel import Code
-from ...formats.types import ggml_type
+from ...formats.types import GGMLType, ggml_type
 from ..encode import encodable_types
 from ..plan.plan import PlannedTensor
 from .compile_task import CompileProgress, CompileTask
@@ -71,6 +71,18 @@ def tasks_of_types(types: Sequence[str], weighted: Sequence[bool] = (True,)) -> 
         for name in names
         if name in decodable
         for own in (False, True)
+    ]
+
+
+def tasks_of_rounding(types: Iterable[GGMLType]) -> list[CompileTask]:
+    """Return the tasks of rounding to these types with second moments on the CPU, as far as they
+    guide them.
+    """
+    from ..rounding.methods import guides
+
+    names = sorted({type.plain.name for type in types if guides(type)})
+    return [CompileTask("round", name) for name in names] + [
+        CompileTask("decode", name, as_weights=own) for name in names for own in (False, True)
     ]
 
 

@@ -283,6 +283,10 @@ class DeviceRounders:
         with self.place() as place:
             return place.held_out_error(moments, rest)
 
+    def for_many_types(self) -> DeviceRounders:
+        """Return these rounders: factoring takes less than rounding to one type."""
+        return self
+
     def search(
         self, type: GGMLType, n_cols: int, importance: np.ndarray | None
     ) -> Callable[[np.ndarray, np.ndarray], None]:
