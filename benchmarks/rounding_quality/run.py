@@ -32,7 +32,9 @@ _FAST += " Q2_0 0.5 IQ2_BN 0.4 Q1_0_G128 0.4 MXFP4 0.3"
 _WORDS = f"{_SLOW} {_FAST}".split()
 SECONDS: dict[str, float] = dict(zip(_WORDS[::2], map(float, _WORDS[1::2]), strict=True))
 _OTHER = 2.0
+_FIXED = {"token_embedding_type": "q8_0", "output_tensor_type": "q8_0"}
 _PRESETS = {"Q1_0_G128": "Q1_0"}  # types whose preset has another name
+_NEAR_TARGET = 0.6  # bits per weight
 _TURN = 25.0  # seconds that a file should take at most, by using more threads
 
 
@@ -70,15 +72,26 @@ class Task:
         from iqforge.quantize.rounding.cuda.rounders import rounder_there
         from iqforge.quantize.rounding.ternary_rounder import TWINS
 
-        if self.guide != "hessian" or self.name.startswith("bpw:"):
+        if self.guide != "hessian":
             return False
+        if self.has_target:
+            return True
         name = self.name
         if name.startswith("mix:"):
             name = name.removeprefix("mix:").removesuffix("_M")
         return rounder_there(ggml_type(TWINS.get(name, name))) is not None
 
+    @property
+    def has_target(self) -> bool:
+        """Return whether types are chosen for a size."""
+        return self.name.startswith("bpw:")
+
     def out(self, work: Path) -> Path:
         return work / f"{self.name.replace(':', '-')}-{self.guide}.gguf"
+
+    def chosen(self, work: Path) -> Path:
+        """Return the path of the types that were chosen for a size."""
+        return self.out(work).with_suffix(".types.json")
 
 
 def tasks_of(model: str, names: list[str], done: set[tuple[str, str]], jobs: int) -> list[Task]:
@@ -155,13 +168,19 @@ def _schedule(
     wanted = sum(map(len, waiting.values()))
     ready: list[Task] = []
     finished: queue.Queue[tuple[int, _Lane | None, Future]] = queue.Queue()
-    plain = sorted({t.name for tasks in waiting.values() for t in tasks if ":" not in t.name})
+    names = {t.name for tasks in waiting.values() for t in tasks}
+    plain = {name for name in names if ":" not in name}
+    if any(name.startswith("bpw:") for name in names):
+        plain |= set(target_types())
     warm = deque(sorted(plain, key=lambda name: -SECONDS.get(name, _OTHER)))
     spawn = multiprocessing.get_context("spawn")
     devices = [one for one in settings.devices if one != "cpu"]
     lanes = [_Lane(device) for _ in range(settings.round_jobs) for device in devices]
     for_gpu = {t.name: t for tasks in waiting.values() for t in tasks if t.is_for_gpu}
     with ProcessPoolExecutor(settings.jobs, mp_context=spawn) as pool:
+
+        def folder(task: Task) -> Path:
+            return settings.work / Path(task.model).stem
 
         def start(lane: _Lane | None, threads: int, function: Any, *args: Any) -> None:
             nonlocal free
@@ -176,16 +195,21 @@ def _schedule(
             while warm and free > 0:
                 start(None, 1, compile_type, warm.popleft())
             ready.sort(key=lambda task: task.rank)
+            open_ones = [t for t in ready if t.has_target and not t.chosen(folder(t)).exists()]
             for lane in lanes:
                 others = {other.name for other in lanes if other is not lane}
-                if not lane.busy and (task := lane.choose(ready, others)) is not None:
+                decided = [task for task in ready if task not in open_ones]
+                if not lane.busy and (task := lane.choose(decided, others)) is not None:
                     ready.remove(task)
                     lane.busy, lane.task, lane.name = True, task, task.name
                     start(lane, 0, quantize, task, settings, 2, lane.device)
             while not warm and (fitting := [t for t in ready if t.threads <= free]):
                 task = fitting[0]
                 ready.remove(task)
-                start(None, task.threads, quantize, task, settings, task.threads, "cpu")
+                if task in open_ones:
+                    start(None, task.threads, choose_types, task, settings)
+                else:
+                    start(None, task.threads, quantize, task, settings, task.threads, "cpu")
             with contextlib.suppress(queue.Empty):
                 threads, lane, future = finished.get(timeout=0.05)
                 free += threads
@@ -199,6 +223,8 @@ def _schedule(
                 if "failed" in made:
                     wanted -= lane is None and "model" in made
                     print(json.dumps(made), flush=True)
+                elif "chosen" in made:
+                    ready.append(made["chosen"])
                 elif made:
                     inbox[made["model"]].put(made)
             while not out.empty():
@@ -238,18 +264,35 @@ def compile_type(name: str) -> None:
 
 
 def compile_type_on(name: str, device: str) -> None:
-    """Compile what a type needs to be rounded on a GPU in this process."""
+    """Compile what rounds to a type, or to those of about a size, on a GPU in this process."""
     import numpy as np
     from iqforge.api.rounding import rounders_of
     from iqforge.formats.types import ggml_type
     from iqforge.quantize.rounding.tensor_moments import MatrixMoments
 
     rounders = rounders_of([int(device.removeprefix("cuda:"))])
-    type, moments = ggml_type(name.removesuffix("_M")), MatrixMoments(_Identity(), 0)
+    moments = MatrixMoments(_Identity(), 0)
     x = np.random.default_rng(1).standard_normal((4, 512)).astype(np.float32)
-    out = np.empty((4, type.row_bytes(512)), dtype=np.uint8)
-    rounders.search(type, 512, np.ones(512, dtype=np.float32))(x, out)
-    rounders.rounder(type, 512, moments, 0.25, 2, name)(x, out)
+    names = [name.removesuffix("_M")]
+    if name.startswith("bpw:"):
+        names = target_types(float(name.removeprefix("bpw:")))
+    for type in map(ggml_type, names):
+        out = np.empty((4, type.row_bytes(512)), dtype=np.uint8)
+        rounders.search(type, 512, np.ones(512, dtype=np.float32))(x, out)
+        rounders.rounder(type, 512, moments, 0.25, 2, name)(x, out)
+
+
+def target_types(bpw: float | None = None) -> list[str]:
+    """Return the types that are chosen from for a size, or those of about `bpw` that are guided."""
+    from iqforge.formats.types import ggml_type
+    from iqforge.quantize.plan.budget import DEFAULT_TYPES, SHORT_ROW_TYPES
+    from iqforge.quantize.rounding.methods import guides
+
+    if bpw is None:
+        return [*DEFAULT_TYPES, *SHORT_ROW_TYPES]
+    types = [type for type in map(ggml_type, DEFAULT_TYPES) if guides(type)]
+    sizes = {type.name: 8 * type.block_bytes / type.block_size for type in types}
+    return [name for name, size in sizes.items() if abs(size - bpw) < _NEAR_TARGET]
 
 
 class _Identity:
@@ -275,13 +318,16 @@ class _Identity:
 
 def quantize(task: Task, settings: Settings, threads: int, device: str) -> dict[str, Any]:
     """Write the file of a task in F32, and return what is known of it."""
-    known = {"model": task.model, "type": task.name, "guide": task.guide, "round_on": device}
+    known: dict[str, Any] = {"model": task.model, "type": task.name, "guide": task.guide}
+    known["round_on"] = device
     out = task.out(settings.work / Path(task.model).stem)
     plain = out.with_suffix(".f32.gguf")
     try:
         started = time.monotonic()
         _quantize(task, settings, out, threads=threads, device=device)
         seconds = round(time.monotonic() - started, 1)
+        if task.has_target:
+            known["choosing"] = json.loads(task.chosen(out.parent).read_text())["seconds"]
         import iqforge
 
         iqforge.quantize_model(out, plain, "F32", allow_requantize=True, threads=1, restart=True)
@@ -292,22 +338,44 @@ def quantize(task: Task, settings: Settings, threads: int, device: str) -> dict[
     return {**known, "path": str(plain), "seconds": seconds, "threads": threads, "size": size}
 
 
+def choose_types(task: Task, settings: Settings) -> dict[str, Any]:
+    """Choose the types of a task with a size, and write them down."""
+    known = {"model": task.model, "type": task.name, "guide": task.guide}
+    work = settings.work / Path(task.model).stem
+    try:
+        import iqforge
+
+        started = time.monotonic()
+        bpw = total_bpw(task.model, float(task.name.removeprefix("bpw:")))
+        guide = {task.guide: work / "hessian.safetensors"}
+        fitted = iqforge.recipe_for_target(
+            task.model, bpw=bpw, threads=task.threads, **guide, **_FIXED
+        )
+        seconds = round(time.monotonic() - started, 1)
+        recipe = {"type": fitted.recipe.type, "tensor_types": fitted.recipe.tensor_types}
+        path = task.chosen(work)
+        made = path.with_suffix(".part")
+        made.write_text(json.dumps({"recipe": recipe, "seconds": seconds}))
+        made.rename(path)
+    except Exception:  # one that fails must not end the others
+        return {**known, "failed": traceback.format_exc(limit=-4)}
+    return {"chosen": task}
+
+
 def _quantize(task: Task, settings: Settings, out: Path, **how: Any) -> None:
     import iqforge
+    from iqforge.quantize.plan.recipe import Recipe
 
     keywords: dict[str, Any] = {task.guide: out.parent / "hessian.safetensors"}
     recipe: Any = task.name
-    fixed = {"token_embedding_type": "q8_0", "output_tensor_type": "q8_0"}
-    if task.name.startswith("bpw:"):
-        bpw = total_bpw(task.model, float(task.name.removeprefix("bpw:")))
-        given = {**keywords, **fixed, "threads": how["threads"]}
-        recipe = iqforge.recipe_for_target(task.model, bpw=bpw, **given).recipe
+    if task.has_target:
+        recipe = Recipe(**json.loads(task.chosen(out.parent).read_text())["recipe"])
     elif task.name.startswith("mix:"):
         recipe = task.name.removeprefix("mix:")
-        keywords |= fixed
+        keywords |= _FIXED
     else:
         recipe = _PRESETS.get(task.name, task.name)
-        keywords |= {**fixed, "pure": True}
+        keywords |= {**_FIXED, "pure": True}
     if task.guide == "hessian":
         keywords["hessian_shrink"] = settings.shrink
     iqforge.quantize_model(task.model, out, recipe, restart=True, **keywords, **how)
