@@ -36,7 +36,7 @@ class ThreadMeeting:
 
     def receive(self, x: torch.Tensor, sender: int) -> None:
         assert x.is_contiguous()
-        sent = self.boxes[sender, self.rank].get(timeout=60)
+        sent = self.boxes[sender, self.rank].get(timeout=300)
         assert sent.shape == x.shape
         x.copy_(sent)
 
@@ -45,14 +45,14 @@ class ThreadMeeting:
         assert sent.shape == x.shape
         if self.rank != owner:
             x.copy_(sent)
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=300)
 
     def _all(self, x: Any) -> list[Any]:
         self.calls += 1
         self.parts[self.rank] = x
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=300)
         found = list(self.parts)
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=300)
         return found
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class ThreadMeeting:
         return self._all(tokens)[0].clone()
 
     def await_first(self) -> None:
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=300)
 
     def from_first(self, value: Any) -> Any:
         return self._all(value)[0]
