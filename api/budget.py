@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from ..quantize.rounding.proxy import RoundedErrors
     from ..quantize.run.piece import ImportanceLookup
 
+# Elements that a core searches, rounds and refines once per second, about.
+_TRIED_PER_SECOND = 7e4
+
 log = logging.getLogger(__name__)
 
 
@@ -115,10 +118,8 @@ def recipe_for_target(
         draft = plan_quantization(
             source, replace(changes.recipe(recipe), ignore_imatrix_rules=True), used
         )
-        stats, sensitivities = (
-            _errors(source, draft, aim, used, threads, device, progress),
-            _sensitivities(source, draft, aim),
-        )
+        stats, devices = _errors(source, draft, aim, used, threads, device, progress)
+        sensitivities = _sensitivities(source, draft, aim)
         rounded = None
         if moments is not None:
             rounded = _rounded_errors(
@@ -129,7 +130,7 @@ def recipe_for_target(
                 hessian_shrink,
                 refine,
                 threads,
-                device,
+                devices,
                 progress,
             )
 
@@ -189,9 +190,9 @@ def _errors(
     threads: int,
     device: str,
     progress: StatsProgress | None,
-) -> list[TensorStats]:
+) -> tuple[list[TensorStats], tuple[int, ...]]:
     """Return the errors of the candidates of each free tensor, measured for tensors with the same
-    candidates together.
+    candidates together, and the GPUs that measured them.
     """
     from ..quantize.cuda.devices import find_devices
     from ..quantize.plan.budget import SAMPLED_ROWS, allowed_types, candidates, is_free
@@ -223,7 +224,7 @@ def _errors(
             progress=progress,
         )
         found |= {stats.tensor.name: stats for stats in report.tensors}
-    return [found[tensor.name] for tensor in tensors]
+    return [found[tensor.name] for tensor in tensors], tuple(devices)
 
 
 def _rounded_errors(
@@ -234,22 +235,21 @@ def _rounded_errors(
     shrink: float | None,
     refine: bool,
     threads: int,
-    device: str,
+    devices: Sequence[int],
     progress: StatsProgress | None,
 ) -> RoundedErrors:
-    """Return the errors that rounding leaves, on the GPUs that `device` names."""
-    from ..quantize.cuda.devices import find_devices
+    """Return the errors that rounding leaves, found on these GPUs, or on the CPU."""
     from ..quantize.report.stats import StatsProgress
     from ..quantize.rounding.proxy import RoundedErrors
     from ..quantize.run.compilation import compile_ahead, tasks_of_rounding
     from ..quantize.run.parallel import thread_count
 
-    # As for the errors of searches, `auto` means GPUs only where that is worth compiling for them.
-    devices = find_devices(device) if device not in ("auto", "cpu") else ()
     shown = progress or StatsProgress()
 
-    def announce(types: Sequence[GGMLType]) -> None:
-        log.info("rounding on trial, to choose types: %s", ", ".join(map(str, types)))
+    def announce(types: Sequence[GGMLType], n_elements: int) -> None:
+        seconds = n_elements / (_TRIED_PER_SECOND * thread_count(threads))
+        about = "" if devices else f" (about {max(1.0, seconds):.0f} s)"
+        log.info("rounding on trial, to choose types%s: %s", about, ", ".join(map(str, types)))
         if not devices:
             tasks = tasks_of_rounding(types)
             compile_ahead([task for task in tasks if task.kind == "decode"], shown)

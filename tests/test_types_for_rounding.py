@@ -58,7 +58,10 @@ def test_only_types_that_may_be_chosen_are_tried(llama, monkeypatch):
             return [min(own.errors.values(), key=cost).type for own in stats]
 
         announced = []
-        whole, few = RoundedErrors(*given), RoundedErrors(*given, announce=announced.append)
+        whole, few = (
+            RoundedErrors(*given),
+            RoundedErrors(*given, announce=lambda *said: announced.append(said)),
+        )
         exact = whole.all()
         assert len(factored_of) == len(set(factored_of)) == len(tensors)
         found = few.for_choice(cheapest)

@@ -68,8 +68,9 @@ class RoundedErrors:
     """`stats`, the errors of searches, and how much less rounding leaves of them for tensors and
     types that have second moments with a held-out fold.
 
-    announce: called with the types that are going to be tried. begin, advance: called with the
-    number of elements to round on trial, and of those that are done. Reads some rows of the source.
+    announce: called with the types that are going to be tried, and the number of elements to round.
+    begin, advance: called with that number, and with those that are done. Reads some rows of the
+    source.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RoundedErrors:
         refine: bool = True,
         threads: int = 1,
         rounders: Rounders = ON_CPU,
-        announce: Callable[[Sequence[GGMLType]], None] = lambda types: None,
+        announce: Callable[[Sequence[GGMLType], int], None] = lambda types, n: None,
         begin: Callable[[int], None] = lambda n: None,
         advance: Callable[[int], None] = lambda n: None,
     ):
@@ -151,8 +152,9 @@ class RoundedErrors:
         """Round what is wanted on trial."""
         roles = [role for role in self._roles if role.wanted]
         names = sorted({name for role in roles for name in role.wanted})
-        self._announce([ggml_type(name) for name in names])
-        self._begin(sum(role.n_elements for role in roles))
+        n_elements = sum(role.n_elements for role in roles)
+        self._announce([ggml_type(name) for name in names], n_elements)
+        self._begin(n_elements)
         for role in roles:
             types = sorted(map(ggml_type, role.wanted), key=lambda type: type.id)
             rounders = self._rounders.for_many_types()
