@@ -14,7 +14,7 @@ import itertools
 from dataclasses import replace
 
 import torch
-from iqforge.cuda_kernels.step_attention import AttentionShape, StepAttention
+from iqforge.cuda_kernels.attention.shape import AttentionShape, StepAttention
 from iqforge.formats.types import ggml_type
 from matvec import microseconds  # pyright: ignore[reportAttributeAccessIssue]  beside
 

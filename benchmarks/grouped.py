@@ -20,8 +20,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import torch
-from iqforge.cuda_kernels import ops, prompt_grouped
 from iqforge.cuda_kernels.layouts.table import packed_types
+from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
 from iqforge.formats.types import GGMLType, ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows, supported
 from step_types import compile_one

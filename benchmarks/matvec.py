@@ -5,7 +5,7 @@ graph, and all layers in a chain.
     python benchmarks/matvec.py --try _STAGE_STEPS=4 --try _RING=40960
     IQFORGE_PDL=0 python benchmarks/matvec.py
 
---try sets constants of cuda_kernels/matvec_plan.py; IQFORGE_PDL=0 turns off the overlap of kernels.
+--try sets constants of cuda_kernels/matvec/plan.py; IQFORGE_PDL=0 turns off the overlap of kernels.
 Prints microseconds and TB/s of weights. The chain has no attention, router or sampling, and chooses
 the same few experts in turn.
 """
@@ -16,10 +16,12 @@ import argparse
 
 import numpy as np
 import torch
-from iqforge.cuda_kernels import matvec, matvec_experts, matvec_plan
-from iqforge.cuda_kernels.gating import Gating
-from iqforge.cuda_kernels.ops import PackedMatrix, pack_matrix
-from iqforge.cuda_kernels.repeat import repeat_rows
+from iqforge.cuda_kernels.common.gating import Gating
+from iqforge.cuda_kernels.matvec import experts as matvec_experts
+from iqforge.cuda_kernels.matvec import plan as matvec_plan
+from iqforge.cuda_kernels.matvec import products as matvec
+from iqforge.cuda_kernels.packed.pack import PackedMatrix, pack_matrix
+from iqforge.cuda_kernels.packed.repeat import repeat_rows
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.bench.shapes import SHAPES
 

@@ -31,7 +31,7 @@ COPY_RATE = 4.3e12  # bytes per second, of a large copy on an H200
 
 def product_specs(shape_name: str, type_name: str, device: int) -> list:
     """The products of a step that depend on the type."""
-    from iqforge.cuda_kernels import matvec_plan as mp
+    from iqforge.cuda_kernels.matvec import plan as mp
     from iqforge.formats.types import ggml_type
     from iqforge.runtime.bench.shapes import SHAPES
 
@@ -57,7 +57,8 @@ def product_specs(shape_name: str, type_name: str, device: int) -> list:
 
 def prompt_specs(shape_name: str, type_name: str) -> list:
     """The kernels of a prompt that depend on the type."""
-    from iqforge.cuda_kernels import ops, prompt_grouped
+    from iqforge.cuda_kernels.packed import pack as ops
+    from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
     from iqforge.formats.types import ggml_type
     from iqforge.runtime.bench.shapes import SHAPES
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from iqforge.cuda_kernels import index, prompt
-from iqforge.cuda_kernels.step_router import StepRouter
+from iqforge.cuda_kernels.attention import index
+from iqforge.cuda_kernels.prompt import rows as prompt
+from iqforge.cuda_kernels.step.router import StepRouter
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.layers import indexer

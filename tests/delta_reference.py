@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from iqforge.cuda_kernels.delta_heads import DeltaHeads
-from iqforge.cuda_kernels.prompt_delta import DeltaWeights
-from iqforge.cuda_kernels.step_delta import DeltaShape
+from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
+from iqforge.cuda_kernels.prompt.delta import DeltaWeights
+from iqforge.cuda_kernels.step.delta import DeltaShape
 from iqforge.runtime.cuda.common.delta_shapes import rates_in_order
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet

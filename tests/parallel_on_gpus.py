@@ -16,7 +16,7 @@ import iqforge
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt
+from iqforge.cuda_kernels.prompt import rows as prompt
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.links import SharedMemoryLinks
 from iqforge.runtime.model import Model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from iqforge.cuda_kernels.prompt_grouped import GROUP
+from iqforge.cuda_kernels.prompt.grouped import GROUP
 
 
 def permutation(n: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -9,9 +9,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from iqforge.cuda_kernels import ops, prompt, prompt_mla, prompt_rounded, step_mla
-from iqforge.cuda_kernels.gating import Gating
-from iqforge.cuda_kernels.step_router import Routing
+from iqforge.cuda_kernels.attention import mla as step_mla
+from iqforge.cuda_kernels.common.gating import Gating
+from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.prompt import mla as prompt_mla
+from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
+from iqforge.cuda_kernels.prompt import rows as prompt
+from iqforge.cuda_kernels.step.router import Routing
 from iqforge.runtime.cuda.prompt import delta as prompt_delta
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.stream import Stream

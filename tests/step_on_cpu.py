@@ -12,11 +12,15 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
-from iqforge.cuda_kernels import index, matvec, matvec_experts, ops, step_between
-from iqforge.cuda_kernels.gating import NO_TERMS, Gating
-from iqforge.cuda_kernels.matvec_plan import DeviceLimits
-from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
-from iqforge.cuda_kernels.step_router import Routing
+from iqforge.cuda_kernels.attention import index
+from iqforge.cuda_kernels.common.gating import NO_TERMS, Gating
+from iqforge.cuda_kernels.matvec import experts as matvec_experts
+from iqforge.cuda_kernels.matvec import products as matvec
+from iqforge.cuda_kernels.matvec.plan import DeviceLimits
+from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.packed.pack import decode_matrix, decode_rows
+from iqforge.cuda_kernels.step import between as step_between
+from iqforge.cuda_kernels.step.router import Routing
 from iqforge.runtime.cuda.step import delta as step_delta
 from iqforge.runtime.cuda.step import ends as step_ends
 from iqforge.runtime.cuda.step import ffn as step_ffn

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from iqforge.cuda_kernels.step_attention import AttentionShape, shared_limit
-from iqforge.cuda_kernels.step_router import Routing
+from iqforge.cuda_kernels.attention.shape import AttentionShape, shared_limit
+from iqforge.cuda_kernels.step.router import Routing
 from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope

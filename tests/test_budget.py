@@ -459,7 +459,7 @@ def test_files_of_sensitivities_that_are_none(models, tmp_path):
 @pytest.mark.parametrize("name", ["llama", "moe"])
 def test_tensors_in_gpu_memory_are_replaced(models, monkeypatch, name):
     """The memory of a GPU, on the CPU: decoded there as the reference path does it."""
-    from iqforge.cuda_kernels import ops
+    from iqforge.cuda_kernels.packed import pack as ops
     from iqforge.runtime.weights.resident import Resident, ResidentMatrix
 
     monkeypatch.setattr(ops, "packable", lambda type, cols: False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from iqforge.cuda_kernels.prompt_delta import DeltaKernels, delta_rule
-from iqforge.cuda_kernels.step_delta import StepDelta
+from iqforge.cuda_kernels.prompt.delta import DeltaKernels, delta_rule
+from iqforge.cuda_kernels.step.delta import StepDelta
 
 from .delta_reference import PROMPTS, STEPS, delta_case, prompt_case
 

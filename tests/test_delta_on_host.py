@@ -6,9 +6,9 @@ import ctypes
 
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt_delta
-from iqforge.cuda_kernels.prompt_delta import delta_rule
-from iqforge.cuda_kernels.step_delta import delta_spec
+from iqforge.cuda_kernels.prompt import delta as prompt_delta
+from iqforge.cuda_kernels.prompt.delta import delta_rule
+from iqforge.cuda_kernels.step.delta import delta_spec
 
 from .delta_reference import PROMPTS, STEPS, delta_case, prompt_case
 from .kernels_on_host import RUN_DELTA, RUN_PROMPT_DELTA, library, pointer

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt_grouped
+from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
 from iqforge.imatrix.collector import collect, rows_of_experts
 from iqforge.imatrix.moments.collector import collect_moments, survey_inputs
 from iqforge.imatrix.moments.file import load_moments_snapshot, save_moments_snapshot

@@ -7,8 +7,9 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt, step_between
 from iqforge.cuda_kernels.compile.spec import KernelSpec
+from iqforge.cuda_kernels.prompt import rows as prompt
+from iqforge.cuda_kernels.step import between as step_between
 
 from . import prompt_on_cpu, step_on_cpu
 from .kernels_on_host import library

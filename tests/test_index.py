@@ -6,8 +6,8 @@ import ctypes
 
 import pytest
 import torch
-from iqforge.cuda_kernels import index
-from iqforge.cuda_kernels.index import IndexShape
+from iqforge.cuda_kernels.attention import index
+from iqforge.cuda_kernels.attention.index import IndexShape
 from iqforge.runtime.layers.norm import LayerNorm
 from iqforge.runtime.layers.rope import Rope
 

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-from iqforge.cuda_kernels.step_mla import StepLatentAttention, splits_of  # noqa: E402
+from iqforge.cuda_kernels.attention.mla import StepLatentAttention, splits_of  # noqa: E402
 from iqforge.runtime.bench import shapes  # noqa: E402
 from iqforge.runtime.bench.synthetic import SyntheticSource  # noqa: E402
 from iqforge.runtime.model import Model  # noqa: E402

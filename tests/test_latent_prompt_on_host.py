@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt_mla
+from iqforge.cuda_kernels.prompt import mla as prompt_mla
 from iqforge.runtime.layers.rope import Rope
 
 from . import prompt_on_cpu

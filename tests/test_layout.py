@@ -46,7 +46,6 @@ MAX_FILES = 20
 MORE_FILES = {
     "api": 26,  # one for each subject
     "runtime": 26,
-    "cuda_kernels": 25,  # one for each kind of operation
     "convert/architectures": 99,
     "runtime/architectures": 99,
     "quantize/search": 22,

@@ -5,11 +5,14 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import matvec, matvec_experts, matvec_plan, ops
+from iqforge.cuda_kernels.common.gating import NO_TERMS, ExpertTerms, Gating
 from iqforge.cuda_kernels.compile.grids import shared_bytes
-from iqforge.cuda_kernels.gating import NO_TERMS, ExpertTerms, Gating
 from iqforge.cuda_kernels.layouts.table import packed_types
-from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
+from iqforge.cuda_kernels.matvec import experts as matvec_experts
+from iqforge.cuda_kernels.matvec import plan as matvec_plan
+from iqforge.cuda_kernels.matvec import products as matvec
+from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.packed.pack import decode_matrix, pack_matrix
 from iqforge.errors import ShapeError
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import matvec_plan as mp
+from iqforge.cuda_kernels.common.gating import Gating
 from iqforge.cuda_kernels.compile.spec import expand
-from iqforge.cuda_kernels.gating import Gating
-from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
+from iqforge.cuda_kernels.matvec import plan as mp
+from iqforge.cuda_kernels.packed.pack import decode_matrix, pack_matrix
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.layers.ffn import gated

@@ -11,7 +11,7 @@ from functools import partial
 import iqforge
 import pytest
 import torch
-from iqforge.cuda_kernels.step_offload import OFFLOAD, Exchange
+from iqforge.cuda_kernels.step.offload import OFFLOAD, Exchange
 from iqforge.errors import DeviceError
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.synthetic import SyntheticSource

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import ops, prompt_grouped
+from iqforge.cuda_kernels.common.gating import ExpertTerms, Gating
 from iqforge.cuda_kernels.compile.grids import shared_bytes
-from iqforge.cuda_kernels.gating import ExpertTerms, Gating
 from iqforge.cuda_kernels.layouts.table import packed_types
+from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.cuda.common.context import Context

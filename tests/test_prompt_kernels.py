@@ -8,9 +8,10 @@ import importlib.util
 
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt, prompt_scores
-from iqforge.cuda_kernels.gating import ACTIVATIONS, Gating
-from iqforge.cuda_kernels.prompt_grouped import padded
+from iqforge.cuda_kernels.common.gating import ACTIVATIONS, Gating
+from iqforge.cuda_kernels.prompt import rows as prompt
+from iqforge.cuda_kernels.prompt import scores as prompt_scores
+from iqforge.cuda_kernels.prompt.grouped import padded
 from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.specs import FFNSpec
 from torch.nn import functional as F

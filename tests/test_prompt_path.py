@@ -14,7 +14,7 @@ import iqforge
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt_rounded
+from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.context import Context

@@ -97,7 +97,7 @@ def test_fused_experts_are_those_decoded_first(monkeypatch):
     """On Hopper, products read packed weights, with the same rounding of weights and another order
     of additions.
     """
-    from iqforge.cuda_kernels import prompt_grouped
+    from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
 
     with model("qwen3moe-tiny:IQ4_K") as m:
         fused = logits(m)

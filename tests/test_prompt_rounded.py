@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import ops, prompt_rounded
+from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.runtime.bench.random_blocks import random_rows
 
 from . import prompt_on_cpu

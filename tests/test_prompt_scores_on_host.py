@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from iqforge.cuda_kernels import prompt_scores
+from iqforge.cuda_kernels.prompt import scores as prompt_scores
 
 from .kernels_on_host import RUN_SCORES, TF32, library, pointer
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import ops, rearrange
 from iqforge.cuda_kernels.compile.spec import expand
+from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.packed import rearrange
 from iqforge.runtime.bench.random_blocks import random_rows
 
 from .host_library import host_library

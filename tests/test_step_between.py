@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 import torch
-from iqforge.cuda_kernels import step_between
+from iqforge.cuda_kernels.step import between as step_between
 from iqforge.runtime.layers.ffn import activate as activated
 from iqforge.runtime.layers.specs import FFNSpec
 from torch.nn import functional as F

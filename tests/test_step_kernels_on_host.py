@@ -8,8 +8,8 @@ import ctypes
 
 import pytest
 import torch
-from iqforge.cuda_kernels.step_router import Routing, router_spec
-from iqforge.cuda_kernels.step_sample import MOST_BEST, SAMPLE
+from iqforge.cuda_kernels.step.router import Routing, router_spec
+from iqforge.cuda_kernels.step.sample import MOST_BEST, SAMPLE
 from iqforge.runtime.network.sampling import GREEDY, Sampling, sample
 
 from .kernels_on_host import (

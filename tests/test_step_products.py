@@ -7,9 +7,9 @@ import struct
 from pathlib import Path
 
 import pytest
-from iqforge.cuda_kernels import matvec_plan as mp
 from iqforge.cuda_kernels.compile.nvrtc import compile_spec
 from iqforge.cuda_kernels.layouts.table import packed_layout, packed_types, plain_type
+from iqforge.cuda_kernels.matvec import plan as mp
 from iqforge.formats.types import TYPES, ggml_type
 
 QUANTIZED = [name for name in packed_types() if ggml_type(name).is_quantized]

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from iqforge.cuda_kernels import step_attention
-from iqforge.cuda_kernels.step_attention import AttentionShape, StepAttention, fits
+from iqforge.cuda_kernels.attention import shape as step_attention
+from iqforge.cuda_kernels.attention.shape import AttentionShape, StepAttention, fits
 from iqforge.errors import UnsupportedTypeError
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels.ops import pack_matrix
-from iqforge.cuda_kernels.repeat import repeat_rows
+from iqforge.cuda_kernels.packed.pack import pack_matrix
+from iqforge.cuda_kernels.packed.repeat import repeat_rows
 from iqforge.errors import DeviceError, IqforgeError
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES

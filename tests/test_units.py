@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import ops
 from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.cuda_kernels.compile.spec import expand
 from iqforge.cuda_kernels.layouts import table as layouts
 from iqforge.cuda_kernels.layouts.layout import bits
+from iqforge.cuda_kernels.packed import pack as ops
 from iqforge.errors import ShapeError, UnsupportedTypeError
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES, ggml_type

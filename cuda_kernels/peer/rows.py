@@ -14,7 +14,7 @@ import torch
 from ...errors import ShapeError
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
-from ..prompt import norm_fits
+from ..prompt.rows import norm_fits
 from .links import MOST_RANKS, PeerMemory, opened_by_all
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}

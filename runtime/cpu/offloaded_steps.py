@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from ...cuda_kernels.step_offload import TIMEOUT, Exchange
+from ...cuda_kernels.step.offload import TIMEOUT, Exchange
 from ...errors import DeviceError
 from ..simd.operations import compile_together, operation, rehearsed
 from ..simd.step.exchange import send_reply, take_request

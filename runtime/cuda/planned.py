@@ -29,7 +29,7 @@ from .prompt.together import STREAM_BYTES
 
 _HALF, _FLOAT = 2, 4
 _CHUNK = 64  # tokens of a delta net at a time
-_SCORED_TOGETHER = 132 * 64  # rows times parts of scores, at most (`prompt_scores.plan`)
+_SCORED_TOGETHER = 132 * 64  # rows times parts of scores, at most (`plan` of prompt/scores.py)
 _GROUPED_ON = (9, 0)  # the capability of devices whose products of experts read packed weights
 # Workspaces of cuBLAS for two streams, code of kernels, scratch of attention in steps, buffers of
 # few rows, and what the allocator loses to the sizes of its blocks.

@@ -15,7 +15,7 @@ from ...formats.source import Source, TensorInfo, WrappedSource
 from ...formats.types import GGMLType
 
 if TYPE_CHECKING:
-    from ...cuda_kernels.ops import PackedMatrix, StoredRows
+    from ...cuda_kernels.packed.pack import PackedMatrix, StoredRows
 
 LoadProgress = Callable[[int, int], None]
 PART_BYTES = 256 * 2**20  # of float32, decoded at a time
@@ -47,7 +47,7 @@ class Resident:
 
     @property
     def is_packable(self) -> bool:
-        from ...cuda_kernels.ops import packable
+        from ...cuda_kernels.packed.pack import packable
 
         return packable(self.type, self.cols)
 
@@ -59,7 +59,7 @@ class Resident:
     @property
     def nbytes(self) -> int:
         """Return the bytes in the GPU's memory."""
-        from ...cuda_kernels.ops import packed_bytes
+        from ...cuda_kernels.packed.pack import packed_bytes
 
         return (
             packed_bytes(self.type, self.n * self.rows, self.cols)
@@ -76,7 +76,7 @@ class Resident:
 
     def decode(self, start: int, stop: int) -> torch.Tensor:
         """float32[stop - start, cols]; whole row groups if the type cannot be packed."""
-        from ...cuda_kernels.ops import decode_matrix
+        from ...cuda_kernels.packed.pack import decode_matrix
 
         if (packed := self.packed) is not None:
             return decode_matrix(packed, torch.float32, first_row=start, n_rows=stop - start)
@@ -84,7 +84,7 @@ class Resident:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols] of rows int64 on the device."""
-        from ...cuda_kernels.ops import decode_rows
+        from ...cuda_kernels.packed.pack import decode_rows
 
         if (packed := self.packed) is not None:
             return decode_rows(packed, rows.contiguous(), torch.float32)
@@ -102,8 +102,8 @@ class Resident:
 
     def load(self) -> None:
         """Read, copy and pack. DeviceError naming the tensor if the memory does not suffice."""
-        from ...cuda_kernels.ops import pack_matrix
-        from ...cuda_kernels.repeat import repeat_rows
+        from ...cuda_kernels.packed.pack import pack_matrix
+        from ...cuda_kernels.packed.repeat import repeat_rows
 
         try:
             n_rows = self.n * self.rows
@@ -186,7 +186,7 @@ class Resident:
 
     def _rows(self) -> Iterable[np.ndarray | StoredRows]:
         """Return the rows for packing, which reads them where it needs them if the source can."""
-        from ...cuda_kernels.ops import StoredRows
+        from ...cuda_kernels.packed.pack import StoredRows
 
         if not self.source.reads_in_place:
             return self._pieces()

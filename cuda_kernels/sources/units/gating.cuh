@@ -1,4 +1,4 @@
-// How gate and up of a feed-forward layer are joined. Macros: ACTIVATION (its place in cuda_kernels/gating.py), LIMIT (0: none).
+// How gate and up of a feed-forward layer are joined. Macros: ACTIVATION (its place in cuda_kernels/common/gating.py), LIMIT (0: none).
 //
 // Comparisons let NaN through, which fminf and fmaxf would replace.
 #pragma once

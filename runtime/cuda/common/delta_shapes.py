@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.delta_heads import DeltaHeads
+from ....cuda_kernels.common.delta_heads import DeltaHeads
 from ...layers.delta_net import DeltaNet
 from ...weights.linear import Linear
 from .context import Context

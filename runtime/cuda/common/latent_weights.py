@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import ops
-from ....cuda_kernels.ops import PackedMatrix
+from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.packed.pack import PackedMatrix
 from ...layers.latent import Joined, PerHead
 from ...layers.mla import MLA
 from ...weights.stacked_linear import HeadLinear

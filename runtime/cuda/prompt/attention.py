@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ....cuda_kernels import prompt
+from ....cuda_kernels.prompt import rows as prompt
 from ...layers.attention import Attention, temperature
 from ...layers.batch import Batch
 from ...state.cache import KVCache

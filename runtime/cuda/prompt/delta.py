@@ -8,15 +8,15 @@ import functools
 
 import torch
 
-from ....cuda_kernels.delta_heads import DeltaHeads
-from ....cuda_kernels.prompt_delta import (
+from ....cuda_kernels.attention.shape import shared_limit
+from ....cuda_kernels.common.delta_heads import DeltaHeads
+from ....cuda_kernels.prompt.delta import (
     DeltaKernels,
     DeltaWeights,
     delta_rule,
     fitting_stages,
     rates_product,
 )
-from ....cuda_kernels.step_attention import shared_limit
 from ...layers.batch import Batch
 from ...layers.delta_net import DeltaNet
 from ...state.recurrent import RecurrentState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import prompt
+from ....cuda_kernels.prompt import rows as prompt
 from ...layers.batch import Batch
 from ...layers.block import Branch
 from ...layers.dense_and_experts import DenseAndExperts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import prompt
+from ....cuda_kernels.prompt import rows as prompt
 from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN, PlainFFN
 from ..common.context import Context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import index
+from ....cuda_kernels.attention import index
 from ...layers.batch import Batch
 from ...layers.indexer import Indexer
 from ...state.cache import CacheSettings, KVCache

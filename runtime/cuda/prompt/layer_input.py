@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....cuda_kernels import prompt
+from ....cuda_kernels.prompt import rows as prompt
 from ...layers.batch import Batch
 from ...layers.layer_input import LayerInput
 from ...weights.ranges import ranged

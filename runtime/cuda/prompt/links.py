@@ -6,7 +6,7 @@ import torch
 
 from ....cuda_kernels.peer.links import MOST_RANKS
 from ....cuda_kernels.peer.rows import PeerRows
-from ....cuda_kernels.prompt import norm_fits
+from ....cuda_kernels.prompt.rows import norm_fits
 from ....errors import DeviceError
 from ...network.network import Network
 from ...parallel.payload import FEW_ROWS

@@ -14,8 +14,8 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from ....cuda_kernels import ops
 from ....cuda_kernels.compile.launch import make_current
+from ....cuda_kernels.packed import pack as ops
 from ....formats.types import GGMLType
 
 # Bytes that are copied before they are packed, and buffers of a device for them: several, as the

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import prompt_mla, step_mla
-from ....cuda_kernels.step_attention import shared_limit
-from ....cuda_kernels.step_mla import PAIRS, LatentShape
+from ....cuda_kernels.attention import mla as step_mla
+from ....cuda_kernels.attention.mla import PAIRS, LatentShape
+from ....cuda_kernels.attention.shape import shared_limit
+from ....cuda_kernels.prompt import mla as prompt_mla
 from ...layers.attention import temperature
 from ...layers.batch import Batch
 from ...layers.mla import MLA

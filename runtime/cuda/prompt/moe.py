@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import ops, prompt, prompt_grouped, prompt_scores
-from ....cuda_kernels.gating import ExpertTerms, Gating
+from ....cuda_kernels.common.gating import ExpertTerms, Gating
+from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.prompt import grouped as prompt_grouped
+from ....cuda_kernels.prompt import rows as prompt
+from ....cuda_kernels.prompt import scores as prompt_scores
 from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN
 from ...layers.moe import MoE

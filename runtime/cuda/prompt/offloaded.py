@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ....cuda_kernels import ops
 from ....cuda_kernels.layouts.table import plain_type
+from ....cuda_kernels.packed import pack as ops
 from ...layers.batch import Batch
 from ...layers.moe import MoE
 from ...weights.encoded import Matrix

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ....cuda_kernels import matvec, ops
-from ....cuda_kernels.matvec_plan import NORM_MATVEC
+from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.plan import NORM_MATVEC
+from ....cuda_kernels.packed import pack as ops
 from ....formats.tensor_names import TensorName
 from ...layers.batch import Batch
 from ...layers.norm import RMSNorm

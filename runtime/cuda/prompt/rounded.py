@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ....cuda_kernels import ops, prompt_rounded
+from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.prompt import rounded as prompt_rounded
 from ..common.context import Context
 
 ROWS = 4096  # of weights in one product

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ....cuda_kernels import prompt
+from ....cuda_kernels.prompt import rows as prompt
 from ...layers.specs import AttentionSpec
 
 CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....cuda_kernels import prompt, prompt_grouped
+from ....cuda_kernels.prompt import grouped as prompt_grouped
+from ....cuda_kernels.prompt import rows as prompt
 from ...layers.norm import LayerNorm, Norm
 from ...weights.ranges import opened
 from ..common.context import PIECE_BYTES, Context

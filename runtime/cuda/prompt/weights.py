@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ....cuda_kernels import ops, prompt_rounded
+from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.prompt import rounded as prompt_rounded
 from ...weights.linear import Embedding, Linear
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context

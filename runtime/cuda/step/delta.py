@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from ....cuda_kernels import matvec
-from ....cuda_kernels.matvec_plan import NORM_MATVEC
-from ....cuda_kernels.step_delta import DeltaShape, StepDelta
+from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.plan import NORM_MATVEC
+from ....cuda_kernels.step.delta import DeltaShape, StepDelta
 from ...layers.delta_net import DeltaNet
 from ...state.recurrent import RecurrentState
 from ...state.sequence import State

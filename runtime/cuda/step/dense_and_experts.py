@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import step_between
+from ....cuda_kernels.step import between as step_between
 from ...layers.block import Branch
 from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.norm import Norm

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from ....cuda_kernels import step_between
-from ....cuda_kernels.matvec_plan import NORM_MATVEC
-from ....cuda_kernels.ops import decode_rows
+from ....cuda_kernels.matvec.plan import NORM_MATVEC
+from ....cuda_kernels.packed.pack import decode_rows
+from ....cuda_kernels.step import between as step_between
 from ...network.network import Network
 from ..common.context import Context
 from ..common.executor import operation

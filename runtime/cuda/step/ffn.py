@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import matvec, step_between
-from ....cuda_kernels.matvec_plan import GATE_UP, NORM_MATVEC
+from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.plan import GATE_UP, NORM_MATVEC
+from ....cuda_kernels.step import between as step_between
 from ...layers.ffn import GatedFFN, PlainFFN
 from ...weights.linear import Linear
 from ...weights.ranges import ranged

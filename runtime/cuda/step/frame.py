@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from ....cuda_kernels import step_between
-from ....cuda_kernels.matvec import Join
-from ....cuda_kernels.step_attention import AttentionShape, StepAttention
-from ....cuda_kernels.step_router import Routing, StepRouter
-from ....cuda_kernels.step_sample import step_angles
+from ....cuda_kernels.attention.shape import AttentionShape, StepAttention
+from ....cuda_kernels.matvec.products import Join
+from ....cuda_kernels.step import between as step_between
+from ....cuda_kernels.step.router import Routing, StepRouter
+from ....cuda_kernels.step.sample import step_angles
 from ...layers.batch import Batch
 from ...layers.rope import Rope
 from ...network.network import Network

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import index
-from ....cuda_kernels.index import IndexShape
-from ....cuda_kernels.matvec_plan import NORM_MATVEC
+from ....cuda_kernels.attention import index
+from ....cuda_kernels.attention.index import IndexShape
+from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ...layers.indexer import Indexer
 from ...state.cache import CacheSettings, KVCache
 from ...state.latent import settings_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import matvec, step_between
-from ....cuda_kernels.matvec_plan import NORM_MATVEC
-from ....cuda_kernels.ops import decode_rows
+from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.plan import NORM_MATVEC
+from ....cuda_kernels.packed.pack import decode_rows
+from ....cuda_kernels.step import between as step_between
 from ...layers.layer_input import LayerInput, LayerInputs
 from ...weights.ranges import ranged
 from ..common.context import Context

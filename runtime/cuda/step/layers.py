@@ -9,9 +9,10 @@ from typing import Protocol
 
 import torch
 
-from ....cuda_kernels import matvec, step_between
-from ....cuda_kernels.matvec_plan import MATVEC_ADD
-from ....cuda_kernels.ops import PackedMatrix
+from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.plan import MATVEC_ADD
+from ....cuda_kernels.packed.pack import PackedMatrix
+from ....cuda_kernels.step import between as step_between
 from ...layers.norm import Norm, RMSNorm
 from ...state.sequence import State
 from ...weights.linear import Embedding, Linear

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels import matvec
-from ....cuda_kernels.matvec_plan import NORM_MATVEC
-from ....cuda_kernels.step_attention import shared_limit
-from ....cuda_kernels.step_mla import LatentShape, StepLatentAttention, fits, splits_of
+from ....cuda_kernels.attention.mla import LatentShape, StepLatentAttention, fits, splits_of
+from ....cuda_kernels.attention.shape import shared_limit
+from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ...layers.mla import MLA
 from ...state.cache import CacheSettings
 from ...state.latent import LatentCache, settings_of

@@ -6,17 +6,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....cuda_kernels import matvec, matvec_experts, step_between
-from ....cuda_kernels.gating import NO_TERMS
-from ....cuda_kernels.matvec_plan import (
+from ....cuda_kernels.common.gating import NO_TERMS
+from ....cuda_kernels.matvec import experts as matvec_experts
+from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.plan import (
     EXPERT_DOWN,
     EXPERT_GATE_UP,
     GATE_UP,
     MATVEC_ADD,
     MOST_SLOTS,
 )
-from ....cuda_kernels.ops import PackedMatrix, decode_matrix
-from ....cuda_kernels.step_router import fits as router_fits
+from ....cuda_kernels.packed.pack import PackedMatrix, decode_matrix
+from ....cuda_kernels.step import between as step_between
+from ....cuda_kernels.step.router import fits as router_fits
 from ...layers.ffn import GatedFFN
 from ...layers.moe import MoE
 from ...layers.norm import Norm

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 import torch
 
-from ....cuda_kernels import matvec, step_between
-from ....cuda_kernels.step_offload import Exchange
-from ....cuda_kernels.step_router import fits as router_fits
+from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.step import between as step_between
+from ....cuda_kernels.step.offload import Exchange
+from ....cuda_kernels.step.router import fits as router_fits
 from ...cpu.offloaded import OffloadedExperts
 from ...cpu.offloaded_steps import ENDLESS, OffloadedSteps
 from ...cpu.plan import NotPlanned

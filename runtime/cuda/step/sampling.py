@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.step_sample import DrawSampler, GreedySampler
+from ....cuda_kernels.step.sample import DrawSampler, GreedySampler
 from ...network.sampling import Sampling
 from .frame import Frame, StepSequence
 

@@ -9,11 +9,11 @@ import functools
 import numpy as np
 import torch
 
-from ..formats.types import GGMLType, ggml_type
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .layouts.table import packed_types, unit_header
-from .ops import PackedMatrix
+from ...formats.types import GGMLType, ggml_type
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
+from ..layouts.table import packed_types, unit_header
+from ..packed.pack import PackedMatrix
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 GROUP = 128  # columns that are transformed together

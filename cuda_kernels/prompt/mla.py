@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}

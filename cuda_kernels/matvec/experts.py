@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..errors import ShapeError
-from .compile.launch import device_index, function, launch
-from .gating import NO_TERMS, ExpertTerms, Gating
-from .layouts.table import packed_layout
-from .matvec import check_matrix, check_tensor, fits
-from .matvec_plan import (
+from ...errors import ShapeError
+from ..common.gating import NO_TERMS, ExpertTerms, Gating
+from ..compile.launch import device_index, function, launch
+from ..layouts.table import packed_layout
+from ..packed.pack import PackedMatrix
+from .plan import (
     EXPERT_DOWN,
     EXPERT_GATE,
     EXPERT_GATE_BY,
@@ -33,7 +33,7 @@ from .matvec_plan import (
     limits,
     quantized_spec,
 )
-from .ops import PackedMatrix
+from .products import check_matrix, check_tensor, fits
 
 
 def expert_gate_up(

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..formats.types import GGMLType
-from .compile.grids import shared_bytes
-from .compile.spec import KernelSpec
-from .gating import Gating
-from .layouts.table import packed_layout, packed_types, plain_type, spread_type, unit_header
+from ...formats.types import GGMLType
+from ..common.gating import Gating
+from ..compile.grids import shared_bytes
+from ..compile.spec import KernelSpec
+from ..layouts.table import packed_layout, packed_types, plain_type, spread_type, unit_header
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
 # KIND of matvec/experts.cu, 4 less.

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..formats.types import GGMLType, ggml_type
-from . import ops
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .gating import NO_TERMS, ExpertTerms, Gating
-from .layouts.table import packed_types, unit_header
+from ...formats.types import GGMLType, ggml_type
+from ..common.gating import NO_TERMS, ExpertTerms, Gating
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
+from ..layouts.table import packed_types, unit_header
+from ..packed import pack as ops
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024

@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 EMBED = KernelSpec("step_embed", ("step/embed.cu",), (), ("step_angles",))
 SAMPLE = KernelSpec(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .delta_heads import DeltaHeads
+from ..common.delta_heads import DeltaHeads
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 MOST_KEY, MOST_VALUE, MOST_WIDTH = 256, 128, 16384
 MOST_OF_STREAM = 16  # elements of a row for each thread, where blocks share a head

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..errors import ShapeError, UnsupportedTypeError
-from ..formats.codecs import codec
-from ..formats.codecs.bit_moves import Moves
-from ..formats.codecs.interleaved import interleaving, row_head
-from ..formats.codecs.interleaved import pack_rows as interleaved_rows
-from ..formats.types import GGMLType, ggml_type
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .layouts.layout import UNIT
-from .layouts.table import PackedLayout, packed_layout, packed_types, plain_type, unit_header
+from ...errors import ShapeError, UnsupportedTypeError
+from ...formats.codecs import codec
+from ...formats.codecs.bit_moves import Moves
+from ...formats.codecs.interleaved import interleaving, row_head
+from ...formats.codecs.interleaved import pack_rows as interleaved_rows
+from ...formats.types import GGMLType, ggml_type
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
+from ..layouts.layout import UNIT
+from ..layouts.table import PackedLayout, packed_layout, packed_types, plain_type, unit_header
 from .rearrange import ByteRun, rearrange
 
 _FUNCTIONS = {

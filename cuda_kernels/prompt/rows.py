@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..errors import ShapeError
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .gating import ACTIVATIONS, Gating
-from .step_router import Routing
+from ...errors import ShapeError
+from ..common.gating import ACTIVATIONS, Gating
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
+from ..step.router import Routing
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -106,7 +106,7 @@ def add_norm(
     delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n,
     width] of experts: row rows[t, k] of it, times weights[t, k], is added to token t, k ascending;
     rows below 0 are left out. Without `out`, h += delta is all. permuted: the columns of `out` in
-    the order of `prompt_grouped`, and its rows as long as whole groups of 128, filled up with 0.
+    the order of `grouped.py`, and its rows as long as whole groups of 128, filled up with 0.
     centered: the mean is subtracted from h first, and `bias` float32[width], if given, added in the
     end; not after a norm of what is added. With `post_weight`, h = (h + rms_norm(y)) * scale for
     what would be added, y, with these weights and `post_eps`.

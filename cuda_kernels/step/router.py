@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 THREADS = 128
 MOST_USED, MOST_LOGITS = 32, 8192  # the last in shared memory

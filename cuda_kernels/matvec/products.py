@@ -11,7 +11,7 @@ steps.
     matvec_add(x, down, h)
     matvec_set(x, down, out)
 
-`matvec_experts` has the same for experts.
+`experts.py` has the same for experts.
 
 With quantized matrices activations are rounded to 8 bits with a scale per 32 (as Q8_0, but the
 scale stays float32); products of bytes are added exactly, the rest in float32, in an order that
@@ -28,13 +28,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..errors import ShapeError, UnsupportedTypeError
-from ..formats.types import GGMLType
-from .compile.launch import device_index, function, launch
-from .compile.spec import KernelSpec
-from .gating import Gating
-from .layouts.table import packed_types
-from .matvec_plan import (
+from ...errors import ShapeError, UnsupportedTypeError
+from ...formats.types import GGMLType
+from ..common.gating import Gating
+from ..compile.launch import device_index, function, launch
+from ..compile.spec import KernelSpec
+from ..layouts.table import packed_types
+from ..packed.pack import PackedMatrix
+from .plan import (
     EXPERT_DOWN,
     GATE_BY,
     GATE_UP,
@@ -49,7 +50,6 @@ from .matvec_plan import (
     sample_specs,
     shared_space_of,
 )
-from .ops import PackedMatrix
 
 # A matrix, the result, the number of its rows, and the first row.
 MatrixPart = tuple[PackedMatrix, torch.Tensor, int, int]

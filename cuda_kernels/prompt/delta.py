@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .delta_heads import DeltaHeads
+from ..common.delta_heads import DeltaHeads
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 CHUNK, SLICE = 64, 32
 _SLICE_THREADS, _HEAD_TOKENS, _HEAD_THREADS, _GATED_TOKENS = 256, 32, 128, 8

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..errors import UnsupportedTypeError
-from ..formats.types import ggml_type
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
+from ...errors import UnsupportedTypeError
+from ...formats.types import ggml_type
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 WARPS = 8  # of a block
 _FEWER_WARPS = 6  # that take their own tiles, where two of each of `WARPS` do not fit

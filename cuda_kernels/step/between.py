@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 THREADS = 256
 ACTIVATIONS = ("silu", "gelu", "gelu_erf", "relu_squared")  # their numbers in the kernel

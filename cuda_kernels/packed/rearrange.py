@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..formats.codecs.bit_moves import Moves
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
+from ...formats.codecs.bit_moves import Moves
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 SPEC = KernelSpec("rearrange", ("weights/rearrange.cu",), (), ("rearrange",))
 _THREADS = 256

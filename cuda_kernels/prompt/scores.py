@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 _TOKENS, _COLUMNS, _DEPTH = 64, 128, 32  # of a block's tile
 _THREADS = 256

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..errors import UnsupportedTypeError
-from ..formats.types import ggml_type
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .step_attention import TYPES, shared_limit
+from ...errors import UnsupportedTypeError
+from ...formats.types import ggml_type
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
+from .shape import TYPES, shared_limit
 
 THREADS = 256
 PAIRS = 16  # heads of new positions in a block

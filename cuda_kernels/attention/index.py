@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
-from .step_attention import TYPES
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
+from .shape import TYPES
 
 THREADS, WARPS, SELECT_THREADS = 256, 8, 1024
 _MOST_QUERY = 40 * 1024  # bytes of the queries of a row

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .compile.launch import function, launch
-from .compile.spec import KernelSpec
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
 
 THREADS = 512
 OFFLOAD = KernelSpec("step_offload", ("step/offload.cu",), (), ("hand_over", "take_back"))

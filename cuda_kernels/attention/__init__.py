@@ -1,0 +1,1 @@
+"""Attention of decode steps, latent attention, and the choice of positions."""

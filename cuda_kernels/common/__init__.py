@@ -1,0 +1,1 @@
+"""What kernels of prompts and of decoding steps share: descriptions of their operations."""

@@ -1,0 +1,1 @@
+"""Matrix-vector products on packed matrices, for decode steps."""

@@ -1,0 +1,1 @@
+"""What a decode step computes besides products and attention."""
