@@ -14,7 +14,8 @@ import itertools
 from dataclasses import replace
 
 import torch
-from iqforge.cuda_kernels.attention.shape import AttentionShape, StepAttention
+from iqforge.cuda_kernels.attention.shape import AttentionShape
+from iqforge.cuda_kernels.attention.step import StepAttention
 from iqforge.formats.types import ggml_type
 from matvec import microseconds  # pyright: ignore[reportAttributeAccessIssue]  beside
 

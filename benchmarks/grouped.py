@@ -21,7 +21,9 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import torch
 from iqforge.cuda_kernels.layouts.table import packed_types
-from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.packed.decode import decode_matrix, dequantize_spec
+from iqforge.cuda_kernels.packed.matrix import PackedMatrix
+from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
 from iqforge.formats.types import GGMLType, ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows, supported
@@ -51,14 +53,14 @@ class Tokens:
         self.mid_permuted[:, self.places] = self.mid
 
 
-def drawn_matrix(type: GGMLType, rows: int, cols: int) -> ops.PackedMatrix:
+def drawn_matrix(type: GGMLType, rows: int, cols: int) -> PackedMatrix:
     rng = np.random.default_rng(1)
     few = random_rows(type, 64, cols, 1.0, rng)
     if type.is_interleaved:  # their rows belong together
         chosen = np.tile(few, (EXPERTS * rows // 64, 1))
     else:
         chosen = few[rng.integers(0, 64, EXPERTS * rows)]
-    return ops.pack_matrix(type, [chosen], rows, cols, EXPERTS, "cuda")
+    return pack_matrix(type, [chosen], rows, cols, EXPERTS, "cuda")
 
 
 def microseconds(call: Callable[[], None]) -> float:
@@ -100,7 +102,7 @@ def measured(type: GGMLType, tokens: Tokens) -> str:
         ),
     )
     weights = [
-        ops.decode_matrix(m, torch.float32, first_row=EXPERT * m.rows, n_rows=m.rows).double()
+        decode_matrix(m, torch.float32, first_row=EXPERT * m.rows, n_rows=m.rows).double()
         for m in (gate, down)
     ]
     y = tokens.x[tokens.sources[tokens.part].long() // USED].double() @ weights[0].T
@@ -130,7 +132,7 @@ def main() -> int:
             ring, groups = map(int, plan.split(","))
             prompt_grouped.plan_of = lambda *_: prompt_grouped.Plan(ring, groups, False)
 
-    jobs = {(ops.dequantize_spec(type), "sm_90") for type in types}
+    jobs = {(dequantize_spec(type), "sm_90") for type in types}
     for plan in args.plan:
         choose(plan)
         jobs |= {(prompt_grouped.spec(type, torch.bfloat16), "sm_90") for type in types}

@@ -5,9 +5,9 @@ graph, and all layers in a chain.
     python benchmarks/matvec.py --try _STAGE_STEPS=4 --try _RING=40960
     IQFORGE_PDL=0 python benchmarks/matvec.py
 
---try sets constants of cuda_kernels/matvec/plan.py; IQFORGE_PDL=0 turns off the overlap of kernels.
-Prints microseconds and TB/s of weights. The chain has no attention, router or sampling, and chooses
-the same few experts in turn.
+--try sets constants of cuda_kernels/matvec/plan.py and specs.py; IQFORGE_PDL=0 turns off the
+overlap of kernels. Prints microseconds and TB/s of weights. The chain has no attention, router or
+sampling, and chooses the same few experts in turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from iqforge.cuda_kernels.common.gating import Gating
 from iqforge.cuda_kernels.matvec import experts as matvec_experts
 from iqforge.cuda_kernels.matvec import plan as matvec_plan
 from iqforge.cuda_kernels.matvec import products as matvec
-from iqforge.cuda_kernels.packed.pack import PackedMatrix, pack_matrix
+from iqforge.cuda_kernels.matvec import specs as matvec_specs
+from iqforge.cuda_kernels.matvec.operands import Join
+from iqforge.cuda_kernels.packed.matrix import PackedMatrix
+from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.cuda_kernels.packed.repeat import repeat_rows
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.bench.shapes import SHAPES
@@ -64,8 +67,8 @@ class Products:
         streams, delta = (self.h, zeros(1, s.width)), torch.randn(1, s.width, device="cuda")
         join, back = (
             (
-                matvec.Join(delta, self.norm, EPS, streams[1]),
-                matvec.Join(delta, self.norm, EPS, self.h),
+                Join(delta, self.norm, EPS, streams[1]),
+                Join(delta, self.norm, EPS, self.h),
             )
             if s.post_norms
             else (None, None)
@@ -165,8 +168,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     as_is = {
-        name: value
-        for name, value in vars(matvec_plan).items()
+        (module, name): value
+        for module in (matvec_plan, matvec_specs)
+        for name, value in vars(module).items()
         if name.startswith("_") and isinstance(value, int)
     }
     for shape in args.shape:
@@ -177,12 +181,12 @@ def main() -> None:
                     name: int(value)
                     for name, _, value in (word.partition("=") for word in words.split(",") if word)
                 }
-                if unknown := changes.keys() - as_is.keys():
-                    parser.error(f"matvec_plan has no {', '.join(unknown)}")
-                for name, value in (as_is | changes).items():
-                    setattr(matvec_plan, name, value)
+                if unknown := changes.keys() - {name for _, name in as_is}:
+                    parser.error(f"plans and specs have no {', '.join(unknown)}")
+                for (module, name), value in as_is.items():
+                    setattr(module, name, changes.get(name, value))
                 matvec_plan.plan.cache_clear()
-                matvec_plan.quantized_spec.cache_clear()
+                matvec_specs.quantized_spec.cache_clear()
                 parts = {
                     name: (microseconds(run, 64), products.bytes[name])
                     for name, run in products.run.items()

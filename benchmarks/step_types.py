@@ -32,6 +32,7 @@ COPY_RATE = 4.3e12  # bytes per second, of a large copy on an H200
 def product_specs(shape_name: str, type_name: str, device: int) -> list:
     """The products of a step that depend on the type."""
     from iqforge.cuda_kernels.matvec import plan as mp
+    from iqforge.cuda_kernels.matvec.specs import quantized_spec
     from iqforge.formats.types import ggml_type
     from iqforge.runtime.bench.shapes import SHAPES
 
@@ -50,22 +51,22 @@ def product_specs(shape_name: str, type_name: str, device: int) -> list:
     else:
         wanted += [(mp.GATE_UP, s.width, 1, 1, True), (mp.MATVEC_ADD, s.hidden, 1, 1, True)]
     return [
-        mp.quantized_spec(type, cols, n, kind, here.plan(type, cols, n, kind), matrices, bf16)
+        quantized_spec(type, cols, n, kind, here.plan(type, cols, n, kind), matrices, bf16)
         for kind, cols, n, matrices, bf16 in wanted
     ]
 
 
 def prompt_specs(shape_name: str, type_name: str) -> list:
     """The kernels of a prompt that depend on the type."""
-    from iqforge.cuda_kernels.packed import pack as ops
+    from iqforge.cuda_kernels.packed.decode import dequantize_spec
     from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
     from iqforge.formats.types import ggml_type
     from iqforge.runtime.bench.shapes import SHAPES
 
     type = ggml_type(type_name)
     if SHAPES[shape_name].n_experts:
-        return [ops.dequantize_spec(type), prompt_grouped.spec(type, torch.bfloat16)]
-    return [ops.dequantize_spec(type)]
+        return [dequantize_spec(type), prompt_grouped.spec(type, torch.bfloat16)]
+    return [dequantize_spec(type)]
 
 
 def compile_one(job: tuple) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from iqforge.cuda_kernels.attention import index
-from iqforge.cuda_kernels.prompt import rows as prompt
+from iqforge.cuda_kernels.prompt import experts as prompt_experts
 from iqforge.cuda_kernels.step.router import StepRouter
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.path import StepPath
@@ -32,7 +32,7 @@ def recorded(monkeypatch) -> Iterator[Choices]:
         found.append(ids.long().cpu().sort(dim=-1).values)
 
     with monkeypatch.context() as patch:
-        mix, group, route = MoE.mix, prompt.group_rows, StepRouter.__call__
+        mix, group, route = MoE.mix, prompt_experts.group_rows, StepRouter.__call__
         best, select, path = indexer.best_positions, index.index_select, StepPath.__init__
 
         def mixed(self, x, chosen, weights):
@@ -64,7 +64,7 @@ def recorded(monkeypatch) -> Iterator[Choices]:
             self.captures = False
 
         patch.setattr(MoE, "mix", mixed)
-        patch.setattr(prompt, "group_rows", grouped)
+        patch.setattr(prompt_experts, "group_rows", grouped)
         patch.setattr(StepRouter, "__call__", routed)
         patch.setattr(indexer, "best_positions", positions)
         patch.setattr(index, "index_select", selected)

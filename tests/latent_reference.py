@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from iqforge.cuda_kernels.attention.mla import SHORTEST, LatentShape
+from iqforge.cuda_kernels.attention.mla_shape import SHORTEST, LatentShape
 from iqforge.runtime.layers.attention import temperature
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope

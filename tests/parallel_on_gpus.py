@@ -16,7 +16,7 @@ import iqforge
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels.prompt import rows as prompt
+from iqforge.cuda_kernels.prompt import experts as prompt_experts
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.links import SharedMemoryLinks
 from iqforge.runtime.model import Model
@@ -62,14 +62,14 @@ def prompt_with_choices(model: Model) -> tuple[torch.Tensor, list[torch.Tensor]]
     """Return the logits of the prompt of `evaluated`, and int64[rows, used], ascending, the experts
     that each router chose. Nothing is captured, as a graph chooses unseen.
     """
-    found, route = [], prompt.route
+    found, route = [], prompt_experts.route
 
     def routed(logits, ids, *rest):
         route(logits, ids, *rest)
         found.append(ids.long().cpu().sort(dim=-1).values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompt, "route", routed)
+        patch.setattr(prompt_experts, "route", routed)
         patch.setattr(prompt_graphs, "can_capture", lambda device: False)
         logits = model.logits(model.hidden(tokens_of(model)[None, :100])[0])
     return logits.float().cpu(), found

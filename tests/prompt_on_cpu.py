@@ -9,13 +9,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
-from iqforge.cuda_kernels.attention import mla as step_mla
+from iqforge.cuda_kernels.attention import mla as attention_mla
 from iqforge.cuda_kernels.common.gating import Gating
-from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.common.routing import Routing
+from iqforge.cuda_kernels.packed.decode import decode_matrix
+from iqforge.cuda_kernels.prompt import attention as prompt_attention
+from iqforge.cuda_kernels.prompt import experts as prompt_experts
 from iqforge.cuda_kernels.prompt import mla as prompt_mla
 from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
-from iqforge.cuda_kernels.prompt import rows as prompt
-from iqforge.cuda_kernels.step.router import Routing
+from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.runtime.cuda.prompt import delta as prompt_delta
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.stream import Stream
@@ -293,7 +295,7 @@ def rounded_rows(x, out, scales):
 
 
 def rounded_weights(m, first, out, scales):
-    rounded_rows(ops.decode_matrix(m, torch.float32, first_row=first, n_rows=len(out)), out, scales)
+    rounded_rows(decode_matrix(m, torch.float32, first_row=first, n_rows=len(out)), out, scales)
 
 
 def _hadamard(size):
@@ -320,20 +322,14 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_delta, "delta_rule", delta_rule)
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
     monkeypatch.setattr(torch, "bmm", bmm)
-    kernels = (
-        add_norm,
-        join_gate,
-        take_sinks,
-        converted,
-        gather_rows,
-        rotate_heads,
-        route,
-        group_rows,
-    )
-    for kernel in (*kernels, softmax_scores):
-        monkeypatch.setattr(prompt, kernel.__name__, kernel)
+    for kernel in (add_norm, join_gate, take_sinks, converted, gather_rows):
+        monkeypatch.setattr(prompt_rows, kernel.__name__, kernel)
+    for kernel in (rotate_heads, softmax_scores):
+        monkeypatch.setattr(prompt_attention, kernel.__name__, kernel)
+    for kernel in (route, group_rows):
+        monkeypatch.setattr(prompt_experts, kernel.__name__, kernel)
     for kernel in (norm_rows, latent_rows, latent_heads, latent_keys):
         monkeypatch.setattr(prompt_mla, kernel.__name__, kernel)
     for kernel in (rounded_rows, rounded_weights, scaled_sums):
         monkeypatch.setattr(prompt_rounded, kernel.__name__, kernel)
-    monkeypatch.setattr(step_mla, "attend_chosen", attend_chosen)
+    monkeypatch.setattr(attention_mla, "attend_chosen", attend_chosen)

@@ -14,13 +14,15 @@ from typing import ClassVar
 import torch
 from iqforge.cuda_kernels.attention import index
 from iqforge.cuda_kernels.common.gating import NO_TERMS, Gating
+from iqforge.cuda_kernels.common.routing import Routing
 from iqforge.cuda_kernels.matvec import experts as matvec_experts
+from iqforge.cuda_kernels.matvec import operands
 from iqforge.cuda_kernels.matvec import products as matvec
+from iqforge.cuda_kernels.matvec.operands import RowRange
 from iqforge.cuda_kernels.matvec.plan import DeviceLimits
-from iqforge.cuda_kernels.packed import pack as ops
-from iqforge.cuda_kernels.packed.pack import decode_matrix, decode_rows
+from iqforge.cuda_kernels.packed import decode as packed_decode
+from iqforge.cuda_kernels.packed.decode import decode_matrix, decode_rows
 from iqforge.cuda_kernels.step import between as step_between
-from iqforge.cuda_kernels.step.router import Routing
 from iqforge.runtime.cuda.step import delta as step_delta
 from iqforge.runtime.cuda.step import ends as step_ends
 from iqforge.runtime.cuda.step import ffn as step_ffn
@@ -86,7 +88,7 @@ def normed(h, weight, eps):
 
 
 def whole(m):
-    if isinstance(m, matvec.RowRange):
+    if isinstance(m, RowRange):
         return decode_matrix(m.matrix, torch.float32)[m.first : m.first + m.rows]
     return decode_matrix(m, torch.float32)
 
@@ -510,7 +512,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         wait_stream=lambda other: None,
         record_event=lambda: SimpleNamespace(synchronize=lambda: None),
     )
-    zeros = torch.zeros
+    zeros, limits = torch.zeros, DeviceLimits(132, products, products // 2, products // 2)
     facts = SimpleNamespace(shared_memory_per_block_optin=attention, multi_processor_count=132)
     for owner, name, value in (
         (torch.cuda, "Stream", lambda device: stream),
@@ -521,8 +523,8 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (torch.cuda, "empty_cache", empty_cache),
         (torch.cuda, "get_device_properties", lambda device: facts),
         (torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
-        (matvec, "device_index", lambda device: 0),
-        (matvec, "limits", lambda index: DeviceLimits(132, products, products // 2, products // 2)),
+        (operands, "device_index", lambda device: 0),
+        (operands, "limits", lambda index: limits),
         (step_between, "add_normed", add_normed),
         (step_between, "cap", cap),
         (step_between, "sum_normed", sum_normed),
@@ -553,7 +555,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (matvec_experts, "expert_gate_up", expert_gate_up),
         (matvec_experts, "expert_down_add", expert_down_add),
         (TensorStore, "matrices", _resident),
-        (ops, "_decode", _decoder()),
+        (packed_decode, "_decode", _decoder()),
     ):
         monkeypatch.setattr(owner, name, value)
     return seen
@@ -563,7 +565,7 @@ def _decoder():
     """Return a decoder of packed matrices. It decodes each matrix once, as that takes long on the
     CPU.
     """
-    real, known = ops._decode, WeakTensorKeyDictionary()
+    real, known = packed_decode._decode, WeakTensorKeyDictionary()
 
     def decode(m, dtype, ids, first, n_rows, out):
         if m.data not in known:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 from iqforge.cuda_kernels.attention.shape import AttentionShape, shared_limit
-from iqforge.cuda_kernels.step.router import Routing
+from iqforge.cuda_kernels.common.routing import Routing
 from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cli import main
-from iqforge.cuda_kernels.packed.pack import decode_matrix
+from iqforge.cuda_kernels.packed.decode import decode_matrix
 from iqforge.formats.codecs import codec
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.device_facts import device_facts

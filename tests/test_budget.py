@@ -459,10 +459,10 @@ def test_files_of_sensitivities_that_are_none(models, tmp_path):
 @pytest.mark.parametrize("name", ["llama", "moe"])
 def test_tensors_in_gpu_memory_are_replaced(models, monkeypatch, name):
     """The memory of a GPU, on the CPU: decoded there as the reference path does it."""
-    from iqforge.cuda_kernels.packed import pack as ops
+    from iqforge.cuda_kernels.packed import matrix as packed_matrix
     from iqforge.runtime.weights.resident import Resident, ResidentMatrix
 
-    monkeypatch.setattr(ops, "packable", lambda type, cols: False)
+    monkeypatch.setattr(packed_matrix, "packable", lambda type, cols: False)
     with iqforge.open_source(models[name]) as source:
         tensor = next(t for t in source.tensors if "ffn_up" in t.name)
         resident = Resident(source, [tensor], tensor.n_matrices, torch.device("cpu"))

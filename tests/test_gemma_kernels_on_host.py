@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.compile.spec import KernelSpec
-from iqforge.cuda_kernels.prompt import rows as prompt
+from iqforge.cuda_kernels.prompt import attention as prompt_attention
+from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.cuda_kernels.step import between as step_between
 
 from . import prompt_on_cpu, step_on_cpu
@@ -75,7 +76,7 @@ extern "C" void run(int grid_x, int grid_y, int threads, {KERNELS[name]}) {{
             ),
         )
 
-    for module in (prompt, step_between):
+    for module in (prompt_attention, prompt_rows, step_between):
         monkeypatch.setattr(module, "function", function)
         monkeypatch.setattr(module, "launch", launch)
 
@@ -93,7 +94,7 @@ def test_long_heads(compiled, size, value_size):
     tokens, heads, kv = 3, 3, 1
     qkv = draw(tokens, (heads + kv) * size + kv * value_size).bfloat16()
     angle, norms, results = draw(tokens, size // 2), [draw(size, seed=2), draw(size, seed=3)], []
-    for module in (prompt, prompt_on_cpu):
+    for module in (prompt_attention, prompt_on_cpu):
         q, k, v = (
             torch.full((tokens, n, length), float("nan"), dtype=torch.float32)
             for n, length in ((heads, size), (kv, size), (kv, value_size or size))
@@ -109,7 +110,7 @@ def test_long_heads(compiled, size, value_size):
 def test_softmax_of_scores(compiled, window, softcap):
     """Query i of 2 sees keys up to 300 + i of 303."""
     scores, results = 3 * draw(2, 4, 303), []
-    for module in (prompt, prompt_on_cpu):
+    for module in (prompt_attention, prompt_on_cpu):
         out = torch.full(scores.shape, float("nan")).half()
         options = {"scale": 0.5, "window": window, "softcap": softcap}
         module.softmax_scores(scores.clone(), out, 2, 300, **options)
@@ -120,7 +121,7 @@ def test_softmax_of_scores(compiled, window, softcap):
 def test_norms_of_what_is_added(compiled):
     h, weight, post = draw(2, 520), draw(520, seed=2), draw(520, seed=3)
     delta, results = draw(2, 520, seed=4).bfloat16(), []
-    for module in (prompt, prompt_on_cpu):
+    for module in (prompt_rows, prompt_on_cpu):
         stream, out = h.clone(), torch.empty(2, 520, dtype=torch.bfloat16)
         options = {"delta": delta, "post_weight": post, "post_eps": 1e-6, "scale": 0.75}
         module.add_norm(stream, weight, 1e-5, out, **options)

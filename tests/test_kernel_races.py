@@ -15,12 +15,13 @@ import pytest
 import torch
 from iqforge.cuda_kernels.attention.shape import AttentionShape
 from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
+from iqforge.cuda_kernels.common.routing import Routing
 from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
 from iqforge.cuda_kernels.prompt import delta as prompt_delta
-from iqforge.cuda_kernels.prompt.rows import _EXPERTS_SPEC
+from iqforge.cuda_kernels.prompt.experts import _EXPERTS_SPEC
 from iqforge.cuda_kernels.step import delta as step_delta
 from iqforge.cuda_kernels.step.delta import DeltaShape
-from iqforge.cuda_kernels.step.router import Routing, router_spec
+from iqforge.cuda_kernels.step.router import router_spec
 from iqforge.cuda_kernels.step.sample import SAMPLE
 
 from .kernels_on_host import (

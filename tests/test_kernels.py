@@ -6,7 +6,7 @@ import os
 import pytest
 from iqforge.api.kernels import kernel_specs
 from iqforge.cli import main
-from iqforge.cuda_kernels.attention import shape as step_attention
+from iqforge.cuda_kernels.attention import step as step_attention
 from iqforge.cuda_kernels.compile import nvrtc as compiling
 from iqforge.cuda_kernels.compile import spec as spec_module
 from iqforge.cuda_kernels.compile.spec import ARCHITECTURES, FOLDER, KernelSpec, expand

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from iqforge.cuda_kernels.attention.mla import fits
+from iqforge.cuda_kernels.attention.mla_shape import fits
 
 from .kernels_on_host import LIMIT, RUN_LATENT, library, pointer
 from .latent_reference import CHOSEN_SHAPES, ENCODED_SHAPES, SHAPES, allowed, latent_error

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from iqforge.cuda_kernels.attention.mla import LatentShape, fits
+from iqforge.cuda_kernels.attention.mla_shape import LatentShape, fits
 
 from .kernels_on_host import LIMIT, RUN_LATENT, library, pointer
 from .latent_reference import allowed, latent_error

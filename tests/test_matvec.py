@@ -9,10 +9,14 @@ from iqforge.cuda_kernels.common.gating import NO_TERMS, ExpertTerms, Gating
 from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.cuda_kernels.matvec import experts as matvec_experts
+from iqforge.cuda_kernels.matvec import operands
 from iqforge.cuda_kernels.matvec import plan as matvec_plan
 from iqforge.cuda_kernels.matvec import products as matvec
-from iqforge.cuda_kernels.packed import pack as ops
-from iqforge.cuda_kernels.packed.pack import decode_matrix, pack_matrix
+from iqforge.cuda_kernels.matvec import specs as matvec_specs
+from iqforge.cuda_kernels.matvec.operands import RowRange
+from iqforge.cuda_kernels.packed.decode import decode_matrix
+from iqforge.cuda_kernels.packed.matrix import PackedMatrix
+from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.errors import ShapeError
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
@@ -25,7 +29,8 @@ gpu = [
 ]
 TYPES = packed_types()
 QUANTIZED = [name for name in TYPES if ggml_type(name).is_quantized]
-GENERIC = [name for name in QUANTIZED if name not in matvec_plan._OWN]  # one format for all of them
+# One format for all of them.
+GENERIC = [name for name in QUANTIZED if name not in matvec_specs._OWN]
 # With minimums, with a table in shared memory.
 THOROUGH = [name for name in TYPES if name not in GENERIC] + [
     "Q5_1",
@@ -264,7 +269,7 @@ class TestOnGpu:
         for m, out in zip(ms, outs, strict=True):
             assert_close(out, rounded(h, m.type) @ weights(m)[0].T)
         parts, found = [(5, 60), (65, 68)], [poison(n, 60), poison(n, 68)]
-        matvec.norm_matvec(h, w, EPS, [matvec.RowRange(ms[0], *part) for part in parts], found)
+        matvec.norm_matvec(h, w, EPS, [RowRange(ms[0], *part) for part in parts], found)
         every = normed(h, w, ms[0].type) @ weights(ms[0])[0].T
         for (first, rows), out in zip(parts, found, strict=True):
             assert_close(out, every[:, first : first + rows])
@@ -425,8 +430,8 @@ def test_slots_of_experts_are_joined(name):
 
 
 def test_every_type_that_is_packed_has_kernels():
-    assert all(matvec.supported(ggml_type(name)) for name in TYPES)
-    assert not matvec.supported(ggml_type("I32"))
+    assert all(operands.supported(ggml_type(name)) for name in TYPES)
+    assert not operands.supported(ggml_type("I32"))
 
 
 SHARED = 99 << 10  # bytes that a block can have, of the simulated device
@@ -442,9 +447,10 @@ def stand_in(monkeypatch) -> list[tuple]:
     def launch(spec, grid, block, x, *args, shared, pdl):
         launches.append((spec, block, len(x), shared))
 
-    for module in (matvec, matvec_experts):
+    for module in (matvec, matvec_experts, operands):
         monkeypatch.setattr(module, "limits", lambda device: here)
         monkeypatch.setattr(module, "device_index", lambda device: 0)
+    for module in (matvec, matvec_experts):
         monkeypatch.setattr(module, "check_tensor", lambda *args: None)
         monkeypatch.setattr(module, "function", lambda spec, name, device: spec)
         monkeypatch.setattr(module, "launch", launch)
@@ -462,7 +468,7 @@ def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
     the others.
     """
     launches, type, limit, rows = stand_in(monkeypatch), ggml_type(name), SHARED, 64
-    m = ops.PackedMatrix(type, rows, cols, 1, torch.empty(0, dtype=torch.uint8))
+    m = PackedMatrix(type, rows, cols, 1, torch.empty(0, dtype=torch.uint8))
     for n in range(1, 9):
         if kind == "matvec_add":
             matvec.matvec_add(torch.empty(n, cols), m, torch.empty(n, rows))
@@ -474,7 +480,7 @@ def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
             assert shared + 1024 <= limit  # what the system takes
         assert sum(here for _, _, here, _ in launches) == n
         launches.clear()
-    huge = ops.PackedMatrix(type, rows, 1 << 18, 1, m.data)
+    huge = PackedMatrix(type, rows, 1 << 18, 1, m.data)
     with pytest.raises(ShapeError, match="activations of 262144 elements do not fit"):
         matvec.matvec_add(torch.empty(1, huge.cols), huge, torch.empty(1, rows))
 
@@ -486,8 +492,8 @@ def test_experts_that_do_not_fit_are_named(monkeypatch):
 
     def experts(cols: int) -> None:
         gate, down = (
-            ops.PackedMatrix(ggml_type("Q8_0"), 64, cols, 4, none),
-            ops.PackedMatrix(ggml_type("Q8_0"), 64, 256, 4, none),
+            PackedMatrix(ggml_type("Q8_0"), 64, cols, 4, none),
+            PackedMatrix(ggml_type("Q8_0"), 64, 256, 4, none),
         )
         matvec_experts.expert_gate_up(
             torch.empty(1, cols), None, EPS, gate, gate, ids, torch.empty(1, 2, 64)
@@ -498,7 +504,7 @@ def test_experts_that_do_not_fit_are_named(monkeypatch):
     assert len(launches) == 2 and all(shared + 1024 <= SHARED for *_, shared in launches)
     with pytest.raises(ShapeError, match="activations of 262144 elements do not fit"):
         experts(1 << 18)
-    long = ops.PackedMatrix(ggml_type("Q8_0"), 64, 1 << 18, 4, none)
+    long = PackedMatrix(ggml_type("Q8_0"), 64, 1 << 18, 4, none)
     with pytest.raises(ShapeError, match="2 experts of 262144 elements do not fit"):
         matvec_experts.expert_down_add(
             torch.empty(1, 2, long.cols), long, ids, by, torch.empty(1, 64)

@@ -14,7 +14,9 @@ import torch
 from iqforge.cuda_kernels.common.gating import Gating
 from iqforge.cuda_kernels.compile.spec import expand
 from iqforge.cuda_kernels.matvec import plan as mp
-from iqforge.cuda_kernels.packed.pack import decode_matrix, pack_matrix
+from iqforge.cuda_kernels.matvec.specs import float_expert_spec, quantized_spec
+from iqforge.cuda_kernels.packed.decode import decode_matrix
+from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.layers.ffn import gated
@@ -185,7 +187,7 @@ def test_norm_matvec(build, name, n, cols, changes):
         a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)
     ]
     start(
-        build(mp.quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE),
+        build(quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE),
         cut,
         1,
         ms,
@@ -202,7 +204,7 @@ def test_ranges_of_rows_without_a_norm(build):
     type, cols = ggml_type("Q8_0"), 1120
     cut, m, x = plan(type, cols, 2, mp.NORM_MATVEC), matrix("Q8_0", 20, cols), draw(2, cols)
     outs = [torch.full((2, rows), float("nan")) for rows in (13, 7)]
-    spec = mp.quantized_spec(type, cols, 2, mp.NORM_MATVEC, cut, 3, options=("PLAIN",))
+    spec = quantized_spec(type, cols, 2, mp.NORM_MATVEC, cut, 3, options=("PLAIN",))
     parts = [m.data, outs[0], 13, 0, 20, m.data, outs[1], 7, 13, 20, None, None, 0, 0, 0]
     start(build(spec, DENSE), cut, 1, [m], x, None, EPS, *parts)
     assert_close(torch.cat(outs, 1), rounded(x) @ weights(m)[0].T)
@@ -228,7 +230,7 @@ def test_matvec_add(build, name, cols, changes, biased):
     if bias is not None:
         expected += bias
     start(
-        build(mp.quantized_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE),
+        build(quantized_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE),
         cut,
         1,
         [m],
@@ -256,7 +258,7 @@ def test_bf16_in_between(build):
     )
     expected = h.double() + rounded(x) @ weights(m)[0].T
     start(
-        build(mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, bf16=True), DENSE),
+        build(quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, bf16=True), DENSE),
         cut,
         1,
         [m],
@@ -278,7 +280,7 @@ def test_bf16_in_between(build):
         torch.zeros(1, rows // 2, dtype=torch.bfloat16),
     )
     start(
-        build(mp.quantized_spec(type, cols, 1, mp.GATE_UP, cut, bf16=True), DENSE),
+        build(quantized_spec(type, cols, 1, mp.GATE_UP, cut, bf16=True), DENSE),
         cut,
         1,
         [m],
@@ -313,7 +315,7 @@ def test_gate_up(build, merged):
     up = gate if merged else matrix("IQ4_K", ff, cols, seed=1)
     h, w, out = draw(1, cols), draw(cols, seed=2), torch.full((1, ff), float("nan"))
     start(
-        build(mp.quantized_spec(type, cols, 1, mp.GATE_UP, cut), DENSE),
+        build(quantized_spec(type, cols, 1, mp.GATE_UP, cut), DENSE),
         cut,
         1,
         [gate, up],
@@ -356,7 +358,7 @@ def test_gelu_of_a_joined_stream(build, n, cols):
     h, w, out = draw(n, cols), draw(cols, seed=2), torch.full((n, ff), float("nan"))
     delta, post, to = draw(n, cols, seed=3), draw(cols, seed=4), torch.full((n, cols), float("nan"))
     joins, gelu = ("JOINS",), Gating("gelu")
-    spec = mp.quantized_spec(type, cols, n, mp.GATE_UP, cut, options=joins, gating=gelu)
+    spec = quantized_spec(type, cols, n, mp.GATE_UP, cut, options=joins, gating=gelu)
     given = (gate.data, out, ff, 0, ff, up.data, out, ff, 0, ff, None, None, 0, 0, 0)
     start(build(spec, JOINED), cut, 1, [gate, up], h, w, EPS, *given, delta, post, 1e-6, scale, to)
     mean = delta.double().square().mean(-1, keepdim=True)
@@ -372,7 +374,7 @@ def test_matvec_set(build):
     type, cols, rows = ggml_type("IQ4_K"), 1280, 20
     cut, m, x = plan(type, cols, 1, mp.MATVEC_ADD), matrix("IQ4_K", rows, cols), draw(1, cols)
     out = torch.full((1, rows), float("nan"))
-    spec = mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, options=("SETS",))
+    spec = quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, options=("SETS",))
     given = (m.data, out, rows, 0, rows, *[None, None, 0, 0, 0] * 2)
     start(build(spec, DENSE), cut, 1, [m], x, None, 0.0, *given)
     assert_close(out, rounded(x) @ weights(m)[0].T)
@@ -382,7 +384,7 @@ def test_activations_that_are_tiny_or_huge(build):
     """Activations below 2^-120 count as 0. From 2^126 on, and for NaN, no result is finite."""
     type, cols, rows = ggml_type("Q8_0"), 1024, 20
     cut, m = plan(type, cols, 1, mp.MATVEC_ADD), matrix("Q8_0", rows, cols)
-    library = build(mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut), DENSE)
+    library = build(quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut), DENSE)
 
     def product(x):
         h = torch.zeros(1, rows)
@@ -430,7 +432,7 @@ def test_experts(build, name, cols, ff, changes):
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
     h, w, out = draw(n, width), draw(width, seed=2), torch.full((n, k, 7), float("nan"))
     start(
-        build(mp.quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut), GATES),
+        build(quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut), GATES),
         cut,
         n,
         [gate, up],
@@ -458,7 +460,7 @@ def test_experts(build, name, cols, ff, changes):
     y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen]) * by[..., None] * used
     expected = to.double() + y.sum(1)
     start(
-        build(mp.quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut), DOWN),
+        build(quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut), DOWN),
         cut,
         n,
         [down],
@@ -487,7 +489,7 @@ def test_gate_and_up_of_two_types(build):
         type, m, bias = ggml_type(name), matrix(name, 7, cols, 5), draw(5, 7, seed=kind)
         cut = plan(type, cols, 1, kind)
         gating = Gating(spec.activation, spec.limit)
-        kernel = mp.quantized_spec(type, cols, 1, kind, cut, gating=gating, biased=True)
+        kernel = quantized_spec(type, cols, 1, kind, cut, gating=gating, biased=True)
         data, stored = m.data, np.int64(m.total_rows)
         arguments = h, w, EPS, data, data, stored, 7, 0, ids, k, 7, bias, None, None, None
         start(build(kernel, GATES), cut, n, [m], *arguments, *NO_SHARED, np.int64(k * 7), out)
@@ -512,7 +514,7 @@ def test_experts_with_biases_and_scales(build, name, scaled):
         return (y if scale is None else y * scale[chosen, None]) + bias[chosen]
 
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP)
-    kernel = mp.quantized_spec(
+    kernel = quantized_spec(
         type,
         cols,
         1,
@@ -556,7 +558,7 @@ def test_experts_with_biases_and_scales(build, name, scaled):
     cut = plan(type, ff, k, mp.EXPERT_DOWN)
     y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen])
     expected = to.double() + (with_terms(y, bias, scale) * by[..., None] * used).sum(1)
-    kernel = mp.quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut, biased=True, scaled=scaled)
+    kernel = quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut, biased=True, scaled=scaled)
     start(
         build(kernel, DOWN),
         cut,
@@ -601,7 +603,7 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged):
     expected = torch.einsum("nc,nkrc->nkr", x, weights(both)[chosen]) + bias[chosen]
     expected = gated(FFNSpec(), *expected.chunk(2, -1)) * used
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
-    kernel = mp.quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, biased=True, shared=1)
+    kernel = quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, biased=True, shared=1)
     library, size = build(kernel, GATES), (np.int64(both.total_rows), 14, 7, ids, k, 7)
     for rows in (4, 21):
         if merged:
@@ -642,7 +644,7 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged):
     y = torch.einsum("nkc,nkrc->nkr", rounded(x[:, :k]), weights(down)[chosen]) + bias[chosen]
     always = (rounded(x) * by[..., None])[:, k:].flatten(1) @ weights(shared)[0].T
     expected = to.double() + (y * by[:, :k, None] * used).sum(1) + always
-    kernel = mp.quantized_spec(type, ff, total, mp.EXPERT_DOWN, cut, biased=True, shared=slots)
+    kernel = quantized_spec(type, ff, total, mp.EXPERT_DOWN, cut, biased=True, shared=slots)
     arguments = x, down.data, np.int64(down.total_rows), 9, ids, by, bias, None, shared.data, to
     start(build(kernel, DOWN), cut, n, [down, shared], *arguments)
     assert_close(to, expected)
@@ -686,7 +688,7 @@ def test_experts_of_floats(build, name, merged):
     gate, up = products[0].chunk(2, -1) if merged else products
     out, apart = torch.full((n, k * 7 + 1), float("nan")), torch.full((n, rows + 2), float("nan"))
     terms = {"biased": True, "scaled": True}
-    kernel = mp.float_expert_spec(
+    kernel = float_expert_spec(
         type, cols, 1, mp.EXPERT_GATE_UP, Gating(spec.activation, spec.limit), shared=1, **terms
     )
     start(
@@ -727,7 +729,7 @@ def test_experts_of_floats(build, name, merged):
     y = (y * scale[chosen, None] + bias[chosen]) * by[:, :k, None] * used
     expected = to.double() + y.sum(1)
     expected += (x.double() * by[..., None])[:, k:].flatten(1) @ weights(shared)[0].T
-    kernel = mp.float_expert_spec(type, ff, total, mp.EXPERT_DOWN, shared=slots, **terms)
+    kernel = float_expert_spec(type, ff, total, mp.EXPERT_DOWN, shared=slots, **terms)
     cut, stored = SimpleNamespace(shared=4 * total * ff), np.int64(down.total_rows)
     arguments = x, down.data, stored, 9, ids, by, bias, scale, shared.data, to
     start(build(kernel, DOWN), cut, n, [down, shared], *arguments)
@@ -743,7 +745,7 @@ def test_gate_and_up_of_two_types_of_floats(build):
     products, cut = [], SimpleNamespace(shared=4 * cols)
     for name, kind in (("BF16", mp.EXPERT_GATE), ("F16", mp.EXPERT_GATE_BY)):
         m, gating = matrix(name, 7, cols, 5), Gating(spec.activation, spec.limit)
-        kernel = mp.float_expert_spec(ggml_type(name), cols, 1, kind, gating)
+        kernel = float_expert_spec(ggml_type(name), cols, 1, kind, gating)
         data, stored = m.data, np.int64(m.total_rows)
         arguments = h, w, EPS, data, data, stored, 7, 0, ids, k, 7, None, None, None, None
         start(build(kernel, GATES), cut, n, [m], *arguments, *NO_SHARED, np.int64(k * 7), out)

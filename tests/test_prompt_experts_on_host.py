@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from iqforge.cuda_kernels.prompt.rows import _EXPERTS_SPEC
-from iqforge.cuda_kernels.step.router import Routing
+from iqforge.cuda_kernels.common.routing import Routing
+from iqforge.cuda_kernels.prompt.experts import _EXPERTS_SPEC
 from iqforge.runtime.cuda.common.expert_terms import routing_of
 from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.specs import RouterSpec

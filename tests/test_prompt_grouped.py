@@ -13,7 +13,9 @@ import torch
 from iqforge.cuda_kernels.common.gating import ExpertTerms, Gating
 from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.cuda_kernels.layouts.table import packed_types
-from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.packed.decode import decode_matrix
+from iqforge.cuda_kernels.packed.matrix import PackedMatrix
+from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
@@ -35,17 +37,17 @@ HOPPER = (
 )
 
 
-def packed(type: str, n_experts: int, rows: int, cols: int, seed: int) -> ops.PackedMatrix:
+def packed(type: str, n_experts: int, rows: int, cols: int, seed: int) -> PackedMatrix:
     rng = np.random.default_rng(seed)
     blocks = random_rows(type, 64, cols, 1.0, rng)[rng.integers(0, 64, n_experts * rows)]
-    return ops.pack_matrix(type, [blocks], rows, cols, n_experts, "cuda")
+    return pack_matrix(type, [blocks], rows, cols, n_experts, "cuda")
 
 
 def reference(
-    m: ops.PackedMatrix, x: torch.Tensor, counts: list[int], half: torch.dtype
+    m: PackedMatrix, x: torch.Tensor, counts: list[int], half: torch.dtype
 ) -> torch.Tensor:
     """Return float64[rows, m.rows] of rows grouped by expert."""
-    w = ops.decode_matrix(m, half).view(m.n_matrices, m.rows, m.cols)
+    w = decode_matrix(m, half).view(m.n_matrices, m.rows, m.cols)
     return torch.cat(
         [
             x[sum(counts[:e]) : sum(counts[: e + 1])].double() @ w[e].double().T
@@ -170,12 +172,12 @@ def test_four_bit_floats_are_decoded_exactly(type, half):
     blocks = rng.integers(0, 256, (256, 256 // t.block_size, t.block_bytes), dtype=np.uint8)
     if type == "MXFP4":  # 4 to 250: beyond are infinite values, below subnormal ones
         blocks[:, :, 0] = (4 + np.arange(256) % 247)[:, None]
-    m = ops.pack_matrix(type, [blocks.reshape(256, -1)], 256, 256, 1, "cuda")
+    m = pack_matrix(type, [blocks.reshape(256, -1)], 256, 256, 1, "cuda")
     units = torch.eye(256, device="cuda", dtype=half)[:, permutation(256, "cuda")].contiguous()
     out = torch.empty(256, 256, device="cuda", dtype=half)
     ends = torch.tensor([256], device="cuda", dtype=torch.int32)
     prompt_grouped.grouped_product(m, ends, units, out)
-    expected = ops.decode_matrix(m, half)
+    expected = decode_matrix(m, half)
     assert torch.isfinite(expected).all() and len(expected.unique()) > 250
     assert torch.equal(out.T, expected)
 

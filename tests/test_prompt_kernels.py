@@ -9,7 +9,9 @@ import importlib.util
 import pytest
 import torch
 from iqforge.cuda_kernels.common.gating import ACTIVATIONS, Gating
-from iqforge.cuda_kernels.prompt import rows as prompt
+from iqforge.cuda_kernels.prompt import attention as prompt_attention
+from iqforge.cuda_kernels.prompt import experts as prompt_experts
+from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.cuda_kernels.prompt import scores as prompt_scores
 from iqforge.cuda_kernels.prompt.grouped import padded
 from iqforge.runtime.layers.ffn import gated
@@ -69,20 +71,20 @@ def test_add_norm(rng, half, width):
             * weight.double()
         )
 
-    prompt.add_norm(h, weight, 1e-5, out)
+    prompt_rows.add_norm(h, weight, 1e-5, out)
     assert torch.equal(h, before)
     close(out, normed(before))
-    prompt.add_norm(h, weight, 1e-5, out, delta=delta, exact=exact)
+    prompt_rows.add_norm(h, weight, 1e-5, out, delta=delta, exact=exact)
     assert torch.equal(h, before + delta.float())
     close(out, normed(h))
     close(exact, normed(h))
     stored = padded(width)  # rows are filled up with zeros
     other = poisoned(9, stored, dtype=half)
-    prompt.add_norm(h, weight, 1e-5, other, permuted=True, exact=exact)
+    prompt_rows.add_norm(h, weight, 1e-5, other, permuted=True, exact=exact)
     assert torch.equal(other, F.pad(out, (0, stored - width))[:, permutation(stored, "cuda")])
     close(exact, normed(h))
     h.copy_(before)
-    prompt.add_norm(h, weight, 1e-5, None, delta=delta)
+    prompt_rows.add_norm(h, weight, 1e-5, None, delta=delta)
     assert torch.equal(h, before + delta.float())
 
 
@@ -104,7 +106,9 @@ def test_norms_of_what_is_added(rng, half, width):
     ):
         expected = F.rms_norm(y, (width,), post.double(), 1e-6)
         expected = (h.double() + expected) * 0.75
-        prompt.add_norm(h, weight, 1e-5, out, post_weight=post, post_eps=1e-6, scale=0.75, **given)
+        prompt_rows.add_norm(
+            h, weight, 1e-5, out, post_weight=post, post_eps=1e-6, scale=0.75, **given
+        )
         assert (h - expected).abs().max() < 1e-5 * expected.abs().max()
         close(out, F.rms_norm(h.double(), (width,), weight.double(), 1e-5))
 
@@ -123,7 +127,9 @@ def test_softmax_of_scores(rng, half, window, softcap):
     at = torch.arange(keys, device="cuda")
     hidden = (at > last) | ((at <= last - window) if window else (at < 0))
     out = poisoned(2, 3 * queries, keys, dtype=half)
-    prompt.softmax_scores(scores, out, queries, first, scale=0.5, window=window, softcap=softcap)
+    prompt_attention.softmax_scores(
+        scores, out, queries, first, scale=0.5, window=window, softcap=softcap
+    )
     expected = x.masked_fill(hidden, float("-inf")).softmax(-1)
     assert not out[:, hidden].any()
     assert (out.double() - expected).abs().max() < 2**-8 * expected.max()
@@ -138,7 +144,7 @@ def test_layer_norm(rng, half, width):
     delta, out = randn(rng, 9, width, dtype=half), poisoned(9, width, dtype=half)
     for offset in (None, bias):
         before = h.clone()
-        prompt.add_norm(h, weight, 1e-5, out, delta=delta, centered=True, bias=offset)
+        prompt_rows.add_norm(h, weight, 1e-5, out, delta=delta, centered=True, bias=offset)
         assert torch.equal(h, before + delta.float())
         given = (weight.double(), None if offset is None else offset.double())
         close(out, torch.nn.functional.layer_norm(h.double(), (width,), *given, 1e-5))
@@ -162,7 +168,7 @@ def test_outputs_of_experts_are_added_in_order(rng, half):
         expected = expected + torch.where(
             kept, weights[:, slot, None].double() * y[rows[:, slot].long()].double(), 0.0
         )
-    prompt.add_norm(
+    prompt_rows.add_norm(
         h, torch.ones(width, device="cuda"), 1e-6, out, delta=y, rows=rows, weights=weights
     )
     close(h, expected)
@@ -175,7 +181,7 @@ def test_outputs_of_experts_are_added_in_order(rng, half):
 def test_conversion(rng, half, given):
     x, out = randn(rng, 5, 7, 24, dtype=given) * 100, poisoned(35, 24, dtype=half)
     for given in (x, x.transpose(0, 1)):
-        prompt.converted(given, out)
+        prompt_rows.converted(given, out)
         assert torch.equal(out, given.reshape(35, 24).to(half))
 
 
@@ -187,7 +193,7 @@ def test_conversion(rng, half, given):
 def test_joining_gate_and_up(rng, half, activation, limit):
     both, out = randn(rng, 33, 2 * 264, dtype=half) * 4, poisoned(33, 264, dtype=half)
     gate, up = both.chunk(2, dim=1)
-    prompt.join_gate(gate, up, out, Gating(activation, limit))
+    prompt_rows.join_gate(gate, up, out, Gating(activation, limit))
     close(out, gated(FFNSpec(activation, limit=limit), gate.double(), up.double()))
 
 
@@ -202,7 +208,7 @@ def test_sinks_take_their_share(rng, half, by_head):
     sinks = randn(rng, 5)
     shares = (log_sums.double() - sinks[:, None]).sigmoid().transpose(1, 2)
     expected = x.double() * shares[..., None]
-    prompt.take_sinks(x, log_sums, sinks)
+    prompt_rows.take_sinks(x, log_sums, sinks)
     close(x, expected)
 
 
@@ -234,7 +240,7 @@ def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_r
     norms = [randn(rng, size) if normed else None for _ in range(2)]
     q = poisoned(tokens, n_heads, size, dtype=stored)
     k, v = (poisoned(30, n_kv, length, dtype=stored) for length in (size, of_value))
-    prompt.rotate_heads(
+    prompt_attention.rotate_heads(
         qkv, q, k, v, first, cos, sin, neox=neox, q_norm=norms[0], k_norm=norms[1], eps=1e-6
     )
 
@@ -278,17 +284,17 @@ def test_values_that_are_keys(rng, half, size):
     k, v = (poisoned(tokens, n_kv, size, dtype=half) for _ in range(2))
     angles = angle.cos(), angle.sin()
     options = {"neox": True, "q_norm": weight, "k_norm": weight, "eps": 1e-6}
-    prompt.rotate_heads(qkv, q, k, v, 0, *angles, **options, value_eps=1e-5)
+    prompt_attention.rotate_heads(qkv, q, k, v, 0, *angles, **options, value_eps=1e-5)
     keys = qkv[:, n_heads * size :].view(tokens, n_kv, size)
     close(v, F.rms_norm(keys.double(), (size,), None, 1e-5))
     # The same as with values of their own, and as queries and keys apart.
     both, own_k, own_q = (torch.empty_like(x) for x in (q, k, q))
-    prompt.rotate_heads(
+    prompt_attention.rotate_heads(
         torch.cat([qkv, keys.flatten(1)], 1), both, own_k, k.clone(), 0, *angles, **options
     )
     assert torch.equal(both, q) and torch.equal(own_k, k)
     none = q.new_empty(tokens, 0, size)
-    prompt.rotate_heads(
+    prompt_attention.rotate_heads(
         qkv[:, : n_heads * size].contiguous(), own_q, none, none, 0, *angles, **options
     )
     assert torch.equal(own_q, q)
@@ -324,7 +330,7 @@ def test_routing(rng, n_experts, n_used, ser):
         torch.empty(tokens, n_used, dtype=torch.int32, device="cuda"),
         poisoned(tokens, n_used, dtype=torch.float32),
     )
-    prompt.route(logits, ids, weights, ser)
+    prompt_experts.route(logits, ids, weights, ser)
     p = logits.double().softmax(-1)
     order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :n_used]
     top = p.gather(1, order)
@@ -352,7 +358,7 @@ def test_rows_are_grouped_by_expert_in_order(rng, tokens, k, n_experts):
     ends, sources, rows = (
         torch.full((size,), -7, dtype=torch.int32, device="cuda") for size in (n_experts, n, n)
     )
-    prompt.group_rows(ids, ends, sources, rows)
+    prompt_experts.group_rows(ids, ends, sources, rows)
     flat = ids.flatten()
     order = flat.argsort(stable=True)
     order = order[flat[order] >= 0]
@@ -370,5 +376,5 @@ def test_rows_are_grouped_by_expert_in_order(rng, tokens, k, n_experts):
         randn(rng, tokens, 264, dtype=torch.bfloat16),
         torch.zeros(n, 264, dtype=torch.bfloat16, device="cuda"),
     )
-    prompt.gather_rows(x, sources, k, out)
+    prompt_rows.gather_rows(x, sources, k, out)
     assert torch.equal(out[: len(order)], x[order // k]) and not out[len(order) :].any()

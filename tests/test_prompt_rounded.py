@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.packed.decode import decode_matrix
+from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.runtime.bench.random_blocks import random_rows
 
@@ -125,10 +126,10 @@ def test_packed_weights_on_a_gpu(name):
     """They are rounded as their values are."""
     cols = 1280
     blocks = random_rows(name, 40, cols, 1.0, np.random.default_rng(1))
-    matrix = ops.pack_matrix(name, [blocks], 40, cols, 1, "cuda")
+    matrix = pack_matrix(name, [blocks], 40, cols, 1, "cuda")
     found, scales = torch.zeros(30, cols, dtype=torch.int8).cuda(), torch.zeros(30).cuda()
     prompt_rounded.rounded_weights(matrix, 7, found, scales)
-    values = ops.decode_matrix(matrix, torch.float32, first_row=7, n_rows=30).cpu()
+    values = decode_matrix(matrix, torch.float32, first_row=7, n_rows=30).cpu()
     expected, of_rows = torch.empty(30, cols, dtype=torch.int8), torch.empty(30)
     prompt_on_cpu.rounded_rows(values, expected, of_rows)
     torch.testing.assert_close(scales.cpu(), of_rows, rtol=1e-5, atol=0)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.compile.spec import expand
-from iqforge.cuda_kernels.packed import pack as ops
-from iqforge.cuda_kernels.packed import rearrange
+from iqforge.cuda_kernels.packed import pack, rearrange
+from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.runtime.bench.random_blocks import random_rows
 
 from .host_library import host_library
@@ -48,7 +48,7 @@ extern "C" void run({PARAMETERS}) {{
 )
 def test_packs_as_torch_does(kernel, monkeypatch, name, rows, cols):
     data = random_rows(name, rows, cols, 0.05, np.random.default_rng(3))
-    expected = ops.pack_matrix(name, [data], rows, cols, 1, "cpu").data
+    expected = pack_matrix(name, [data], rows, cols, 1, "cpu").data
 
     def run(*arguments):
         held = rearrange._arguments(*arguments)  # until the kernel has read it
@@ -67,8 +67,8 @@ def test_packs_as_torch_does(kernel, monkeypatch, name, rows, cols):
 
     calls = []
     monkeypatch.setattr(
-        ops, "rearrange", lambda *arguments: (calls.append(arguments[0]), run(*arguments))
+        pack, "rearrange", lambda *arguments: (calls.append(arguments[0]), run(*arguments))
     )
-    assert torch.equal(ops.pack_matrix(name, [data], rows, cols, 1, "cpu").data, expected)
+    assert torch.equal(pack_matrix(name, [data], rows, cols, 1, "cpu").data, expected)
     assert len(calls) == (2 if name == "Q4_0_4_8" else 1)
     assert any(moves.flips.any() for moves in calls) == (name in ("IQ4_K", "IQ5_K", "Q4_0_4_8"))

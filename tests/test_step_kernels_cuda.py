@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-from iqforge.cuda_kernels.attention.shape import StepAttention  # noqa: E402
+from iqforge.cuda_kernels.attention.step import StepAttention  # noqa: E402
 from iqforge.cuda_kernels.step import between as step_between  # noqa: E402
 from iqforge.cuda_kernels.step.router import StepRouter  # noqa: E402
 from iqforge.cuda_kernels.step.sample import DrawSampler, GreedySampler, step_angles  # noqa: E402

@@ -8,7 +8,8 @@ import ctypes
 
 import pytest
 import torch
-from iqforge.cuda_kernels.step.router import Routing, router_spec
+from iqforge.cuda_kernels.common.routing import Routing
+from iqforge.cuda_kernels.step.router import router_spec
 from iqforge.cuda_kernels.step.sample import MOST_BEST, SAMPLE
 from iqforge.runtime.network.sampling import GREEDY, Sampling, sample
 

@@ -10,6 +10,7 @@ import pytest
 from iqforge.cuda_kernels.compile.nvrtc import compile_spec
 from iqforge.cuda_kernels.layouts.table import packed_layout, packed_types, plain_type
 from iqforge.cuda_kernels.matvec import plan as mp
+from iqforge.cuda_kernels.matvec.specs import quantized_spec
 from iqforge.formats.types import TYPES, ggml_type
 
 QUANTIZED = [name for name in packed_types() if ggml_type(name).is_quantized]
@@ -64,7 +65,7 @@ def test_nothing_is_called(name):
     pytest.importorskip("cuda.core")
     type = ggml_type(name)
     cut = mp.plan(type, 4096, 1, mp.MATVEC_ADD, SHARED)
-    code = bytes(compile_spec(mp.quantized_spec(type, 4096, 1, mp.MATVEC_ADD, cut), "sm_90").code)
+    code = bytes(compile_spec(quantized_spec(type, 4096, 1, mp.MATVEC_ADD, cut), "sm_90").code)
     # The compiler's own slow path of a division is one.
     assert [f for f in functions(code) if not f.startswith("$__internal")] == ["matvec_add"]
 

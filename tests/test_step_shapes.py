@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from iqforge.cuda_kernels.attention import shape as step_attention
-from iqforge.cuda_kernels.attention.shape import AttentionShape, StepAttention, fits
+from iqforge.cuda_kernels.attention import step as step_attention
+from iqforge.cuda_kernels.attention.shape import AttentionShape, fits
+from iqforge.cuda_kernels.attention.step import StepAttention
 from iqforge.errors import UnsupportedTypeError
 
 

@@ -13,7 +13,10 @@ from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.cuda_kernels.compile.spec import expand
 from iqforge.cuda_kernels.layouts import table as layouts
 from iqforge.cuda_kernels.layouts.layout import bits
-from iqforge.cuda_kernels.packed import pack as ops
+from iqforge.cuda_kernels.packed import pack
+from iqforge.cuda_kernels.packed.decode import decode_matrix, decode_rows, unpack_rows
+from iqforge.cuda_kernels.packed.matrix import packed_bytes
+from iqforge.cuda_kernels.packed.pack import StoredRows, pack_matrix
 from iqforge.errors import ShapeError, UnsupportedTypeError
 from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES, ggml_type
@@ -56,14 +59,14 @@ def test_packing_loses_nothing(name):
     type = ggml_type(name)
     cols = columns(type)
     rows = random_rows(type, ROWS, cols)
-    matrix = ops.pack_matrix(type, [rows[: ROWS // 2], rows[ROWS // 2 :]], ROWS, cols, device="cpu")
-    assert matrix.nbytes == ops.packed_bytes(type, ROWS, cols)
-    assert same_bits(ops.decode_matrix(matrix, torch.float32).numpy(), expected(type, rows, cols))
+    matrix = pack_matrix(type, [rows[: ROWS // 2], rows[ROWS // 2 :]], ROWS, cols, device="cpu")
+    assert matrix.nbytes == packed_bytes(type, ROWS, cols)
+    assert same_bits(decode_matrix(matrix, torch.float32).numpy(), expected(type, rows, cols))
     dropped = (
         sum(n for n_, n, per_row in matrix.layout.planes if per_row) < matrix.type.header_bytes
     )
     if not type.is_interleaved and not dropped:
-        assert np.array_equal(ops.unpack_rows(matrix), rows)
+        assert np.array_equal(unpack_rows(matrix), rows)
 
 
 def test_every_type_has_a_unit():
@@ -77,13 +80,13 @@ def test_pieces_must_fit():
     type = ggml_type("IQ4_K")
     rows = random_rows(type, 4, 512)
     with pytest.raises(ShapeError, match="more than 3 rows"):
-        ops.pack_matrix(type, [rows], 3, 512, device="cpu")
+        pack_matrix(type, [rows], 3, 512, device="cpu")
     with pytest.raises(ShapeError, match="4 rows of IQ4_K, expected 5"):
-        ops.pack_matrix(type, [rows], 5, 512, device="cpu")
+        pack_matrix(type, [rows], 5, 512, device="cpu")
     with pytest.raises(ShapeError, match=r"uint8\[rows, 288\]"):
-        ops.pack_matrix(type, [rows[:, :-1]], 4, 512, device="cpu")
+        pack_matrix(type, [rows[:, :-1]], 4, 512, device="cpu")
     with pytest.raises(UnsupportedTypeError, match="rows of 100 elements"):
-        ops.pack_matrix(type, [rows], 4, 100, device="cpu")
+        pack_matrix(type, [rows], 4, 100, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["IQ4_K", "Q4_0_R8"])
@@ -97,16 +100,16 @@ def test_rows_are_read_where_they_are_needed(name, device, monkeypatch):
         asked.append((first, len(out)))
         out[:] = rows[first : first + len(out)]
 
-    monkeypatch.setattr(ops, "_PIECE_BYTES", 16 * rows.shape[1])
-    monkeypatch.setattr(ops, "_LEAST_SHARED", 0)
-    stored = ops.StoredRows(48, rows.shape[1], read)
-    packed = ops.pack_matrix(type, [stored.part(8, 40), stored.part(0, 8)], 48, 512, device=device)
-    expected = ops.pack_matrix(type, [rows[8:], rows[:8]], 48, 512, device="cpu")
+    monkeypatch.setattr(pack, "_PIECE_BYTES", 16 * rows.shape[1])
+    monkeypatch.setattr(pack, "_LEAST_SHARED", 0)
+    stored = StoredRows(48, rows.shape[1], read)
+    packed = pack_matrix(type, [stored.part(8, 40), stored.part(0, 8)], 48, 512, device=device)
+    expected = pack_matrix(type, [rows[8:], rows[:8]], 48, 512, device="cpu")
     assert torch.equal(packed.data.cpu(), expected.data)
     assert sum(n for _, n in asked) == 48
     assert all(first % type.group_rows == n % type.group_rows == 0 for first, n in asked)
     with pytest.raises(ShapeError, match="48 rows of 9 bytes"):
-        ops.pack_matrix(type, [ops.StoredRows(48, 9, read)], 48, 512, device="cpu")
+        pack_matrix(type, [StoredRows(48, 9, read)], 48, 512, device="cpu")
 
 
 def test_layouts_are_checked(monkeypatch):
@@ -192,7 +195,7 @@ def test_units_on_the_cpu(host_units, name):
     type = ggml_type(name)
     cols = 2 * columns(type)
     rows = random_rows(type, ROWS, cols, seed=1)
-    matrix = ops.pack_matrix(type, [rows], ROWS, cols, device="cpu")
+    matrix = pack_matrix(type, [rows], ROWS, cols, device="cpu")
     values = np.full((ROWS, cols), 7.25, dtype=np.float32)
     getattr(host_units, f"decode_{name}")(
         ctypes.c_void_p(matrix.data.data_ptr()),
@@ -211,20 +214,20 @@ def test_decoding_on_a_gpu(name):
     type = ggml_type(name)
     cols, total = columns(type), 3 * ROWS
     rows = random_rows(type, total, cols, seed=2)
-    matrix = ops.pack_matrix(type, [rows[:ROWS], rows[ROWS:]], ROWS, cols, 3, device="cuda")
+    matrix = pack_matrix(type, [rows[:ROWS], rows[ROWS:]], ROWS, cols, 3, device="cuda")
     assert torch.equal(
-        matrix.data.cpu(), ops.pack_matrix(type, [rows], ROWS, cols, 3, device="cpu").data
+        matrix.data.cpu(), pack_matrix(type, [rows], ROWS, cols, 3, device="cpu").data
     )
     weights = torch.from_numpy(expected(type, rows, cols))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         wanted = weights.to(dtype).float().numpy()
         out = torch.full((total, cols), 7.25, dtype=dtype, device="cuda")
-        assert same_bits(ops.decode_matrix(matrix, dtype, out=out).float().cpu().numpy(), wanted)
+        assert same_bits(decode_matrix(matrix, dtype, out=out).float().cpu().numpy(), wanted)
         assert same_bits(
-            ops.decode_matrix(matrix, dtype, first_row=5, n_rows=7).float().cpu().numpy(),
+            decode_matrix(matrix, dtype, first_row=5, n_rows=7).float().cpu().numpy(),
             wanted[5:12],
         )
         ids = torch.tensor([40, 3, 3, 17], device="cuda")
         assert same_bits(
-            ops.decode_rows(matrix, ids, dtype).float().cpu().numpy(), wanted[[40, 3, 3, 17]]
+            decode_rows(matrix, ids, dtype).float().cpu().numpy(), wanted[[40, 3, 3, 17]]
         )

@@ -19,7 +19,8 @@ from ...errors import ShapeError
 from ..common.gating import NO_TERMS, ExpertTerms, Gating
 from ..compile.launch import device_index, function, launch
 from ..layouts.table import packed_layout
-from ..packed.pack import PackedMatrix
+from ..packed.matrix import PackedMatrix
+from .operands import check_matrix, check_tensor, fits
 from .plan import (
     EXPERT_DOWN,
     EXPERT_GATE,
@@ -29,11 +30,9 @@ from .plan import (
     MOST_SLOTS,
     NAMES,
     DeviceLimits,
-    float_expert_spec,
     limits,
-    quantized_spec,
 )
-from .products import check_matrix, check_tensor, fits
+from .specs import float_expert_spec, quantized_spec
 
 
 def expert_gate_up(

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from ...formats.types import GGMLType
-from ..common.gating import Gating
 from ..compile.grids import shared_bytes
-from ..compile.spec import KernelSpec
-from ..layouts.table import packed_layout, packed_types, plain_type, spread_type, unit_header
+from ..layouts.table import packed_layout, spread_type
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
 # KIND of matvec/experts.cu, 4 less.
@@ -26,20 +24,10 @@ NAMES = (
 MOST_ROWS = 8  # of activations
 MOST_SLOTS = 32  # experts of a token
 FLOAT_WARPS = 8  # of a block that multiplies with experts of floats
-
 # Elements that a lane takes at once, G of the formats; 32 for all others.
 _GRANULE = {
     "Q8_0": 16,
     "IQ2_K": 64,
-}
-# Types with their own file in matvec/*.cuh; the others are generic.
-_OWN = {
-    "IQ4_K": "iq_k",
-    "IQ2_K": "iq_k",
-    "IQ4_KS": "iq_ks",
-    "Q4_K": "k",
-    "Q6_K": "k",
-    "Q8_0": "legacy",
 }
 _MOST_SPREAD = 68 << 10  # bytes of activations that are in four bytes each: the ring needs the rest
 # Bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the
@@ -49,17 +37,12 @@ _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still 
 _WARPS = 16
 _WHOLE_STEPS = 3  # rows of so many steps are one stage
 _DOWN_AHEAD = 2
-_ACROSS = 1
 _STAGE_STEPS = 2
 _MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
 _FEW_BITS = 2.6  # per weight
 _MOST_POINTERS = 6
 # Types with so much arithmetic that its registers are worth more than the pointers kept in them.
 _POINTERLESS = ("IQ3_KT", "IQ3_S", "IQ3_XXS", "IQ5_K", "IQ5_KS", "IQ6_K")
-# Types whose steps of a stage are a loop, because the code of all steps is too long for the
-# instruction cache: of experts, and of other matrices.
-_ROLLED_EXPERTS = ("IQ3_KT", "IQ5_K", "IQ5_KS", "IQ6_K", "Q8_K_R8", "Q8_K_R16")
-_ROLLED = ("IQ2_KT",)
 RESERVED = (
     2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 )
@@ -193,145 +176,6 @@ def _advances(type: GGMLType, stage_rows: int) -> bool:
     return stage_rows * sum(not per_row for _, _, per_row in planes) <= _MOST_POINTERS
 
 
-@functools.cache
-def quantized_spec(
-    type: GGMLType,
-    cols: int,
-    n: int,
-    kind: int,
-    plan: MatvecPlan,
-    matrices: int = 1,
-    bf16: bool = False,
-    options: tuple[str, ...] = (),
-    gating: Gating = Gating(),
-    biased: bool = False,
-    scaled: bool = False,
-    shared: int = 0,
-) -> KernelSpec:
-    """Return the kernel of a product with a quantized type; `matrices` below each other for
-    NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS and
-    JOINS, as in matvec.cu. gating: how kinds with a gate join their products. biased, scaled:
-    experts have biases or scales. shared: slots of a shared expert.
-    """
-    experts = kind >= EXPERT_GATE_UP
-    defines = {
-        "TYPE": type.name,
-        "COLS": cols,
-        "X_ROWS": n,
-        "KIND": kind - EXPERT_GATE_UP if experts else kind,
-        "KERNEL": NAMES[kind],
-        "UNITS_IN_SHARED": 1,
-        "USES": 1 if experts else n,
-        "STEPS": plan.steps,
-        "STAGE_STEPS": plan.stage_steps,
-        "STAGE_ROWS": plan.stage_rows,
-        "SLOTS": plan.slots,
-        "WARPS": plan.warps,
-        "MATRICES": matrices,
-        "BLOCKS": plan.resident,
-        "ACROSS": _ACROSS,
-        "ADVANCES": int(plan.advances),
-        "ROLLED": int(type.name in (_ROLLED_EXPERTS if experts else _ROLLED)),
-        "SPREAD_X": int(plan.spread),
-        "JOINED_SLOTS": int(plan.joined),
-        "BF16_X": int(bf16 and kind == MATVEC_ADD),
-        "BF16_OUT": int(bf16 and kind == GATE_UP),
-        **dict.fromkeys(options, 1),
-    }
-    defines |= dict(gating.defines)
-    terms = gating.suffix
-    if experts:
-        defines |= {"BIASED": int(biased), "SCALED": int(scaled), "SHARED_SLOTS": shared}
-        terms += "_biased" * biased + "_scaled" * scaled + f"_shared{shared}" * (shared > 0)
-    own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
-    shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
-    shape += "_spread" * plan.spread + "_joined" * plan.joined
-    name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{_suffix(options)}{terms}"
-    return KernelSpec(
-        name,
-        (unit_header(type), *own, "matvec/experts.cu" if experts else "matvec/matvec.cu"),
-        tuple((k, str(v)) for k, v in defines.items()),
-        (NAMES[kind],),
-    )
-
-
-def _suffix(options: tuple[str, ...]) -> str:
-    return "".join(f"_{option.lower()}" for option in options)
-
-
-@functools.cache
-def float_spec(
-    type: GGMLType,
-    cols: int,
-    n: int,
-    kind: int,
-    split: int,
-    options: tuple[str, ...] = (),
-    gating: Gating = Gating(),
-) -> KernelSpec:
-    """Return the kernel of a product with F32, F16 or BF16. `split` warps share a row. options: of
-    PLAIN, as in matvec.cu. gating: how kinds with a gate join their products.
-    """
-    warps, vectors = max(split, 4), cols * type.block_bytes // 16
-    defines = {
-        "TYPE": type.name,
-        "WEIGHT_BYTES": type.block_bytes,
-        "COLS": cols,
-        "X_ROWS": n,
-        "KIND": kind,
-        "KERNEL": NAMES[kind],
-        "WARPS": warps,
-        "SPLIT": split,
-        "UNROLL": min(4, -(-vectors // (32 * split))),
-        **dict.fromkeys(options, 1),
-        **dict(gating.defines),
-    }
-    return KernelSpec(
-        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}{_suffix(options)}{gating.suffix}",
-        ("matvec/float.cu",),
-        tuple((k, str(v)) for k, v in defines.items()),
-        (NAMES[kind],),
-    )
-
-
-def float_expert_spec(
-    type: GGMLType,
-    cols: int,
-    n: int,
-    kind: int,
-    gating: Gating = Gating(),
-    *,
-    biased: bool = False,
-    scaled: bool = False,
-    shared: int = 0,
-) -> KernelSpec:
-    """Return the kernel of a product with experts of F32, F16 or BF16. n: slots of EXPERT_DOWN, of
-    which the last `shared` ones are a shared expert's; other kinds have one row of activations, and
-    with `shared` the matrices of a shared expert.
-    """
-    defines = {
-        "TYPE": type.name,
-        "WEIGHT_BYTES": type.block_bytes,
-        "COLS": cols,
-        "X_ROWS": n,
-        "KIND": kind,
-        "KERNEL": NAMES[kind],
-        "WARPS": FLOAT_WARPS,
-        "UNROLL": min(4, -(-cols * type.block_bytes // (16 * 32))),
-        "BIASED": int(biased),
-        "SCALED": int(scaled),
-        "SHARED_SLOTS": shared,
-        **dict(gating.defines),
-    }
-    terms = "b" * biased + "s" * scaled + f"+{shared}" * (shared > 0)
-    return KernelSpec(
-        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}{terms}{gating.suffix}",
-        ("matvec/float_experts.cu",),
-        tuple((k, str(v)) for k, v in defines.items()),
-        (NAMES[kind],),
-    )
-
-
 @dataclass(frozen=True)
 class DeviceLimits:
     """Limits of a device: multiprocessors, and the bytes of shared memory that a block can have at
@@ -377,48 +221,3 @@ def limits(device: int) -> DeviceLimits:
     # Kernels overlap from sm_90 on.
     beside = min(half, most - RESERVED) - RESERVED if facts.major >= 9 else most
     return DeviceLimits(facts.multi_processor_count, most, alone, beside)
-
-
-def sample_specs() -> list[KernelSpec]:
-    """Return specs of one row length for each kind of kernel and type, as others are compiled on
-    first use: for types with their own format in the forms that the layers of a model need, and
-    once for eight rows.
-    """
-    found, limit = [], 99 << 10
-    for name in packed_types():
-        type = plain_type(name)
-        if type.is_float:
-            found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
-            found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4, options=("PLAIN",)))
-            found.append(float_expert_spec(type, 2048, 1, EXPERT_GATE_UP))
-            found.append(float_expert_spec(type, 768, 8, EXPERT_DOWN))
-            continue
-        if name == "MXFP4":  # experts as in gpt-oss
-            for kind, n, gating in (
-                (EXPERT_GATE_UP, 1, Gating("swiglu_oai", 7.0)),
-                (EXPERT_DOWN, 4, Gating()),
-            ):
-                cut = plan(type, 2880, n, kind, limit)
-                found.append(quantized_spec(type, 2880, n, kind, cut, gating=gating, biased=True))
-        if name not in _OWN:
-            found.append(
-                quantized_spec(type, 4096, 1, MATVEC_ADD, plan(type, 4096, 1, MATVEC_ADD, limit))
-            )
-            continue
-        for kind, cols, n, matrices, bf16 in (
-            (NORM_MATVEC, 4096, 1, 3, False),
-            (MATVEC_ADD, 4096, 1, 1, True),
-            (GATE_UP, 4096, 1, 1, True),
-            (GATE_BY, 4096, 1, 1, False),
-            (EXPERT_GATE_UP, 2048, 1, 1, False),
-            (EXPERT_DOWN, 768, 8, 1, False),
-            (MATVEC_ADD, 4096, 8, 1, False),
-        ):
-            found.append(
-                quantized_spec(
-                    type, cols, n, kind, plan(type, cols, n, kind, limit), matrices, bf16
-                )
-            )
-        cut, gelu = plan(type, 4096, 1, GATE_UP, limit), Gating("gelu")
-        found.append(quantized_spec(type, 4096, 1, GATE_UP, cut, 1, True, ("JOINS",), gelu))
-    return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from .pack import PackedMatrix, packed_bytes
+from .matrix import PackedMatrix, packed_bytes
 
 
 def repeat_rows(first: PackedMatrix, rows: int, n_matrices: int = 1) -> PackedMatrix:

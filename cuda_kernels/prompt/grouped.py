@@ -20,7 +20,7 @@ from ..common.gating import NO_TERMS, ExpertTerms, Gating
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from ..layouts.table import packed_types, unit_header
-from ..packed import pack as ops
+from ..packed.matrix import PackedMatrix
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024
@@ -121,7 +121,7 @@ def specs() -> list[KernelSpec]:
     ]
 
 
-def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
+def fits(matrices: list[PackedMatrix], device: torch.device) -> bool:
     """Return whether these matrices, which see the same rows, can be multiplied here: one type and
     shape, few experts.
     """
@@ -140,13 +140,13 @@ def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
     )
 
 
-def gate_up_fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
+def gate_up_fits(matrices: list[PackedMatrix], device: torch.device) -> bool:
     """Return whether `grouped_gate_up` takes them: gate and up, or both in one."""
     return fits(matrices, device) and matrices[0].rows * len(matrices) % 64 == 0
 
 
 def grouped_product(
-    m: ops.PackedMatrix,
+    m: PackedMatrix,
     ends: torch.Tensor,
     x: torch.Tensor,
     out: torch.Tensor,
@@ -180,7 +180,7 @@ def grouped_product(
 
 
 def grouped_gate_up(
-    matrices: list[ops.PackedMatrix],
+    matrices: list[PackedMatrix],
     ends: torch.Tensor,
     x: torch.Tensor,
     out: torch.Tensor,

@@ -13,7 +13,7 @@ from ...formats.types import GGMLType, ggml_type
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from ..layouts.table import packed_types, unit_header
-from ..packed.pack import PackedMatrix
+from ..packed.matrix import PackedMatrix
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 GROUP = 128  # columns that are transformed together

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from ...cuda_kernels.packed.pack import PackedMatrix
+    from ...cuda_kernels.packed.matrix import PackedMatrix
     from .rounded import RoundedRows
 
 

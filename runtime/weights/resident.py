@@ -15,7 +15,8 @@ from ...formats.source import Source, TensorInfo, WrappedSource
 from ...formats.types import GGMLType
 
 if TYPE_CHECKING:
-    from ...cuda_kernels.packed.pack import PackedMatrix, StoredRows
+    from ...cuda_kernels.packed.matrix import PackedMatrix
+    from ...cuda_kernels.packed.pack import StoredRows
 
 LoadProgress = Callable[[int, int], None]
 PART_BYTES = 256 * 2**20  # of float32, decoded at a time
@@ -47,7 +48,7 @@ class Resident:
 
     @property
     def is_packable(self) -> bool:
-        from ...cuda_kernels.packed.pack import packable
+        from ...cuda_kernels.packed.matrix import packable
 
         return packable(self.type, self.cols)
 
@@ -59,7 +60,7 @@ class Resident:
     @property
     def nbytes(self) -> int:
         """Return the bytes in the GPU's memory."""
-        from ...cuda_kernels.packed.pack import packed_bytes
+        from ...cuda_kernels.packed.matrix import packed_bytes
 
         return (
             packed_bytes(self.type, self.n * self.rows, self.cols)
@@ -76,7 +77,7 @@ class Resident:
 
     def decode(self, start: int, stop: int) -> torch.Tensor:
         """float32[stop - start, cols]; whole row groups if the type cannot be packed."""
-        from ...cuda_kernels.packed.pack import decode_matrix
+        from ...cuda_kernels.packed.decode import decode_matrix
 
         if (packed := self.packed) is not None:
             return decode_matrix(packed, torch.float32, first_row=start, n_rows=stop - start)
@@ -84,7 +85,7 @@ class Resident:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols] of rows int64 on the device."""
-        from ...cuda_kernels.packed.pack import decode_rows
+        from ...cuda_kernels.packed.decode import decode_rows
 
         if (packed := self.packed) is not None:
             return decode_rows(packed, rows.contiguous(), torch.float32)

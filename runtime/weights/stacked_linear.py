@@ -12,7 +12,7 @@ from .ranges import RangeName, ranged
 from .taps import Taps
 
 if TYPE_CHECKING:
-    from ...cuda_kernels.packed.pack import PackedMatrix
+    from ...cuda_kernels.packed.matrix import PackedMatrix
 
 
 class ManyMatrices:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ....cuda_kernels.matvec.products import RowRange
-from ....cuda_kernels.packed.pack import PackedMatrix
+from ....cuda_kernels.matvec.operands import RowRange
+from ....cuda_kernels.packed.matrix import PackedMatrix
 from ...weights.ranges import RangeName, opened, recording
 from .registry import PlacedBranch
 

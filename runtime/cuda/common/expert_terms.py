@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....cuda_kernels.common.gating import ExpertTerms, Gating
-from ....cuda_kernels.step.router import Routing
+from ....cuda_kernels.common.routing import Routing
 from ...layers.moe import Experts, Router
 from ...layers.specs import FFNSpec
 from ...weights.stacked_linear import ExpertLinear

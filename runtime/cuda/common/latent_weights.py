@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.packed import pack as ops
-from ....cuda_kernels.packed.pack import PackedMatrix
+from ....cuda_kernels.packed.decode import decode_matrix
+from ....cuda_kernels.packed.matrix import PackedMatrix
 from ...layers.latent import Joined, PerHead
 from ...layers.mla import MLA
 from ...weights.stacked_linear import HeadLinear
@@ -43,7 +43,7 @@ class HeadMatrices:
         for name, packed in zip(("head keys", "head values"), self.packed, strict=False):
             shape = (packed.total_rows, packed.cols)
             out = None if context is None else context.buffer(name, shape, dtype)
-            found.append(ops.decode_matrix(packed, dtype, out=out).view(s.heads, -1, packed.cols))
+            found.append(decode_matrix(packed, dtype, out=out).view(s.heads, -1, packed.cols))
         if len(found) == 2:
             return found[0], found[1]
         [joined] = found

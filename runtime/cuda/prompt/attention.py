@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from ....cuda_kernels.prompt import rows as prompt
+from ....cuda_kernels.prompt import attention as prompt_attention
+from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.attention import Attention, temperature
 from ...layers.batch import Batch
 from ...state.cache import KVCache
@@ -47,7 +48,8 @@ class PromptAttention(Staged):
         self.rope = m.rope
         n_rot = 0 if m.rope is None else m.rope.n_rot
         if not (
-            prompt.heads_fit(m.spec.key_length, n_rot) and prompt.heads_fit(m.spec.value_length, 0)
+            prompt_attention.heads_fit(m.spec.key_length, n_rot)
+            and prompt_attention.heads_fit(m.spec.value_length, 0)
         ):
             raise Slow(f"heads of {m.spec.key_length} and {m.spec.value_length}")
         if not m.switches.flash_attention:
@@ -105,7 +107,7 @@ class PromptAttention(Staged):
         if gates is not None:
             mixed = mixed.reshape(gates.shape) * gates.sigmoid()
         # Converted to the dtype of activations, in a buffer that stays.
-        prompt.converted(mixed, self._mixed(stream))
+        prompt_rows.converted(mixed, self._mixed(stream))
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add_product(self.output, self._mixed(stream), self.post_norm)
@@ -253,7 +255,7 @@ class PromptAttention(Staged):
         sin: torch.Tensor,
     ) -> None:
         m = self.m
-        prompt.rotate_heads(
+        prompt_attention.rotate_heads(
             products,
             q,
             k,

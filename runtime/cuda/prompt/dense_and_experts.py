@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.prompt import rows as prompt
+from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.batch import Batch
 from ...layers.block import Branch
 from ...layers.dense_and_experts import DenseAndExperts
@@ -42,11 +42,11 @@ class PromptDenseAndExperts(Staged):
         both.settled()
         h, exact = stream.h, context.buffer("normed f32", shape, torch.float32)
         rounded = context.buffer("normed", shape, context.dtype)
-        prompt.add_norm(h, m.router_scale, m.eps, rounded, exact=exact)
+        prompt_rows.add_norm(h, m.router_scale, m.eps, rounded, exact=exact)
         routed = self.experts.routed(exact)
         norm, fused = m.expert_norm, self.experts.fused
         x = context.buffer("normed", self.experts.input_shape(len(h)), context.dtype)
-        prompt.add_norm(h, norm.weight, norm.eps, x, permuted=fused)
+        prompt_rows.add_norm(h, norm.weight, norm.eps, x, permuted=fused)
         both.add(*self.experts.mixed(x, *routed), post_norm=m.expert_post_norm)
         delta = context.buffer("delta", shape, context.dtype)
         delta.copy_(both.settled())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.prompt import rows as prompt
+from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN, PlainFFN
 from ..common.context import Context
@@ -39,7 +39,7 @@ class PromptFFN(Staged):
         """Add the result for half[T, width], which is normed, to a stream."""
         gate, up = self.gate_up(x).chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
-        prompt.join_gate(gate, up, gated, self.gating)
+        prompt_rows.join_gate(gate, up, gated, self.gating)
         stream.add_product(self.down, gated, self.post_norm)
 
 

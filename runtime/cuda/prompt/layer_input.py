@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....cuda_kernels.prompt import rows as prompt
+from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.batch import Batch
 from ...layers.layer_input import LayerInput
 from ...weights.ranges import ranged
@@ -35,5 +35,5 @@ class PromptLayerInput(Executor):
         gate = self.gate(x)
         inputs = batch.inputs[:, self.branch.layer].to(context.device, context.dtype).contiguous()
         gated = context.buffer("gated", tuple(gate.shape), gate.dtype)
-        prompt.join_gate(gate, inputs, gated, self.gating)
+        prompt_rows.join_gate(gate, inputs, gated, self.gating)
         stream.add(self.projection(gated), post_norm=self.branch.post_norm)

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from ....cuda_kernels.compile.launch import make_current
-from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.packed.matrix import PackedMatrix
+from ....cuda_kernels.packed.pack import pack_rows
 from ....formats.types import GGMLType
 
 # Bytes that are copied before they are packed, and buffers of a device for them: several, as the
@@ -84,7 +85,7 @@ class Pieces:
         return self._buffers
 
     def pack_into(
-        self, matrix: ops.PackedMatrix, type: GGMLType, rows: np.ndarray, stream: torch.cuda.Stream
+        self, matrix: PackedMatrix, type: GGMLType, rows: np.ndarray, stream: torch.cuda.Stream
     ) -> None:
         """Fill a packed matrix with page-locked rows uint8[rows, row_bytes] of its type, on
         `stream`, which is current. The host does not wait.
@@ -102,7 +103,7 @@ class Pieces:
                 raw.copy_(part, non_blocking=True)
                 copied = self._stream.record_event()
             stream.wait_event(copied)
-            ops.pack_rows(type, raw.view(-1, row_bytes), matrix, first)
+            pack_rows(type, raw.view(-1, row_bytes), matrix, first)
             self._read[number] = stream.record_event()
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.attention import mla as step_mla
-from ....cuda_kernels.attention.mla import PAIRS, LatentShape
+from ....cuda_kernels.attention import mla as attention_mla
+from ....cuda_kernels.attention import mla_shape
+from ....cuda_kernels.attention.mla_shape import PAIRS, LatentShape
 from ....cuda_kernels.attention.shape import shared_limit
 from ....cuda_kernels.prompt import mla as prompt_mla
 from ...layers.attention import temperature
@@ -69,7 +70,7 @@ class PromptLatent(Staged):
         self.index = None if m.indexer is None else PromptIndexer(m.indexer, context)
         if self.index is not None and self.q is None:
             raise Slow("an indexer without latent vectors of queries")
-        if m.top_k and not step_mla.fits(self._shape("F16"), shared_limit(context.device)):
+        if m.top_k and not mla_shape.fits(self._shape("F16"), shared_limit(context.device)):
             raise Slow(f"latent vectors of {s.kv_rank} of chosen positions")
         self.output = Product("delta", [m.output], context)
         self.post_norm = branch.post_norm
@@ -255,7 +256,7 @@ class PromptLatent(Staged):
                 part = slice(first, first + CHOSEN_ROWS)
                 mine = every[n, part]
                 size = len(mine) * shape.row_tiles * shape.part_floats
-                mixed = step_mla.attend_chosen(
+                mixed = attention_mla.attend_chosen(
                     shape,
                     self._absorbed(mine, w_k),
                     latents,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 
 from ....cuda_kernels.common.gating import ExpertTerms, Gating
-from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.packed.matrix import PackedMatrix
+from ....cuda_kernels.prompt import experts as prompt_experts
 from ....cuda_kernels.prompt import grouped as prompt_grouped
-from ....cuda_kernels.prompt import rows as prompt
+from ....cuda_kernels.prompt import rows as prompt_rows
 from ....cuda_kernels.prompt import scores as prompt_scores
 from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN
@@ -37,7 +38,7 @@ class PromptMoE(Staged):
         m: MoE = branch.module
         check_norm(branch.norm, context)
         self.routing = routing_of(m.router)
-        if not prompt.route_fits(m.spec.n_experts, m.spec.n_used, self.routing):
+        if not prompt_experts.route_fits(m.spec.n_experts, m.spec.n_used, self.routing):
             raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         if m.router.linear.device != context.device:
@@ -61,7 +62,7 @@ class PromptMoE(Staged):
                 branch.layer,
             )
 
-    def packed(self, linear: ExpertLinear) -> ops.PackedMatrix:
+    def packed(self, linear: ExpertLinear) -> PackedMatrix:
         """Return the matrices of all experts."""
         return packed(linear, self.context, biased=True, scaled=True)
 
@@ -92,7 +93,7 @@ class PromptMoE(Staged):
             logits, bias = m.router.linear(exact), None
         else:
             logits, bias = self._scores(exact, self.router), m.router.linear.bias
-        prompt.route(logits, ids, weights, context.ser, self.routing, m.router.bias, bias)
+        prompt_experts.route(logits, ids, weights, context.ser, self.routing, m.router.bias, bias)
         if m.owned is not None:
             first, last = m.owned
             ids -= first
@@ -120,7 +121,7 @@ class PromptMoE(Staged):
                 ("slot rows", tuple(ids.shape)),
             )
         )
-        prompt.group_rows(ids, ends, sources, rows)
+        prompt_experts.group_rows(ids, ends, sources, rows)
         if self.context.taps.fast:
             names = [name for linear in inputs_of(self.m.experts) for name in linear.observed]
             groups = GroupedRows(ends, sources, self.m.spec.n_used)
@@ -148,7 +149,7 @@ class PromptMoE(Staged):
         x.copy_(exact)
         gate, up = gate_up(x).chunk(2, dim=1)
         gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
-        prompt.join_gate(gate, up, gated, gating)
+        prompt_rows.join_gate(gate, up, gated, gating)
         y = down(gated)
         if share is not None and shared_gate is not None:
             self.context.taps.show(shared_gate.observed, exact)
@@ -178,21 +179,21 @@ class PromptMoE(Staged):
     def _apart(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
         """All experts are decoded, then multiplied."""
         grouped = self.context.buffer("grouped", (len(sources), x.shape[1]), x.dtype)
-        prompt.gather_rows(x, sources, self.m.spec.n_used, grouped)
+        prompt_rows.gather_rows(x, sources, self.m.spec.n_used, grouped)
         both = [
             self._product(grouped, *pair, ends)
             for pair in zip(self.inputs, self.input_terms, strict=True)
         ]
         gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
-        prompt.join_gate(gate, up, gated, self.gating)
+        prompt_rows.join_gate(gate, up, gated, self.gating)
         self._show_gated(gated, ends)
         result = self._product(gated, self.down, self.down_terms, ends)
         # In a buffer, as graphs after it read it in the same place again.
         return self.context.buffer("delta", tuple(result.shape), result.dtype).copy_(result)
 
     def _product(
-        self, x: torch.Tensor, matrix: ops.PackedMatrix, terms: ExpertTerms, ends: torch.Tensor
+        self, x: torch.Tensor, matrix: PackedMatrix, terms: ExpertTerms, ends: torch.Tensor
     ) -> torch.Tensor:
         """Return half[rows, n_out] of rows grouped by expert; rows after those of the last expert
         are undefined.

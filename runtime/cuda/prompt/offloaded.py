@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ....cuda_kernels.layouts.table import plain_type
-from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.packed.matrix import PackedMatrix, packable, packed_bytes
+from ....cuda_kernels.packed.pack import pack_into
 from ...layers.batch import Batch
 from ...layers.moe import MoE
 from ...weights.encoded import Matrix
@@ -41,7 +42,7 @@ class _Layer:
     """The experts of a layer: where they are copied to, and what is copied."""
 
     place: int
-    copies: list[tuple[ops.PackedMatrix, Matrix]] = field(default_factory=list)
+    copies: list[tuple[PackedMatrix, Matrix]] = field(default_factory=list)
 
 
 class ExpertCopies:
@@ -72,14 +73,14 @@ class ExpertCopies:
         """Forget the last layer."""
         self._layers.pop()
 
-    def place(self, number: int, matrix: Matrix, n: int) -> ops.PackedMatrix:
+    def place(self, number: int, matrix: Matrix, n: int) -> PackedMatrix:
         """Return where the n matrices of a tensor will be, once `take` has returned. Slow if the
         device cannot hold them.
         """
         layer, rows = self._layers[number], matrix.kept_tensor()
-        if rows is None or not ops.packable(rows.type, rows.n_cols):
+        if rows is None or not packable(rows.type, rows.n_cols):
             raise Slow(f"experts of type {matrix.tensor.type} cannot be copied")
-        size = ops.packed_bytes(rows.type, matrix.rows, matrix.cols, n)
+        size = packed_bytes(rows.type, matrix.rows, matrix.cols, n)
         key = layer.place, len(layer.copies)
         if key not in self._memory or self._memory[key].numel() < size:
             try:  # layers before keep what was too small
@@ -89,7 +90,7 @@ class ExpertCopies:
                 raise Slow(f"{self.device} has no memory for copies of experts") from None
             self._free[layer.place] = torch.cuda.current_stream(self.device).record_event()
         data = self._memory[key][:size]
-        packed = ops.PackedMatrix(plain_type(rows.type), matrix.rows, matrix.cols, n, data)
+        packed = PackedMatrix(plain_type(rows.type), matrix.rows, matrix.cols, n, data)
         layer.copies.append((packed, matrix))
         self._copier.submit(self._locked.lock, matrix.tensor.name, rows.data)
         return packed
@@ -149,7 +150,7 @@ class ExpertCopies:
                 if self._locked.lock(matrix.tensor.name, rows.data):
                     self._pieces.pack_into(packed, rows.type, rows.data, self._stream)
                 else:
-                    ops.pack_into(packed, rows.type, [rows.data])
+                    pack_into(packed, rows.type, [rows.data])
             return self._stream.record_event()
 
     def close(self) -> None:
@@ -176,7 +177,7 @@ class PromptOffloadedMoE(PromptMoE):
             self._copies.drop_layer()
             raise
 
-    def packed(self, linear: ExpertLinear) -> ops.PackedMatrix:
+    def packed(self, linear: ExpertLinear) -> PackedMatrix:
         """Return where the matrices of all experts will be."""
         first = linear.matrices[0]
         if not isinstance(first, Matrix) or len(linear.tensors) > 1:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from ....cuda_kernels.matvec import operands
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
-from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.packed.decode import decode_rows
 from ....formats.tensor_names import TensorName
 from ...layers.batch import Batch
 from ...layers.norm import RMSNorm
@@ -255,8 +256,8 @@ class PromptPath:
         if (
             matrix is None
             or not isinstance(norm, RMSNorm)
-            or not matvec.supported(matrix.type)
-            or not matvec.fits(matrix, NORM_MATVEC)
+            or not operands.supported(matrix.type)
+            or not operands.fits(matrix, NORM_MATVEC)
         ):
             return self.logits(norm(h.to(home)))[0]
         out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
@@ -284,7 +285,7 @@ class PromptPath:
         if self._table is None or None in self._changed_layers():
             out.copy_(self.network.embed(tokens))
             return
-        ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)
+        decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)
         if self.network.embedding_scale != 1:
             out *= self.network.embedding_scale
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.prompt import rounded as prompt_rounded
 from ..common.context import Context
 
@@ -16,7 +16,7 @@ ROWS = 4096  # of weights in one product
 
 
 def rounded_product(
-    matrices: Sequence[ops.PackedMatrix],
+    matrices: Sequence[PackedMatrix],
     x: torch.Tensor,
     out: torch.Tensor,
     bias: torch.Tensor | None,
@@ -46,10 +46,10 @@ def rounded_product(
 
 
 def _pieces(
-    matrices: Sequence[ops.PackedMatrix],
-) -> Iterator[list[tuple[ops.PackedMatrix, int, int]]]:
+    matrices: Sequence[PackedMatrix],
+) -> Iterator[list[tuple[PackedMatrix, int, int]]]:
     """Yield lists of (matrix, first row, rows) with ROWS rows together, the last with the rest."""
-    piece: list[tuple[ops.PackedMatrix, int, int]] = []
+    piece: list[tuple[PackedMatrix, int, int]] = []
     left = ROWS
     for matrix in matrices:
         first = 0

@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ....cuda_kernels.prompt import rows as prompt
+from ....cuda_kernels.prompt import attention as prompt_attention
+from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.specs import AttentionSpec
 
 CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
@@ -66,7 +67,7 @@ def attend(
         )[:2]
         mixed = mixed[..., : s.value_length]
     if sinks is not None:
-        prompt.take_sinks(mixed, log_sums.reshape(len(mixed), s.heads, -1), sinks)
+        prompt_rows.take_sinks(mixed, log_sums.reshape(len(mixed), s.heads, -1), sinks)
     return mixed
 
 
@@ -94,7 +95,7 @@ def attend_in_memory(
         keys, values = (x[begin : seen + rows].transpose(0, 1) for x in (k, v))
         scores = torch.bmm(queries.flatten(1, 2), keys.transpose(1, 2), out_dtype=torch.float32)
         shares = torch.empty_like(scores, dtype=q.dtype)
-        prompt.softmax_scores(
+        prompt_attention.softmax_scores(
             scores, shares, rows, seen - begin, scale=scale, window=window, softcap=softcap
         )
         mixed = torch.bmm(shares, values).unflatten(1, (-1, rows))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ....cuda_kernels.prompt import grouped as prompt_grouped
-from ....cuda_kernels.prompt import rows as prompt
+from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.norm import LayerNorm, Norm
 from ...weights.ranges import opened
 from ..common.context import PIECE_BYTES, Context
@@ -26,7 +26,7 @@ def check_norm(norm: Norm, context: Context) -> None:
     """`Slow` if the stream's kernels cannot apply this norm."""
     if norm.weight.device != context.device:
         raise Slow(f"its norm is not on {context.device}")
-    if not prompt.norm_fits(len(norm.weight)):
+    if not prompt_rows.norm_fits(len(norm.weight)):
         raise Slow(f"rows of {len(norm.weight)}")
 
 
@@ -55,7 +55,7 @@ class Stream:
         if "links" in self._added:
             self._meet(norm, out, exact=exact, permuted=permuted)
             return out
-        prompt.add_norm(
+        prompt_rows.add_norm(
             self.h,
             norm.weight,
             norm.eps,
@@ -195,7 +195,7 @@ class Stream:
         total = self.context.buffer("part of a sum", tuple(self.h.shape), torch.float32)
         total.zero_()
         for part in parts:
-            prompt.add_norm(total, None, 0.0, None, **part)
+            prompt_rows.add_norm(total, None, 0.0, None, **part)
         return total
 
     def scale(self, factor: float) -> None:
@@ -222,7 +222,7 @@ class Stream:
         if "links" in self._added:
             self._meet(None, None)
         elif self._added:
-            prompt.add_norm(self.h, None, 0.0, None, **self._added)
+            prompt_rows.add_norm(self.h, None, 0.0, None, **self._added)
             self._added = {}
         return self.h
 

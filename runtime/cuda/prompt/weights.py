@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ....cuda_kernels.packed import pack as ops
+from ....cuda_kernels.packed.decode import decode_matrix
+from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.prompt import rounded as prompt_rounded
 from ...weights.linear import Embedding, Linear
 from ...weights.stacked_linear import ExpertLinear
@@ -27,7 +28,7 @@ def packed(
     *,
     biased: bool = False,
     scaled: bool = False,
-) -> ops.PackedMatrix:
+) -> PackedMatrix:
     """Return the packed matrix. biased: the caller adds its bias; scaled: and applies its scale.
     `Slow` if nobody does, or it is on another device.
     """
@@ -81,7 +82,7 @@ class Product:
             return stacked(self.matrices, self.context)
         [matrix], dtype = self.matrices, self.context.dtype
         out = self.context.buffer("weights", (self.rows, self.cols), dtype)
-        ops.decode_matrix(matrix, dtype, first_row=self._first, n_rows=self.rows, out=out)
+        decode_matrix(matrix, dtype, first_row=self._first, n_rows=self.rows, out=out)
         return out
 
     def out(self, rows: int) -> torch.Tensor:
@@ -129,14 +130,12 @@ def _joined_bias(linears: list[Linear], context: Context) -> torch.Tensor | None
     return torch.cat(parts).to(context.dtype)
 
 
-def stacked(
-    matrices: list[ops.PackedMatrix], context: Context, name: str = "weights"
-) -> torch.Tensor:
+def stacked(matrices: list[PackedMatrix], context: Context, name: str = "weights") -> torch.Tensor:
     """Decode to half[all rows, cols] in a buffer; a stack of experts has the rows of all."""
     cols, rows = matrices[0].cols, [m.rows * m.n_matrices for m in matrices]
     out = context.buffer(name, (sum(rows), cols), context.dtype)
     for matrix, part in zip(matrices, out.split(rows), strict=True):
-        ops.decode_matrix(matrix, context.dtype, out=part)
+        decode_matrix(matrix, context.dtype, out=part)
     return out
 
 
@@ -155,6 +154,6 @@ class PromptOutput:
         out = torch.empty(len(x), self.matrix.rows, dtype=torch.float32, device=x.device)
         for first, n in self.slices:
             part = self.context.buffer("weights", (n, self.matrix.cols), self.context.dtype)
-            ops.decode_matrix(self.matrix, self.context.dtype, first_row=first, n_rows=n, out=part)
+            decode_matrix(self.matrix, self.context.dtype, first_row=first, n_rows=n, out=part)
             out[:, first : first + n] = torch.mm(x, part.t(), out_dtype=torch.float32)
         return out

@@ -7,9 +7,9 @@ from itertools import accumulate
 import torch
 
 from ....cuda_kernels.attention.shape import AttentionShape, fits, shared_limit
+from ....cuda_kernels.matvec.operands import RowRange
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
-from ....cuda_kernels.matvec.products import RowRange
-from ....cuda_kernels.packed.pack import PackedMatrix
+from ....cuda_kernels.packed.matrix import PackedMatrix
 from ...layers.attention import Attention
 from ...state.cache import CacheSettings, KVCache
 from ...weights.ranges import ranged

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
-from ....cuda_kernels.packed.pack import decode_rows
+from ....cuda_kernels.packed.decode import decode_rows
 from ....cuda_kernels.step import between as step_between
 from ...network.network import Network
 from ..common.context import Context

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ....cuda_kernels.matvec import operands
 from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.operands import RowRange
 from ....cuda_kernels.matvec.plan import GATE_UP, NORM_MATVEC
 from ....cuda_kernels.step import between as step_between
 from ...layers.ffn import GatedFFN, PlainFFN
@@ -45,7 +47,7 @@ class StepFFN(StepBranch):
         )
         self.between = BETWEEN if quantized else torch.float32
         self.halves = (
-            [matvec.RowRange(matrices[0], first, self.cols) for first in (0, self.cols)]
+            [RowRange(matrices[0], first, self.cols) for first in (0, self.cols)]
             if len(matrices) == 1
             else matrices
         )
@@ -62,7 +64,7 @@ class StepFFN(StepBranch):
             )
         else:
             gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
-            h, join = frame.joined() if matvec.joins(gate) else (frame.settled(), None)
+            h, join = frame.joined() if operands.joins(gate) else (frame.settled(), None)
             arguments = h, self.norm, self.eps, gate, up, hidden, join, self.gating
             operation(matvec.gate_up, *arguments)
         self.down(frame, hidden, frame.h)

@@ -10,10 +10,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from ....cuda_kernels.attention.shape import AttentionShape, StepAttention
-from ....cuda_kernels.matvec.products import Join
+from ....cuda_kernels.attention.shape import AttentionShape
+from ....cuda_kernels.attention.step import StepAttention
+from ....cuda_kernels.common.routing import Routing
+from ....cuda_kernels.matvec.operands import Join
 from ....cuda_kernels.step import between as step_between
-from ....cuda_kernels.step.router import Routing, StepRouter
+from ....cuda_kernels.step.router import StepRouter
 from ....cuda_kernels.step.sample import step_angles
 from ...layers.batch import Batch
 from ...layers.rope import Rope

@@ -9,9 +9,11 @@ from typing import Protocol
 
 import torch
 
+from ....cuda_kernels.matvec import operands
 from ....cuda_kernels.matvec import products as matvec
+from ....cuda_kernels.matvec.operands import RowRange
 from ....cuda_kernels.matvec.plan import MATVEC_ADD
-from ....cuda_kernels.packed.pack import PackedMatrix
+from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.step import between as step_between
 from ...layers.norm import Norm, RMSNorm
 from ...state.sequence import State
@@ -47,9 +49,9 @@ def on_device(
         raise Slow(f"{linear.role} is not one tensor of all experts")
     if kind is None:
         return matrix
-    if not matvec.supported(matrix.type):
+    if not operands.supported(matrix.type):
         raise Slow(f"{linear.role} is {matrix.type}, for which there is no matrix-vector kernel")
-    if not matvec.fits(matrix, kind, slots):
+    if not operands.fits(matrix, kind, slots):
         raise Slow(
             f"{linear.role} has rows of {matrix.cols} elements, too many for the shared memory of"
             f" {context.device}"
@@ -92,14 +94,14 @@ class StepInput:
     def __call__(
         self,
         frame: Frame,
-        matrices: Sequence[PackedMatrix | matvec.RowRange],
+        matrices: Sequence[PackedMatrix | RowRange],
         outs: Sequence[torch.Tensor],
         rows: slice = slice(None),
     ) -> None:
         """outs[i] = matrices[i] times norm(h), for these rows of the frame."""
         norm = self.norm
         if isinstance(norm, RMSNorm):
-            h, join = frame.joined() if matvec.joins(matrices[0]) else (frame.settled(), None)
+            h, join = frame.joined() if operands.joins(matrices[0]) else (frame.settled(), None)
             join = None if join is None else join.rows(rows)
             operation(matvec.norm_matvec, h[rows], norm.weight, norm.eps, matrices, outs, join)
             return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.attention.mla import LatentShape, StepLatentAttention, fits, splits_of
+from ....cuda_kernels.attention.mla import StepLatentAttention, splits_of
+from ....cuda_kernels.attention.mla_shape import LatentShape, fits
 from ....cuda_kernels.attention.shape import shared_limit
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC

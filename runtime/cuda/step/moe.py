@@ -8,6 +8,7 @@ import torch
 
 from ....cuda_kernels.common.gating import NO_TERMS
 from ....cuda_kernels.matvec import experts as matvec_experts
+from ....cuda_kernels.matvec import operands
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import (
     EXPERT_DOWN,
@@ -16,7 +17,8 @@ from ....cuda_kernels.matvec.plan import (
     MATVEC_ADD,
     MOST_SLOTS,
 )
-from ....cuda_kernels.packed.pack import PackedMatrix, decode_matrix
+from ....cuda_kernels.packed.decode import decode_matrix
+from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.step import between as step_between
 from ....cuda_kernels.step.router import fits as router_fits
 from ...layers.ffn import GatedFFN
@@ -160,7 +162,7 @@ def shared_slots(
         return None
     slots = matvec_experts.shared_slots(down, owner.down)
     total = owner.spec.n_used + slots
-    if not slots or total > MOST_SLOTS or not matvec.fits(owner.down, EXPERT_DOWN, total):
+    if not slots or total > MOST_SLOTS or not operands.fits(owner.down, EXPERT_DOWN, total):
         return None
     return SharedSlots(inputs, down, slots)
 
