@@ -117,3 +117,5 @@ def test_lines():
         "compiling the 2 searches for IQ4_KT, Q6_K (once, about 1.2 min)"
     )
     assert compile_line(tasks[1:2], 0.1) == "compiling the decoder of IQ4_KT (once, about 1 s)"
+    rounding = [CompileTask("decode", "Q4_0"), CompileTask("round", "Q4_0")]
+    assert compile_line(rounding, 3) == "compiling the rounding to Q4_0 (once, about 3 s)"

@@ -31,16 +31,25 @@ _COMPILE_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 _MOST_NAMED = 8
 
 
+# Kinds of tasks in the order in which they name a line: for one type, and for several.
+_KINDS = {
+    "search": ("search for", "searches for"),
+    "round": ("rounding to", "roundings to"),
+    "decode": ("decoder of", "decoders of"),
+}
+
+
 def compile_line(tasks: Sequence[CompileTask], seconds: float) -> str:
     """Return a line that says what is compiled, and about how long that takes."""
-    searches = list(dict.fromkeys(task.type for task in tasks if task.kind == "search"))
-    decoders = list(dict.fromkeys(task.type for task in tasks if task.kind != "search"))
-    names = searches or decoders
-    kind = "search for" if searches else "decoder of"
-    if len(names) > 1:
-        kind = f"{len(names)} {kind.replace('search', 'searches').replace('decoder', 'decoders')}"
+    by_kind = {
+        kind: list(dict.fromkeys(task.type for task in tasks if task.kind == kind))
+        for kind in _KINDS
+    }
+    kind, names = next((kind, names) for kind, names in by_kind.items() if names)
+    one, several = _KINDS[kind]
+    what = f"the {one}" if len(names) == 1 else f"the {len(names)} {several}"
     named = ", ".join(names[:_MOST_NAMED]) + (", .." if len(names) > _MOST_NAMED else "")
-    return f"compiling the {kind} {named} (once, about {duration(seconds)})"
+    return f"compiling {what} {named} (once, about {duration(seconds)})"
 
 
 class CompileBar(CompileProgress):
