@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import iqforge
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,8 @@ from iqforge.runtime.model import Model
 from iqforge.runtime.tokenizer import SpecialTokens
 
 from .loud_source import LoudSource
+from .tiny_cases import CASES, WIDE
+from .tiny_models import HALF, make_tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,3 +52,25 @@ def test_activations_beyond_half_are_collected_in_bfloat16(caplog):
     assert caplog.text.count("range of float16") == 1
     for name, entry in made[0].entries.items():
         assert np.array_equal(entry.sums, made[1].entries[name].sums), name
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2_lite", "deepseek_v3", "glm_moe_dsa"])
+def test_latent_attention_shows_its_inputs(name, tmp_path):
+    """Of every head, with experts and with an indexer; the same bits again."""
+    tiny = make_tiny_model(CASES[name], WIDE, tmp_path / "hf", HALF)
+    file, made = iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32"), []
+    for precision in ("f16", "f16", "f32"):
+        with iqforge.load_model(file, "cuda", precision=precision) as model:
+            if precision == "f16":
+                assert model.engine is not None
+                assert not any(kind == "MLA" for kind, _ in model.engine.context.slow)
+            model.special_tokens = SpecialTokens()
+            made.append(collect(model, TOKENS[:1024], n_ctx=64, compute_perplexity=False))
+    fast, again, slow = made
+    assert fast.entries.keys() == slow.entries.keys()
+    for entry_name, entry in slow.entries.items():
+        found = fast.entries[entry_name]
+        assert found.sums.shape == entry.sums.shape and found.counts.sum() == entry.counts.sum()
+        whole = entry.sums.sum(0)
+        assert np.linalg.norm(found.sums.sum(0) - whole) <= 0.05 * np.linalg.norm(whole), entry_name
+        assert np.array_equal(found.sums, again.entries[entry_name].sums), entry_name

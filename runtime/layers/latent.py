@@ -26,6 +26,11 @@ class UpProjection(Protocol):
         """Return whether observers need the inputs of the absorbed form."""
         ...
 
+    @property
+    def latent_inputs(self) -> tuple[str, ...]:
+        """Return the tensors whose input the latent vectors of new positions are."""
+        ...
+
     def observe(self, c: torch.Tensor) -> None:
         """Show observers the latent vectors of new positions."""
         ...
@@ -51,25 +56,28 @@ class PerHead:
     """`attn_k_b` and `attn_v_b`.
 
     Observers see what these are multiplied by in the absorbed form: queries, and mixtures of latent
-    vectors. observe_latent: shows them the latent vectors as the input of an `attn_kv_b` that the
-    file has as well.
+    vectors. joined: an `attn_kv_b` that the file has as well; `observe` shows them the latent
+    vectors as its input.
     """
 
     def __init__(
         self,
         k_b: HeadLinear,
         v_b: HeadLinear,
-        observe_latent: Callable[[torch.Tensor], None] | None = None,
+        joined: str = "",
+        observe: Callable[[str, torch.Tensor], None] | None = None,
     ):
-        self.k_b, self.v_b, self._observe_latent = k_b, v_b, observe_latent
+        self.k_b, self.v_b, self._observe = k_b, v_b, observe
+        self.latent_inputs = (joined,) if joined else ()
 
     @property
     def absorbs_only(self) -> bool:
         return self.v_b.is_read
 
     def observe(self, c: torch.Tensor) -> None:
-        if self._observe_latent is not None:
-            self._observe_latent(c)
+        for name in self.latent_inputs:
+            if self._observe is not None:
+                self._observe(name, c)
 
     def keys_and_values(self, c: torch.Tensor, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
         return self.k_b.transposed(c, heads), self.v_b.of_one(c, heads)
@@ -88,6 +96,10 @@ class Joined:
 
     def __init__(self, kv_b: Linear, spec: MLASpec):
         self.kv_b, self.spec = kv_b, spec
+
+    @property
+    def latent_inputs(self) -> tuple[str, ...]:
+        return self.kv_b.observed
 
     def observe(self, c: torch.Tensor) -> None:
         self.kv_b.observe(c)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ...errors import ConfigError
@@ -113,7 +112,7 @@ class LatentParts:
             return PerHead(k_b, v_b)
         # The same numbers again. One of them serves prompts and steps, so that they agree.
         w.skip(f"{joined}.")
-        return PerHead(k_b, v_b, partial(w.observe, f"{joined}.weight"))
+        return PerHead(k_b, v_b, f"{joined}.weight", w.observe)
 
     def indexer(self, layer: int, spec: IndexerSpec) -> Indexer:
         """The indexer of a block."""

@@ -41,7 +41,8 @@ class Context:
     dense products of prompts are in 8 bits. `verbose` gets a
     line, with the reason, for every kind of layer that runs on a slower path. `share`: what this
     tensor-parallel rank computes, None for a whole model. `taps`: what looks at the inputs of
-    products. `replaced`: names of tensors that have other blocks than kernels read, at any time.
+    products. `showing`: layers run as they do while inputs are shown, even if nothing looks.
+    `replaced`: names of tensors that have other blocks than kernels read, at any time.
     """
 
     device: torch.device
@@ -53,6 +54,7 @@ class Context:
     verbose: Callable[[str], None] | None = None
     share: Share | None = None
     taps: Taps = field(default_factory=Taps)
+    showing: bool = False
     replaced: Collection[str] = ()
     row_links: PeerRows | None = None  # how ranks meet in prompts; None: through the group
     growths: int = 0  # times that a buffer was replaced by a larger one
@@ -66,6 +68,11 @@ class Context:
         # cuBLAS repeats its bits only with a workspace of fixed size per stream. It reads this when
         # its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    @property
+    def shows(self) -> bool:
+        """Return whether layers take the form whose inputs observers want."""
+        return self.showing or bool(self.taps.fast)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialized memory, the same for every call with this name: a layer that wants

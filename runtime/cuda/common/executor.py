@@ -20,7 +20,6 @@ class Executor:
     """
 
     branch: PlacedBranch
-    shows_inputs = True  # of every product in `context.taps`, where a prompt runs without a state
 
     @property
     def range(self) -> RangeName:

@@ -1,5 +1,6 @@
 """Latent attention over many rows, in the naive form: keys and values of all heads are computed
-from the latent vectors of the cache. To chosen positions it is in the absorbed form.
+from the latent vectors of the cache. To chosen positions, and while observers read the inputs of
+`attn_k_b` and `attn_v_b`, which the absorbed form alone has, it is in the absorbed form.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ....cuda_kernels.attention.shape import shared_limit
 from ....cuda_kernels.prompt import mla as prompt_mla
 from ...layers.attention import temperature
 from ...layers.batch import Batch
+from ...layers.latent import PerHead
 from ...layers.mla import MLA
 from ...state.cache import KVCache
 from ...state.hadamard import hadamard
@@ -22,6 +24,7 @@ from ..common.latent_weights import HeadMatrices
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage, Staged
 from .index import PromptIndexer
+from .latent_inputs import attend_shown, show_heads
 from .scores import attend_in_memory
 from .stream import Stream, check_norm, last_rows
 from .weights import Product
@@ -42,8 +45,6 @@ class PromptLatent(Staged):
     this layer's or that of the last layer with one, a pass in which it leaves some out computes no
     keys and values.
     """
-
-    shows_inputs = False  # those of the matrices of heads are computed in the absorbed form alone
 
     def __init__(self, branch: PlacedBranch, context: Context):
         m: MLA = branch.module
@@ -127,7 +128,11 @@ class PromptLatent(Staged):
         before them. Layers of a pass without an indexer see those of the last layer that has one.
         """
         if self.index is not None:
-            batch.scratch["chosen"] = self.index(batch, self._angles(batch), n_queries)
+            found = self.index(batch, self._angles(batch), n_queries)
+            # Layers in turn: other passes use the buffer before the next layer.
+            batch.scratch["chosen"] = (
+                found.clone() if found is not None and self.context.showing else found
+            )
         chosen = batch.scratch["chosen"]
         if chosen is not None and len(chosen) > n_queries:
             return last_rows(chosen, batch.n_sequences).contiguous()
@@ -146,6 +151,8 @@ class PromptLatent(Staged):
     def _rows(self, kv: torch.Tensor, rows: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
         norm = self.m.kv_norm
         prompt_mla.latent_rows(kv, norm.weight, norm.eps, *self._angles(batch), rows, first)
+        new = rows[first : first + len(kv), self.m.spec.rope_length :]
+        self.context.taps.show(self.m.up.latent_inputs, new)
         return rows
 
     def _fresh(self, kv: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -185,6 +192,9 @@ class PromptLatent(Staged):
         """
         s, n_sequences = self.m.spec, batch.n_sequences
         w_k, w_v = self.matrices.decoded(rows.dtype, self.context)
+        if self.context.shows and isinstance(self.m.up, PerHead):
+            attend_shown(self.m, q, rows, (w_k, w_v), n_sequences, out, self.context)
+            return
         latents, per_head = rows[:, s.rope_length :], 4 * len(rows) * s.key_length
         step = max(1, min(s.heads, BUFFER_BYTES // max(1, per_head)))
         by_head = out.view(n_sequences, -1, s.heads, s.value_length)
@@ -250,6 +260,7 @@ class PromptLatent(Staged):
         w_k, w_v = self.matrices.decoded(rows.dtype, self.context)
         results = out.view(n_sequences, -1, s.heads, s.value_length)
         every = q.unflatten(0, (n_sequences, -1))
+        show_heads(self.m, "k_b", q[..., : s.nope_length], self.context)
         lists, positions = chosen.unflatten(0, (n_sequences, -1)), positions.int()
         for n, latents in enumerate(rows.chunk(n_sequences)):
             for first in range(0, every.shape[1], CHOSEN_ROWS):
@@ -264,7 +275,9 @@ class PromptLatent(Staged):
                     positions[first : first + 1],
                     self.context.buffer("partial", (size,), torch.float32),
                 )
-                values = torch.bmm(mixed.to(w_v.dtype).transpose(0, 1), w_v.mT)
+                mixed = mixed.to(w_v.dtype)
+                show_heads(self.m, "v_b", mixed, self.context)
+                values = torch.bmm(mixed.transpose(0, 1), w_v.mT)
                 results[n, part].copy_(values.transpose(0, 1))
 
     def _absorbed(self, q: torch.Tensor, w_k: torch.Tensor) -> torch.Tensor:

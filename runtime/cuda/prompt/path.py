@@ -52,7 +52,6 @@ class PromptPath:
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
         self._steps: list[tuple[int, Stage]] = []
-        self._observed: list[tuple[int, Stage]] = []  # while inputs are shown
         self._slow: list[Stage] = []  # of layers whose tensors are replaced
         self._narrows = 0  # the last step that needs all rows
         context.row_links = row_links_of(network, context)
@@ -63,15 +62,12 @@ class PromptPath:
                 self._narrows = len(self._steps)
             made = executors[number]
             step = self._step(branch, made)
-            shown = made is None or made.shows_inputs
             self._steps.append((branch.layer, step))
             slow = SlowBranch(branch)
-            self._observed.append((branch.layer, step if shown else slow))
             self._slow.append(slow)
             if branch.scale is not None:
                 scaled = branch.layer, Scaled(branch, float(branch.scale))
                 self._steps.append(scaled)
-                self._observed.append(scaled)
                 self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
         copies = any(isinstance(made, PromptOffloadedMoE) for made in executors)
@@ -221,16 +217,19 @@ class PromptPath:
             if self.network.inputs is not None:
                 batch = self.network.prepared(tokens, self.first_states(tokens), batch)
             stream = Stream(h, self.context)
-            for at, step in self._one_by_one(shown=True):
-                if at == layer:
-                    step(stream, batch.at(layer, device))
+            self.context.showing = True
+            try:
+                for at, step in self._one_by_one():
+                    if at == layer:
+                        step(stream, batch.at(layer, device))
+            finally:
+                self.context.showing = False
             return stream.settled()
 
-    def _one_by_one(self, shown: bool = False) -> Iterator[tuple[int, Stage]]:
+    def _one_by_one(self) -> Iterator[tuple[int, Stage]]:
         """Yield what runs without graphs, while inputs are shown or tensors replaced."""
         changed = self._changed_layers()
-        steps = self._observed if shown or self.context.taps.fast else self._steps
-        for (layer, step), slow in zip(steps, self._slow, strict=True):
+        for (layer, step), slow in zip(self._steps, self._slow, strict=True):
             yield layer, slow if layer in changed else step
 
     def _changed_layers(self) -> set[int | None]:
