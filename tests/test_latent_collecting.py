@@ -49,14 +49,17 @@ def file(request, tmp_path_factory):
 
 @pytest.fixture
 def opened(monkeypatch, file):
-    """Return opened(fast): the model, with a fast path in float16 that runs as plain torch."""
+    """Return opened(fast): the model; its fast path is plain torch in float32.
+
+    In float16, rounding would change which experts a router chooses.
+    """
     prompt_on_cpu.install(monkeypatch)
     models = []
 
     def make(fast: bool) -> Model:
         models.append(model := load_model(file))
         model.special_tokens = SpecialTokens()
-        context = Context(CPU, torch.float16, taps=model.weights.taps)
+        context = Context(CPU, torch.float32, taps=model.weights.taps)
         model.__dict__["engine"] = Engine(model.network, context) if fast else None
         assert not any(kind == "MLA" for kind, _ in context.slow)
         return model
@@ -66,22 +69,28 @@ def opened(monkeypatch, file):
         model.close()
 
 
+def bound(names) -> float:
+    """How far sums may differ: an indexer may choose other positions for keys stored in float16."""
+    return 0.1 if any("indexer" in name for name in names) else 2e-3
+
+
 def test_sums_are_those_of_the_reference_path(opened, monkeypatch):
     slow, model = collect(opened(False), TEXTS, **OPTIONS), opened(True)
     monkeypatch.setattr(model._reference, "hidden", lambda *args: pytest.fail("reference path"))
     fast = collect(model, TEXTS, **OPTIONS)
     assert fast.entries.keys() == slow.entries.keys()
     assert any("_b.weight" in name for name in slow.entries)
+    limit = bound(slow.entries)
     for name, entry in slow.entries.items():
         found = fast.entries[name]
         assert found.sums.shape == entry.sums.shape and found.counts.sum() == entry.counts.sum()
         if "exps" in name:  # a token may choose other experts
-            assert np.abs(found.counts - entry.counts).sum() <= 0.05 * entry.counts.sum()
+            assert np.abs(found.counts - entry.counts).sum() <= limit * entry.counts.sum()
             total, whole = found.sums.sum(0), entry.sums.sum(0)
         else:
             assert np.array_equal(found.counts, entry.counts)
             total, whole = found.sums, entry.sums
-        assert np.linalg.norm(total - whole) <= 0.05 * np.linalg.norm(whole), name
+        assert np.linalg.norm(total - whole) <= limit * np.linalg.norm(whole), name
 
 
 def test_second_moments_are_those_of_the_reference_path(opened):
@@ -91,10 +100,11 @@ def test_second_moments_are_those_of_the_reference_path(opened):
         found.append(collect_moments(model, TEXTS, options, survey_inputs(model, options)))
     fast, slow = found
     assert fast.inputs == slow.inputs and fast.sums.keys() == slow.sums.keys()
+    limit = bound([name for name, _ in slow.sums])
     for key, sums in slow.sums.items():
         assert fast.counts[key].sum() == slow.counts[key].sum()
         mine, theirs = fast.sums[key].sum(0), sums.sum(0)
-        assert (mine - theirs).norm() <= 0.07 * theirs.norm(), key
+        assert (mine - theirs).norm() <= limit * theirs.norm(), key
 
 
 def test_layers_in_turn_give_what_passes_give(opened, tmp_path):
