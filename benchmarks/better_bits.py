@@ -17,7 +17,8 @@ third one prints tables of one or several folders DIR/MODEL, by type and by fami
 are gains.
 
 Types are rounded on the CPU, `--jobs` cores at a time, and with `--round-jobs` also on the GPUs,
-which changes no byte. Models are run on the devices, each by `--judges` processes.
+which changes no byte; with `--only-gpus` there alone. Models are run on the devices, each by
+`--judges` processes.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ def main() -> None:
     parser.add_argument("--judges", type=int, default=1, help="processes that judge each model")
     parser.add_argument(
         "--round-jobs", type=int, default=0, help="processes that round on each GPU"
+    )
+    parser.add_argument(
+        "--only-gpus", action="store_true", help="leave rounding to GPUs where they have kernels"
     )
     parser.add_argument("--device", default="cpu", help="that collects and judges, or several")
     args = parser.parse_args()
@@ -98,6 +102,7 @@ def measure(args: argparse.Namespace) -> None:
         jobs=args.jobs or os.cpu_count() or 1,
         judges=args.judges,
         round_jobs=args.round_jobs,
+        only_gpus=args.only_gpus,
         devices=args.device.split(","),
     )
     run(args.models, args.types or in_turns(), settings)

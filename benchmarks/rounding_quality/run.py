@@ -33,7 +33,7 @@ _WORDS = f"{_SLOW} {_FAST}".split()
 SECONDS: dict[str, float] = dict(zip(_WORDS[::2], map(float, _WORDS[1::2]), strict=True))
 _OTHER = 2.0
 _FIXED = {"token_embedding_type": "q8_0", "output_tensor_type": "q8_0"}
-_PRESETS = {"Q1_0_G128": "Q1_0"}  # types whose preset has another name
+_PRESETS = {"Q1_0_G128": "Q1_0", "IQ2_S": "IQ2_M"}  # types whose preset has another name
 _NEAR_TARGET = 0.6  # bits per weight
 _TURN = 25.0  # seconds that a file should take at most, by using more threads
 
@@ -52,6 +52,7 @@ class Settings:
     jobs: int
     judges: int
     round_jobs: int
+    only_gpus: bool
     devices: list[str]
 
 
@@ -182,6 +183,10 @@ def _schedule(
         def folder(task: Task) -> Path:
             return settings.work / Path(task.model).stem
 
+        def kept(task: Task) -> bool:
+            chosen = not task.has_target or task.chosen(folder(task)).exists()
+            return settings.only_gpus and bool(lanes) and chosen and task.is_for_gpu
+
         def start(lane: _Lane | None, threads: int, function: Any, *args: Any) -> None:
             nonlocal free
             free -= threads
@@ -193,7 +198,7 @@ def _schedule(
             start(lane, 0, compile_type_on, task.name.removeprefix("mix:"), lane.device)
         while wanted:
             while warm and free > 0:
-                start(None, 1, compile_type, warm.popleft())
+                start(None, 1, compile_type, warm.popleft(), not settings.only_gpus)
             ready.sort(key=lambda task: task.rank)
             open_ones = [t for t in ready if t.has_target and not t.chosen(folder(t)).exists()]
             for lane in lanes:
@@ -203,7 +208,7 @@ def _schedule(
                     ready.remove(task)
                     lane.busy, lane.task, lane.name = True, task, task.name
                     start(lane, 0, quantize, task, settings, 2, lane.device)
-            while not warm and (fitting := [t for t in ready if t.threads <= free]):
+            while not warm and (fitting := [t for t in ready if t.threads <= free and not kept(t)]):
                 task = fitting[0]
                 ready.remove(task)
                 if task in open_ones:
@@ -246,8 +251,8 @@ def _result(future: Future) -> dict[str, Any]:
         return {"failed": traceback.format_exc(limit=-4)}
 
 
-def compile_type(name: str) -> None:
-    """Compile what a type needs, for all processes."""
+def compile_type(name: str, rounds: bool) -> None:
+    """Compile what a type needs, for all processes. rounds: also what rounds to it on the CPU."""
     import numpy as np
     from iqforge.formats.types import ggml_type
     from iqforge.quantize.rounding.factor import factored
@@ -257,7 +262,7 @@ def compile_type(name: str) -> None:
 
     type = ggml_type(name)
     compile_ahead([CompileTask("decode", "BF16"), *tasks_of_types([name])], processes=1)
-    if guides(type):
+    if guides(type) and rounds:
         x = np.random.default_rng(1).standard_normal((4, 512)).astype(np.float32)
         out = np.empty((4, type.row_bytes(512)), dtype=np.uint8)
         rounder_of(type, 512, factored(np.eye(512), 0.25), 2)(x, out)
