@@ -102,11 +102,12 @@ def after_pieces(options: dict) -> list:
 
 
 def evaluated(job: dict) -> dict:
-    """Return the logits of a file on these ranks."""
+    """Return the logits of a file on these ranks, in float32."""
     tokens = np.array(job["tokens"])
-    options = {"device": "cpu", "split_mode": job["mode"], "tensor_split": job["shares"]}
+    options = {"device": job["device"], "precision": "f32", "reduce_type": "f32"}
+    options |= {"split_mode": job["mode"], "tensor_split": job["shares"]}
     with iqforge.load_model(job["path"], **options) as model:
-        first, second = (model.forward(tokens) for _ in range(2))
+        first, second = (model.forward(tokens).cpu() for _ in range(2))
     return {"logits": first.numpy(), "twice": torch.equal(first, second)}
 
 

@@ -147,16 +147,25 @@ def files(models, tmp_path_factory) -> dict[Path, list[int]]:
     return found
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
-    "size, shares", [(2, ("1,1", "3,1")), (3, ("1,1,1", "3,1,2")), (8, ("1,1,1,1,1,1,1,1",))]
+    "device, size, shares",
+    [
+        pytest.param("cpu", 2, ("1,1", "3,1"), marks=pytest.mark.full),
+        pytest.param("cpu", 3, ("1,1,1", "3,1,2"), marks=pytest.mark.full),
+        pytest.param("cpu", 8, ("1,1,1,1,1,1,1,1",), marks=pytest.mark.full),
+        pytest.param("cuda", 2, ("1,1", "3,1"), marks=pytest.mark.gpu),
+        pytest.param("cuda", 4, ("1,1,1,1", "3,1,2,2"), marks=pytest.mark.gpu),
+    ],
 )
-def test_processes_compute_every_file(files, size, shares, tmp_path):
-    """Processes that meet through gloo, of which some hold nothing of a layer: the same digits on
-    all of them and twice, and the logits of one process.
+def test_processes_compute_every_file(request, device, size, shares, tmp_path):
+    """Processes that meet through gloo, or through NCCL, of which some hold nothing of a layer: the
+    same digits on all of them and twice, and the logits of one process.
     """
+    if device == "cuda" and torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs")
+    files = request.getfixturevalue("files")  # which takes long to make
     jobs = [
-        {"path": str(path), "tokens": tokens, "shares": one, "mode": mode}
+        {"path": str(path), "tokens": tokens, "shares": one, "mode": mode, "device": device}
         for path, tokens in files.items()
         for one in shares
         for mode in ("graph", "layer")
@@ -167,8 +176,8 @@ def test_processes_compute_every_file(files, size, shares, tmp_path):
     ranks = [np.load(tmp_path / f"{rank}.npz") for rank in range(size)]
     assert all(all(json.loads((tmp_path / f"{r}.json").read_text())) for r in range(size))
     for path, tokens in files.items():
-        with load_model(path) as model:
-            wanted = model.forward(np.array(tokens)).numpy()
+        with load_model(path, device=device, precision="f32") as model:
+            wanted = model.forward(np.array(tokens)).cpu().numpy()
         for number, job in enumerate(jobs):
             if job["path"] == str(path):
                 first, *others = (rank[f"arr_{number}"] for rank in ranks)
