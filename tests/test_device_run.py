@@ -239,6 +239,15 @@ def test_unknown_devices(model, tmp_path, capsys, device):
     assert "unknown device" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_numpy_without_what_numba_cuda_uses(monkeypatch):
+    from iqforge.cuda_kernels.compile import numba_cuda
+
+    monkeypatch.setattr(numba_cuda.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delattr(np, "row_stack", raising=False)
+    with pytest.raises(UsageError, match=r"numpy below 2\.5, and .* is installed"):
+        numba_cuda.cuda_module.__wrapped__()
+
+
 def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
     from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
     from iqforge.quantize.cuda.devices import find_devices

@@ -49,11 +49,16 @@ _compiling = threading.local()
 
 @functools.cache
 def cuda_module() -> types.ModuleType:
-    """Return the module `numba.cuda` of numba-cuda. Raise UsageError if it is not installed or
-    finds no device.
+    """Return the module `numba.cuda` of numba-cuda. Raise UsageError if it is not installed, does
+    not fit numpy, or finds no device.
     """
     if importlib.util.find_spec("numba_cuda") is None:
         raise UsageError("CUDA devices need the package numba-cuda: pip install 'iqforge[cuda]'")
+    if not hasattr(np, "row_stack"):  # which numba-cuda 0.30 uses
+        raise UsageError(
+            f"CUDA devices need numpy below 2.5, and {np.__version__} is installed: pip install"
+            " 'numpy<2.5'"
+        )
     from numba import cuda
 
     if not cuda.is_available():
