@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING
 
@@ -127,16 +126,9 @@ class Model(OpenModel):
         capacity = arguments.whole_number("capacity", capacity)
         if capacity < 1:
             raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
-        chosen = self._settings(settings)
+        chosen = self._settings(settings, self.weights)
         memory.check_cache(self.network, padded(capacity), chosen, self.ubatch)
         return self.network.new_state(capacity, chosen, self.ubatch)
-
-    def _settings(self, settings: CacheSettings | None) -> CacheSettings:
-        chosen = settings or self.cache or CacheSettings()
-        arguments.instance("settings", chosen, CacheSettings)
-        # Kernels read caches whose positions follow each other.
-        full = chosen.swa_full or self.weights.switches.swa_full or self.is_fast
-        return replace(chosen, swa_full=full)
 
     @_named_errors
     def new_pool(
@@ -147,7 +139,7 @@ class Model(OpenModel):
         """
         capacity = padded(arguments.whole_number("capacity", capacity, 1))
         n_sequences = arguments.whole_number("n_sequences", n_sequences, 1)
-        chosen = self._settings(settings)
+        chosen = self._settings(settings, self.weights)
         memory.check_cache(self.network, capacity, chosen, self.ubatch, n_sequences)
         return self.network.new_pool(capacity, chosen, n_sequences, self.ubatch)
 

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 
 from ..errors import UsageError, printable
+from ..formats import arguments
 from ..formats.source import Source
 from . import describe, memory
 from .architectures import build_network
@@ -156,11 +157,19 @@ class OpenModel:
             network,
             weights,
             capacity=padded(context or self.context),
-            settings=self.cache or CacheSettings(),
+            settings=self._settings(None, weights),
             rows=rows or self.ubatch,
             window=window,
             precision=self.precision if self.is_fast else "f32",
         )
+
+    def _settings(self, settings: CacheSettings | None, weights: Weights) -> CacheSettings:
+        """How a sequence is kept for which `settings` (None: the model's) are asked."""
+        chosen = settings or self.cache or CacheSettings()
+        arguments.instance("settings", chosen, CacheSettings)
+        # Kernels read caches whose positions follow each other.
+        full = chosen.swa_full or weights.switches.swa_full or self.is_fast
+        return replace(chosen, swa_full=full)
 
     @property
     def is_fast(self) -> bool:

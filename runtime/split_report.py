@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -119,6 +119,7 @@ def split_report(
     Other arguments: see `plan_split` and `simulate`.
     """
     plan = make_plan(source, shares, switches, experts=experts, reference=reference)
+    settings = replace(settings, swa_full=True)  # as kernels need
     whole = network_of(source, switches)
     tensors = _used(source, plan)
     ranks = [network_of(source, switches, Share(plan, r, _Alone())) for r in range(plan.n_ranks)]

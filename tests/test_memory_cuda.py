@@ -21,6 +21,8 @@ SPECS = [
     ("qwen3-30b-a3b:IQ4_K", 8192),
     ("deepseek-v2-lite:IQ4_K", 32768),
     ("qwen3.5-35b-a3b:IQ4_K", 32768),
+    ("gpt-oss-20b:MXFP4", 32768),
+    ("gemma3-27b:IQ4_K", 32768),
 ]
 
 
