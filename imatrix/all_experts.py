@@ -4,16 +4,15 @@ to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from ..formats.tensor_names import TensorName
-from ..runtime.layers.dense_and_experts import DenseAndExperts
 from ..runtime.layers.moe import MoE
 from ..runtime.model import Model
-from ..runtime.network.network import Network
+from ..runtime.network.experts import moe_layers
 
 Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
@@ -66,13 +65,3 @@ def router_rows(model: Model) -> dict[str, np.ndarray]:
         router.name: torch.cat([rows for _, rows in router.matrix.parts()]).numpy(force=True)
         for router in routers
     }
-
-
-def moe_layers(network: Network) -> Iterator[MoE]:
-    """Return the layers of `network` that have experts."""
-    for block in network.blocks:
-        for branch in block.branches:
-            if isinstance(branch.module, MoE):
-                yield branch.module
-            elif isinstance(branch.module, DenseAndExperts) and branch.module.moe is not None:
-                yield branch.module.moe

@@ -17,7 +17,7 @@ from ..formats.source import Source
 from . import describe, memory
 from .architectures import build_network
 from .arguments import check_options
-from .layers.moe import MoE
+from .network.experts import moe_layers
 from .network.network import Network
 from .parallel.share import Meeting, Peers, Share
 from .parallel.stages import Line, Stage
@@ -114,13 +114,7 @@ class OpenModel:
 
     def _offload_experts(self) -> None:
         """Let experts on the CPU run as programs, if there are any."""
-        devices = {
-            branch.module.experts.down.device.type
-            for block in self.network.blocks
-            for branch in block.branches
-            if isinstance(branch.module, MoE)
-        }
-        if "cpu" in devices:
+        if "cpu" in {moe.experts.down.device.type for moe in moe_layers(self.network)}:
             from .cpu.offloaded import offload_experts
 
             rounds, weights = self.precision != "f32", self.weights

@@ -208,6 +208,11 @@ def _add_normed(x, h, bias, weight, eps):
 
 
 @kernel
+def clear(x):
+    x.zero_()
+
+
+@kernel
 def scale(x, factor):
     x *= factor
 
@@ -531,6 +536,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_between, "layer_inputs", layer_inputs),
         (step_between, "layer_norm", layer_norm),
         (step_between, "activate", activate),
+        (step_between, "clear", clear),
         (step_between, "scale", scale),
         (step_between, "take_share", take_share),
         (step_moe, "BETWEEN", torch.float32),

@@ -6,9 +6,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import iqforge
 import numpy as np
 import pytest
 import torch
+from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.context import Context
@@ -16,14 +18,17 @@ from iqforge.runtime.cuda.common.registry import PROMPT
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt import locked, offloaded
 from iqforge.runtime.cuda.prompt.locked import LockedMemory
-from iqforge.runtime.cuda.prompt.offloaded import ExpertCopies, PromptOffloadedMoE
+from iqforge.runtime.cuda.prompt.offloaded import ExpertCopies
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.layers.moe import MoE
-from iqforge.runtime.model import Model
+from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.weights.store import TensorStore
 
 from . import prompt_on_cpu
 from .step_on_cpu import CPU
+from .tiny_cases import CASES, WIDE
+from .tiny_models import make_tiny_model
+from .torch_threads import torch_threads
 
 SPEC = "qwen3moe-four:Q8_0"
 
@@ -49,8 +54,8 @@ class Driver:
 
 
 @pytest.fixture
-def model(monkeypatch):
-    """A model whose experts alone are matrices of the CPU."""
+def installed(monkeypatch):
+    """Models that are opened have experts alone as matrices of the CPU."""
     real = TensorStore.matrices
     prompt_on_cpu.install(monkeypatch)
     resident = TensorStore.matrices
@@ -68,14 +73,18 @@ def model(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setitem(PROMPT, MoE, PromptOffloadedMoE)
+    monkeypatch.setattr(offloaded, "on_cpu", lambda moe, context: True)
+    monkeypatch.setitem(PROMPT, MoE, offloaded.prompt_moe)
     four = replace(SHAPES["qwen3moe-tiny"], n_layers=4)
     monkeypatch.setitem(SHAPES, "qwen3moe-four", four)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with torch_threads(1):
+        yield
+
+
+@pytest.fixture
+def model(installed):
     with Model(SyntheticSource(SPEC), CPU) as model:
         yield model
-    torch.set_num_threads(threads)
 
 
 def copies_of(context: Context) -> ExpertCopies:
@@ -120,6 +129,33 @@ def test_prompts_are_those_of_the_reference_path(model, monkeypatch, refuses):
     assert len(lines) == 1 and ("CUDA_ERROR_OUT_OF_MEMORY" in lines[0]) == refuses
     context.close()
     assert not driver.locked
+
+
+@pytest.fixture
+def gemma4(tmp_path):
+    """A file that is made before anything is replaced."""
+    tiny = make_tiny_model(CASES["gemma4_moe"], WIDE, tmp_path / "hf")
+    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    iqforge.quantize_model(
+        tmp_path / "f32.gguf", path := tmp_path / "q.gguf", Recipe("Q8_0", pure=True)
+    )
+    return path
+
+
+def test_experts_next_to_a_dense_layer(gemma4, installed, monkeypatch):
+    Driver(monkeypatch)
+    copied, told = counted(monkeypatch), []
+    with load_model(gemma4) as model:
+        context = Context(CPU, torch.float16, None, ubatch=64, verbose=told.append)
+        prompts = PromptPath(model.network, context)
+        context.report_all()
+        assert not [line for line in told if "not on" in line]
+        tokens = torch.randint(2, 300, (8, 40))
+        check(model, prompts, tokens)
+        assert copied == [0, 1] and prompts.most_together >= 1
+        check(model, prompts, tokens[:, :3])  # few rows: on the CPU
+        assert copied == [0, 1]
+        context.close()
 
 
 def counted(monkeypatch) -> list[int]:

@@ -20,11 +20,13 @@ from iqforge.runtime.cpu.offloaded_steps import TURN, OffloadedSteps
 from iqforge.runtime.cpu.plan import NotPlanned
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.common.registry import STEP
+from iqforge.runtime.cuda.step import dense_and_experts
 from iqforge.runtime.cuda.step.layers import SlowBranch
 from iqforge.runtime.cuda.step.offloaded import StepOffloadedMoE
 from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.model import Model, load_model
+from iqforge.runtime.network.experts import moe_layers
 from iqforge.runtime.network.sampling import GREEDY
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.sequence import State
@@ -41,8 +43,7 @@ TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def moes_of(model: Model) -> list[MoE]:
-    modules = [branch.module for block in model.network.blocks for branch in block.branches]
-    return [module for module in modules if isinstance(module, MoE)]
+    return list(moe_layers(model.network))
 
 
 def offloaded(model: Model, *, rounds: bool = False) -> list[OffloadedExperts]:
@@ -159,6 +160,7 @@ class Device:
         monkeypatch.setattr(Exchange, "hand_over", _hand_over)
         monkeypatch.setattr(Exchange, "take_back", _take_back)
         monkeypatch.setitem(STEP, MoE, StepOffloadedMoE)
+        monkeypatch.setattr(dense_and_experts, "on_cpu", lambda moe, context: True)
 
     def _wait(self):
         begun = time.monotonic()
@@ -204,9 +206,13 @@ def test_steps_are_the_reference_path(three):
     assert list(steps.follow(first, state, 6, GREEDY)) == expected
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe", "gemma4_moe"]
+)
 def test_other_architectures(monkeypatch, tmp_path, two_threads, name):
-    """Shared experts, biases, other routers and activations, recurrent states, several rows."""
+    """Shared experts, biases, other routers and activations, recurrent states, several rows, and
+    experts next to a dense layer.
+    """
     tiny = make_tiny_model(CASES[name], WIDE, tmp_path / name)
     path = tmp_path / f"{name}.gguf"
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from iqforge.imatrix.all_experts import moe_layers
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
 from iqforge.runtime.layers.absent import AbsentRows
 from iqforge.runtime.layers.dense_and_experts import DenseAndExperts
 from iqforge.runtime.model import Model
+from iqforge.runtime.network.experts import moe_layers
 from iqforge.runtime.split_report import split_report
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.switches import Switches

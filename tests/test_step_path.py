@@ -322,15 +322,24 @@ BIASED = replace(
 )
 
 
+EVERY = [*(CASES[name] for name in FAST), BIASED]
+FLOATS = [
+    pytest.param(case, "BF16", marks=[] if case.name == "gemma4_moe" else [pytest.mark.full])
+    for case in EVERY
+]
+
+
 @pytest.mark.parametrize(
-    "case", [*(CASES[name] for name in FAST), BIASED], ids=lambda case: case.name
+    "case, type",
+    [*((case, "Q8_0") for case in EVERY), *FLOATS],
+    ids=lambda x: getattr(x, "name", x),
 )
-def test_other_architectures(monkeypatch, tmp_path, case):
+def test_other_architectures(monkeypatch, tmp_path, case, type):
     """Windows, biases, shared experts, other routers, norms after a branch: all in kernels."""
     tiny = make_tiny_model(case, WIDE, tmp_path / case.name)
     path = tmp_path / f"{case.name}.gguf"
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
-    iqforge.quantize_model(tmp_path / "f32.gguf", path, Recipe("Q8_0", pure=True))
+    iqforge.quantize_model(tmp_path / "f32.gguf", path, Recipe(type, pure=True))
     step_on_cpu.install(monkeypatch)
     with load_model(path, switches=Switches(swa_full=True)) as model:
         told: list[str] = []

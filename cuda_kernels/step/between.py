@@ -124,6 +124,11 @@ def scale(x: torch.Tensor, factor: float) -> None:
     )
 
 
+def clear(x: torch.Tensor) -> None:
+    """Set x to 0."""
+    x.zero_()
+
+
 def sum_normed(
     first: torch.Tensor,
     first_weight: torch.Tensor,

@@ -7,6 +7,7 @@ import threading
 import torch
 
 from ..layers.moe import MoE
+from ..network.experts import experts_of
 from ..network.network import Network
 from ..simd.operations import operation
 from ..simd.step import experts
@@ -101,9 +102,6 @@ def offload_experts(network: Network, store: TensorStore, taps: Taps, *, rounds:
     `OffloadedExperts`.
     """
     for block in network.blocks:
-        for branch in block.branches:
-            module = branch.module
-            if not isinstance(module, MoE) or module.owned is not None:
-                continue
-            if module.experts.down.device.type == "cpu" != block.device.type:
-                module.few_rows = OffloadedExperts(module, store, taps, rounds=rounds)
+        for moe in experts_of(block):
+            if moe.owned is None and moe.experts.down.device.type == "cpu" != block.device.type:
+                moe.few_rows = OffloadedExperts(moe, store, taps, rounds=rounds)

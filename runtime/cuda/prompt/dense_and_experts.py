@@ -12,7 +12,8 @@ from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .ffn import PromptFFN
 from .graphs import Stage, Staged
-from .moe import PromptMoE
+from .offloaded import PromptOffloadedMoE, prompt_moe
+from .slow import SlowBranch
 from .stream import Stream
 
 
@@ -28,13 +29,21 @@ class PromptDenseAndExperts(Staged):
         dense = Branch(m.norm, m.dense, m.post_norm)
         experts = Branch(m.expert_norm, m.moe, m.expert_post_norm)
         self.dense = PromptFFN(PlacedBranch(branch.layer, dense, branch.device), context)
-        self.experts = PromptMoE(PlacedBranch(branch.layer, experts, branch.device), context)
+        self.experts = prompt_moe(PlacedBranch(branch.layer, experts, branch.device), context)
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
-        return [(self.experts.fused, self._run)]
+        [(captured, _)] = self.experts.stages
+        return [(captured, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
+        if self.experts.leaves(stream):
+            SlowBranch(self.branch)(stream, batch)
+            return
+        with self.experts.present():
+            self._add(stream)
+
+    def _add(self, stream: Stream) -> None:
         m, context, shape = self.m, self.context, tuple(stream.h.shape)
         both = Stream(context.buffer("sum of branches", shape, torch.float32), context)
         both.h.zero_()
@@ -51,3 +60,9 @@ class PromptDenseAndExperts(Staged):
         delta = context.buffer("delta", shape, context.dtype)
         delta.copy_(both.settled())
         stream.add(delta, post_norm=self.branch.post_norm)
+
+
+def copies_experts(executor: object) -> bool:
+    """Return whether this executor, or one that it holds, copies experts from the CPU."""
+    inner = executor.experts if isinstance(executor, PromptDenseAndExperts) else executor
+    return isinstance(inner, PromptOffloadedMoE)

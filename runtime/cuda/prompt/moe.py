@@ -6,6 +6,8 @@ not: with hundreds of rows few are unused.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from ....cuda_kernels.common.gating import ExpertTerms, Gating
@@ -25,6 +27,7 @@ from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
 from ..common.registry import PlacedBranch, Slow
 from .graphs import Stage, Staged
+from .slow import SlowBranch
 from .stream import Stream, check_norm
 from .weights import Product, packed, stacked
 
@@ -70,12 +73,24 @@ class PromptMoE(Staged):
     def stages(self) -> list[tuple[bool, Stage]]:
         return [(self.fused, self._run)]
 
+    def leaves(self, stream: Stream) -> bool:
+        """Return whether so few rows are left to the reference path."""
+        return False
+
+    def present(self) -> AbstractContextManager[None]:
+        """While the context is open, the experts are on the device."""
+        return nullcontext()
+
     def _run(self, stream: Stream, batch: Batch) -> None:
-        exact = self.context.buffer("normed f32", tuple(stream.h.shape), torch.float32)
-        x = stream.normed(self.norm, exact, permuted=self.fused)
-        ids, weights = self.routed(exact)
-        self._add_shared(stream, exact)
-        stream.add(*self.mixed(x, ids, weights), post_norm=self.branch.post_norm)
+        if self.leaves(stream):
+            SlowBranch(self.branch)(stream, batch)
+            return
+        with self.present():
+            exact = self.context.buffer("normed f32", tuple(stream.h.shape), torch.float32)
+            x = stream.normed(self.norm, exact, permuted=self.fused)
+            ids, weights = self.routed(exact)
+            self._add_shared(stream, exact)
+            stream.add(*self.mixed(x, ids, weights), post_norm=self.branch.post_norm)
 
     def input_shape(self, tokens: int) -> tuple[int, int]:
         """Return the shape of what `mixed` reads."""

@@ -4,8 +4,9 @@ layers before run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,11 +14,11 @@ import torch
 from ....cuda_kernels.layouts.table import plain_type
 from ....cuda_kernels.packed.matrix import PackedMatrix, packable, packed_bytes
 from ....cuda_kernels.packed.pack import pack_into
-from ...layers.batch import Batch
 from ...layers.moe import MoE
 from ...weights.encoded import Matrix
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
+from ..common.expert_terms import on_cpu
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage
 from .locked import LockedMemory, Pieces
@@ -33,8 +34,7 @@ _PLACES = 2
 @executor(PROMPT, MoE)
 def prompt_moe(branch: PlacedBranch, context: Context) -> PromptMoE:
     """Return the executor of experts, wherever they are."""
-    on_cpu = branch.module.experts.down.device.type == "cpu" != context.device.type
-    return (PromptOffloadedMoE if on_cpu else PromptMoE)(branch, context)
+    return (PromptOffloadedMoE if on_cpu(branch.module, context) else PromptMoE)(branch, context)
 
 
 @dataclass
@@ -190,13 +190,13 @@ class PromptOffloadedMoE(PromptMoE):
     def stages(self) -> list[tuple[bool, Stage]]:
         return [(False, self._run)]
 
-    def _run(self, stream: Stream, batch: Batch) -> None:
-        if len(stream.h) < LEAST_ROWS and not stream.accompanied:
-            h, branch, device = stream.settled(), self.branch, self.branch.device
-            h += branch.branch(h, batch.at(branch.layer, device))
-            return
+    def leaves(self, stream: Stream) -> bool:
+        return len(stream.h) < LEAST_ROWS and not stream.accompanied
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
         self._copies.take(self._number)
         try:
-            super()._run(stream, batch)
+            yield
         finally:
             self._copies.release(self._number)

@@ -33,9 +33,10 @@ from . import (  # noqa: F401, they declare executors
     mla,
     offloaded,
 )
+from .dense_and_experts import copies_experts
 from .graphs import PromptGraphs, Stage, Staged
 from .links import row_links_of
-from .offloaded import PromptOffloadedMoE
+from .slow import SlowBranch
 from .stream import Stream
 from .together import Piece, fits, most_pieces, run_layers
 from .weights import PromptOutput, packed
@@ -70,7 +71,7 @@ class PromptPath:
                 self._steps.append(scaled)
                 self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
-        copies = any(isinstance(made, PromptOffloadedMoE) for made in executors)
+        copies = any(map(copies_experts, executors))
         # Pieces of `ubatch` tokens that go through each layer one after the other.
         self.most_together = (
             most_pieces(network.width, context.ubatch) if copies and fits(network) else 1
@@ -332,14 +333,3 @@ class Scaled(Executor):
     @ranged
     def __call__(self, stream: Stream, batch: Batch) -> None:
         stream.scale(self.scale)
-
-
-class SlowBranch(Executor):
-    """A branch on the reference path, on the device of its block."""
-
-    def __init__(self, branch: PlacedBranch):
-        self.branch = branch
-
-    def __call__(self, stream: Stream, batch: Batch) -> None:
-        h, branch, device = stream.settled(), self.branch, self.branch.device
-        h += branch.branch(h.to(device), batch.at(branch.layer, device)).to(h.device)

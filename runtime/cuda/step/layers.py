@@ -130,18 +130,18 @@ class StepBranch(Executor):
 
 class StepSum:
     """h += post_norm(W x + bias) for the last product of a branch. A sum that only has a norm is
-    left pending.
+    left pending, that of a float matrix only if `defers`: the next product cannot add it anyway.
     """
 
     def __init__(self, linear: Linear, branch: PlacedBranch, context: Context):
         self.matrix = on_device(linear, context, MATVEC_ADD, biased=True)
         self.bias, self.post_norm = linear.bias, branch.post_norm
+        self.defers = not self.matrix.type.is_float
 
     @property
     def leaves_pending(self) -> bool:
         """Return whether the sum is left pending."""
-        has_norm = self.post_norm is not None
-        return has_norm and self.bias is None and not self.matrix.type.is_float
+        return self.post_norm is not None and self.bias is None and self.defers
 
     def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
         h = frame.onto(h)
@@ -150,7 +150,11 @@ class StepSum:
             operation(matvec.matvec_add, x, self.matrix, h, self.bias)
         elif norm is not None and self.leaves_pending:
             delta = frame.buffer("delta", self.matrix.rows)
-            operation(matvec.matvec_set, x, self.matrix, delta)
+            if self.matrix.type.is_float:
+                step_between.clear(delta)
+                operation(matvec.matvec_add, x, self.matrix, delta)
+            else:
+                operation(matvec.matvec_set, x, self.matrix, delta)
             frame.pending = PendingBranch(delta, norm.weight, norm.eps)
         else:
             sum = frame.zeros("sum", self.matrix.rows)

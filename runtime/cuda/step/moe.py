@@ -34,7 +34,19 @@ from .frame import STEP_ROWS, Frame
 from .layers import BETWEEN, StepBranch, on_device
 
 
-class StepMoE(StepBranch):
+class StepExperts(StepBranch):
+    """An executor of experts. `router_norm`, `router_eps`: of what the router reads."""
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        self.router_norm, self.router_eps = self.norm, self.eps
+
+    def end(self, frame: Frame, sum: torch.Tensor, h: torch.Tensor, norm: Norm) -> None:
+        """h += norm(sum); sum becomes 0."""
+        step_between.add_normed(sum, h, weight=norm.weight, eps=norm.eps)
+
+
+class StepMoE(StepExperts):
     """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted
     sum onto h in one. A shared expert is in these launches as far as its matrices have the same
     types: its gate and up in the second, as slots of the third; else it has its own.
@@ -48,7 +60,6 @@ class StepMoE(StepBranch):
         if not router_fits(STEP_ROWS, self.norm.numel(), spec.n_experts, spec.n_used, self.routing):
             raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {self.norm.numel()}")
         self.spec, self.reduction = spec, moe.router.reduction
-        self.router_norm, self.router_eps = self.norm, self.eps
         self.router = float_matrix(moe.router.linear, context)
         self.router_biases = moe.router.linear.bias, moe.router.bias
         with_terms = {"biased": True, "scaled": True}
@@ -116,10 +127,6 @@ class StepMoE(StepBranch):
             operation(matvec.matvec_add, x, self.shared.down, to)
         if norm is not None:
             self.end(frame, to, h, norm)
-
-    def end(self, frame: Frame, sum: torch.Tensor, h: torch.Tensor, norm: Norm) -> None:
-        """h += norm(sum); sum becomes 0."""
-        step_between.add_normed(sum, h, weight=norm.weight, eps=norm.eps)
 
 
 @dataclass(frozen=True)

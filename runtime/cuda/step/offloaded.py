@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch
 
 from ....cuda_kernels.matvec import products as matvec
-from ....cuda_kernels.step import between as step_between
 from ....cuda_kernels.step.offload import Exchange
 from ....cuda_kernels.step.router import fits as router_fits
 from ...cpu.offloaded import OffloadedExperts
@@ -19,21 +18,20 @@ from ...layers.moe import MoE
 from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
-from ..common.expert_terms import routing_of
+from ..common.expert_terms import on_cpu, routing_of
 from ..common.registry import STEP, PlacedBranch, Slow, executor
 from .frame import STEP_ROWS, Frame
 from .layers import StepBranch
-from .moe import SharedExpert, StepMoE, float_matrix
+from .moe import SharedExpert, StepExperts, StepMoE, float_matrix
 
 
 @executor(STEP, MoE)
 def step_moe(branch: PlacedBranch, context: Context) -> StepBranch:
     """Return the executor of experts, wherever they are."""
-    on_cpu = branch.module.experts.down.device.type == "cpu" != context.device.type
-    return (StepOffloadedMoE if on_cpu else StepMoE)(branch, context)
+    return (StepOffloadedMoE if on_cpu(branch.module, context) else StepMoE)(branch, context)
 
 
-class StepOffloadedMoE(StepBranch):
+class StepOffloadedMoE(StepExperts):
     """The choice of experts in one launch, the request to the CPU in one, and its answer in one,
     which waits on the device. A shared expert is on the device, and runs meanwhile.
     """
@@ -66,7 +64,8 @@ class StepOffloadedMoE(StepBranch):
         ids = frame.buffer("experts", spec.n_used, torch.int32)
         weights = frame.buffer("expert weights", spec.n_used)
         route = frame.router(h.shape[1], spec.n_experts, spec.n_used, self.reduction, self.routing)
-        route(h, self.norm, self.eps, self.router, ids, weights, *self.router_biases, None)
+        router_norm = self.router_norm, self.router_eps
+        route(h, *router_norm, self.router, ids, weights, *self.router_biases, None)
         exchange.hand_over(h, self.norm, self.eps, ids, weights)
         norm = self.branch.post_norm
         to = h if norm is None else frame.zeros("sum of experts", h.shape[1])
@@ -74,7 +73,7 @@ class StepOffloadedMoE(StepBranch):
             operation(matvec.matvec_add, self.shared.inner(frame, h), self.shared.down, to)
         exchange.take_back(to)
         if norm is not None:
-            step_between.add_normed(to, h, weight=norm.weight, eps=norm.eps)
+            self.end(frame, to, h, norm)
 
 
 def answers_of(layers: Sequence[StepOffloadedMoE], frame: Frame) -> OffloadedSteps | None:

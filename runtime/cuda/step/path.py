@@ -28,12 +28,13 @@ from ...state.sequence import State
 from ..common.context import Context
 from ..common.registry import Slow
 from .delta import StepDeltaLayer
+from .dense_and_experts import offloaded_of
 from .frame import STEP_ROWS, Frame, StepSequence
 from .graphs import StepGraphs
 from .launches import StepLaunches
 from .layers import SlowBranch, StepExecutor
 from .links import named_waits
-from .offloaded import StepOffloadedMoE, answers_of
+from .offloaded import answers_of
 
 AHEAD = 4  # steps that run before the host waits for the token of the first one
 # The same where a recurrent state has two places: the second step leaves the state that the first
@@ -66,7 +67,7 @@ class StepPath:
         are none. It cannot if something else runs on the reference path, for which the host waits:
         then they do as well.
         """
-        layers = [x for x in self._branches if isinstance(x, StepOffloadedMoE)]
+        layers = [found for x in self._branches if (found := offloaded_of(x)) is not None]
         if not layers:
             return None
         fast = self.captures and self.network.stage is None
@@ -74,7 +75,7 @@ class StepPath:
             return found
         self.captures = False
         self._branches[:] = [
-            SlowBranch(x.branch) if isinstance(x, StepOffloadedMoE) else x for x in self._branches
+            x if offloaded_of(x) is None else SlowBranch(x.branch) for x in self._branches
         ]
         return None
 
@@ -214,7 +215,7 @@ class StepPath:
                 found[number] = SlowBranch(self._branches[number].branch)
         if found:  # the host waits for these: it cannot answer for experts meanwhile
             for number, executor in enumerate(self._branches):
-                if isinstance(executor, StepOffloadedMoE):
+                if offloaded_of(executor) is not None:
                     found[number] = SlowBranch(executor.branch)
         self.context.report_all()
         return found
