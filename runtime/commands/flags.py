@@ -15,6 +15,7 @@ from ..options import LoadOptions
 from ..text_options import ChunkOptions
 from . import ignored_flags
 from .ignored_flags import add_ignored_flags
+from .slow_paths import SlowPaths
 
 if TYPE_CHECKING:
     import torch
@@ -126,14 +127,16 @@ def open_model(
         from ..precision import collecting_precision
 
         load = replace(load, precision=collecting_precision(device))
+    slow_paths = SlowPaths(everything=args.verbose)
     model = api.load_model(
         args.model,
         options=replace(load, device=str(device)),
         source=source,
         context=context,
-        verbose=(lambda line: print(line, file=sys.stderr)) if args.verbose else None,
+        verbose=slow_paths if args.verbose or device.type != "cpu" else None,
     )
     try:
+        slow_paths.follow(model)
         for flag, why in [*load.notes(device), *model_notes(model)]:
             note(flag, why)
         if device.type != "cpu":

@@ -13,8 +13,7 @@ from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .ffn import PromptFFN
 from .graphs import Stage, Staged
 from .offloaded import PromptOffloadedMoE, prompt_moe
-from .slow import SlowBranch
-from .stream import Stream
+from .stream import SlowBranch, Stream
 
 
 @executor(PROMPT, DenseAndExperts)

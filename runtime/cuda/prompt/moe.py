@@ -27,8 +27,7 @@ from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
 from ..common.registry import PlacedBranch, Slow
 from .graphs import Stage, Staged
-from .slow import SlowBranch
-from .stream import Stream, check_norm
+from .stream import SlowBranch, Stream, check_norm
 from .weights import Product, packed, stacked
 
 

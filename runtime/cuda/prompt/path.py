@@ -36,8 +36,7 @@ from . import (  # noqa: F401, they declare executors
 from .dense_and_experts import copies_experts
 from .graphs import PromptGraphs, Stage, Staged
 from .links import row_links_of
-from .slow import SlowBranch
-from .stream import Stream
+from .stream import SlowBranch, Stream
 from .together import Piece, fits, most_pieces, run_layers
 from .weights import PromptOutput, packed
 

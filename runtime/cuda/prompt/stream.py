@@ -12,10 +12,12 @@ import torch
 
 from ....cuda_kernels.prompt import grouped as prompt_grouped
 from ....cuda_kernels.prompt import rows as prompt_rows
+from ...layers.batch import Batch
 from ...layers.norm import LayerNorm, Norm
 from ...weights.ranges import opened
 from ..common.context import PIECE_BYTES, Context
-from ..common.registry import Slow
+from ..common.executor import Executor
+from ..common.registry import PlacedBranch, Slow
 
 if TYPE_CHECKING:
     from ...parallel.group import Group
@@ -235,3 +237,14 @@ class Stream:
 def last_rows(x: torch.Tensor, n_sequences: int) -> torch.Tensor:
     """[S * n, ...] to [S, ...]: the last row of each sequence."""
     return x.unflatten(0, (n_sequences, -1))[:, -1]
+
+
+class SlowBranch(Executor):
+    """A branch on the reference path, on the device of its block."""
+
+    def __init__(self, branch: PlacedBranch):
+        self.branch = branch
+
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        h, branch, device = stream.settled(), self.branch, self.branch.device
+        h += branch.branch(h.to(device), batch.at(branch.layer, device)).to(h.device)
