@@ -13,6 +13,7 @@ import torch
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.architectures import architectures
 from iqforge.runtime.model import load_model
+from iqforge.runtime.network.sampling import GREEDY
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.placement import Request, parse_overrides
 
@@ -113,6 +114,21 @@ def test_the_fast_path_is_near_float32(made, precision, monkeypatch):
                 mean = off[same].square().mean().sqrt() if same.any() else torch.zeros(())
                 assert mean < 0.03 and (off[same] < 0.06).all(), (number, way, same, off)
     assert min(compared) >= ENOUGH, compared
+
+
+def test_a_snapshot_brings_a_sequence_back(made):
+    """Also after steps that ran ahead, which write recurrent states in turns."""
+    tokens = made.texts[0]
+    with load_model(made.file, device=DEVICE, precision="f16") as model:
+        state = model.new_state(64, CacheSettings())
+        model.extend(tokens[:20], state)
+        snapshot, runs = state.snapshot(), []
+        for _ in range(2):
+            drawn = list(model.follow(tokens[20], state, 5, GREEDY))
+            runs.append((drawn, model.extend(tokens[21:29], state).cpu()))
+            state.restore(snapshot)
+    (first, logits), (second, again) = runs
+    assert first == second and torch.equal(logits, again)
 
 
 PLACEMENTS = (

@@ -119,6 +119,25 @@ def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
     assert off.square().mean().sqrt() < 0.03 and (off < 0.06).double().mean() > 0.98, off
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("type, cache", [("BF16", "f16"), ("IQ4_K", "q8_0")])
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_layer_is_slow_with_floats_or_an_encoded_cache(name, type, cache, monkeypatch):
+    monkeypatch.setitem(SHAPES, "short", shortened(name))
+    tokens = torch.randint(512, (64,), generator=torch.Generator().manual_seed(1))
+    settings, slow = CacheSettings(cache, cache), []
+    with Model(
+        SyntheticSource(f"short:{type}"), "cuda", cache=settings, verbose=slow.append
+    ) as model:
+        runs = []
+        for _ in range(2):
+            state = model.new_state(512)
+            runs.append([model.extend(x, state).cpu() for x in tokens.split([56, 4, 1, 1, 1, 1])])
+    assert not slow
+    assert all(map(torch.equal, *runs))
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_memory_is_known_before_anything_is_loaded(name):
     """More tokens at a time, and more positions, take more; kept copies count once per layer."""
