@@ -36,7 +36,15 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+QUICK = ("glm_moe_dsa", "all")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in MODELS
+    ],
+)
 def file(request, tmp_path_factory):
     """The file of a random model, made before anything is replaced."""
     folder = tmp_path_factory.mktemp("latent")
