@@ -202,7 +202,7 @@ class _Run:
             describe.file_type_name(source),
             model.architecture,
             describe.n_parameters(source),
-            sum(os.path.getsize(file) for file in source.files),
+            sum(size for _, size, _ in self._identity(path)),  # without adapters
             describe.bits_per_weight(source),
             str(model.device),
             sum(memory.total for memory in model.memory(context=o.n_ctx)),

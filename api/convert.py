@@ -223,6 +223,7 @@ def _plan(
             if planned
             else keys
         )
-    inputs = [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])]
+    read = [o.metadata, None if imatrix is None else imatrix.path]
+    inputs = [*source.files, *(one for one in read if one)]
     output = plan_output(path, keys, [plan.target for plan in planned], limits, inputs)
     return planned, output, imatrix

@@ -73,7 +73,8 @@ def measure_sensitivity(
         if opened.precision == "int8":
             raise UsageError("the precision is int8, which has errors of its own: use f32")
         if out is not None:
-            refuse_same_file(out, [*opened.source.files, *([path] if path else [])])
+            read = [path, None if loaded is None else loaded.path]
+            refuse_same_file(out, [*opened.source.files, *(one for one in read if one)])
             check_output(out)  # fails before the work, not after it
         if loaded is not None:
             loaded = check_belongs(loaded, opened.source.tensors, force=o.force)

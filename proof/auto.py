@@ -82,6 +82,7 @@ class Auto:
         self.texts = AutoTexts.read(options.texts or (DEFAULT,), options.tests)
         with api.open_source(source) as opened:
             self.origin = Origin.of(source, opened, options.types)
+            inputs = [source, *opened.files]
         self.aim = auto_plan.aim_of(self.target, api, self.origin.address, load)
         self.origin.sizes.check(self.aim.n_bytes, self.aim.bpw)
         if self.origin.quantized:
@@ -97,6 +98,8 @@ class Auto:
             and self.origin.n_parameters <= _MOST_MEASURED
         )
         self.files = AutoFiles(folder, self.origin, options.name, self.target.label)
+        read = [*options.texts, *options.tests, *([options.damage] if options.damage else [])]
+        self.files.refuse_inputs([*inputs, *read])
         self.stages, self.finished = Stages(write), Finished(self.files.stages)
         self.work = AutoStages(
             api,

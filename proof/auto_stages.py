@@ -5,14 +5,15 @@ the model card need.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ValidationError, printable
-from ..formats.output import PartFile
+from ..formats.output import PartFile, refuse_same_file
 from ..quantize.plan.recipe import Recipe
 from .auto_plan import PROBE_BYTES, probe_layers
 from .auto_texts import sample
@@ -45,6 +46,12 @@ class AutoFiles:
         self.figures = folder / "figures.json"
         self.tests, self.compared = self.work / "test", self.work / "compare"
         self.stages = self.work / "stages.json"
+
+    def refuse_inputs(self, inputs: Iterable[str | os.PathLike]) -> None:
+        """OutputError if a result would replace one of these, or lie among a checkpoint's files."""
+        refuse_same_file(self.folder, inputs)
+        for file in (self.imatrix, self.types, self.out, self.card, self.page, self.figures):
+            refuse_same_file(file, inputs)
 
     def remove_work(self) -> None:
         """Remove what this program wrote to `work`, and the folder if nothing else is in it."""

@@ -56,8 +56,9 @@ def run(args: argparse.Namespace, api) -> int:
     if args.json == "-" and args.html == "-":
         raise UsageError("--html needs a file")
     outputs = [path for path in (args.html, args.json) if path and path != "-"]
+    adapters = [adapter.path for adapter in LoadOptions.from_flags(args).adapters()]
     for path in outputs:  # an error before anything is measured
-        refuse_same_file(path, [args.base, *args.models, *args.file])
+        refuse_same_file(path, [args.base, *args.models, *args.file, *adapters])
         check_output(path)
     on_one_device(args, "models are compared by one process")
     load = LoadOptions.from_flags(args)

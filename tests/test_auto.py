@@ -15,7 +15,7 @@ import pytest
 import yaml
 from iqforge import api
 from iqforge.cli import main
-from iqforge.errors import IqforgeError, UsageError
+from iqforge.errors import IqforgeError, OutputError, UsageError
 from iqforge.proof import auto
 from iqforge.proof.auto_options import AutoOptions, Target
 from iqforge.proof.auto_plan import probe_layers
@@ -269,6 +269,14 @@ def test_what_cannot_be_made_is_refused_before_anything_is(
             checkpoint[0], "out", **{"types": TYPES, "texts": [checkpoint[1]]} | target
         )
     assert not Path("out").exists()
+
+
+def test_what_is_read_is_not_replaced(checkpoint, tmp_path):
+    text = tmp_path / "README.md"  # the name of the model card
+    text.write_bytes(checkpoint[1].read_bytes())
+    for folder, source in ((tmp_path, checkpoint[0]), (checkpoint[0], checkpoint[0])):
+        with pytest.raises(OutputError, match="is the same file as the input"):
+            iqforge.plan_auto(source, folder, target_bpw=6, types=TYPES, texts=[text])
 
 
 def test_a_target_above_every_type(checkpoint, tmp_path, caplog):

@@ -25,6 +25,7 @@ from iqforge.quantize.plan.budget import DEFAULT_TYPES, SHORT_ROW_TYPES, allowed
 from iqforge.quantize.plan.knapsack import Candidate, allocate
 from iqforge.runtime.model import load_model
 
+from .imatrices import write_dat
 from .tiny_checkpoint import PROSE, make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
 
@@ -381,7 +382,11 @@ def test_sensitivities_are_measured(models, tmp_path, capsys):
         "-o",
         str(tmp_path / "d.json"),
     ]
-    assert main(["sensitivity", "--device", "cpu", "-m", str(models["llama"]), *flags]) == 0
+    words = ["sensitivity", "--device", "cpu", "-m", str(models["llama"]), *flags]
+    write_dat(tmp_path / "i.dat", {"blk.0.attn_q.weight": (1, [1.0] * 64)}, 1)
+    replaced = ["--imatrix", str(tmp_path / "i.dat"), "-o", str(tmp_path / "i.dat")]
+    assert main([*words, *replaced]) == 1 and "same file" in capsys.readouterr().err
+    assert main(words) == 0
     probes = {probe.tensors[0]: probe for probe in load_probes(tmp_path / "d.json")}
     assert len(probes) == 4 * 7 + 2 and all(len(probe.tensors) == 1 for probe in probes.values())
     iqforge.measure_perplexity(

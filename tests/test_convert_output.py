@@ -182,6 +182,8 @@ def test_keys_from_a_file(checkpoint, whole, tmp_path):
         "general.z": 0.5,
     }
     (tmp_path / "m.json").write_text(json.dumps(overrides))
+    with pytest.raises(OutputError, match="same file as the input"):
+        iqforge.convert_model(checkpoint, tmp_path / "m.json", metadata=tmp_path / "m.json")
     made = iqforge.convert_model(checkpoint, tmp_path, "bf16", metadata=tmp_path / "m.json")
     assert made.name == "My-Model-BF16.gguf"
     with open_gguf(made) as file, open_gguf(whole) as plain:

@@ -244,6 +244,30 @@ def test_refusals(models, tmp_path):
         iqforge.export_lora(model, model, path)
 
 
+def test_adapters_are_not_overwritten(models, tmp_path, capsys):
+    model, adapter = str(models["llama", "BF16"]), tmp_path / "lora.gguf"
+    write_adapter(adapter, Path(model), WEIGHTS["llama"][:1])
+    text = tmp_path / "text.txt"
+    text.write_text("The function returns a list of numbers.\n" * 60)
+    link, before = tmp_path / "link.gguf", adapter.read_bytes()
+    link.symlink_to(adapter)
+    out, cpu = str(adapter), ["--device", "cpu", "--lora", f"{adapter}:0.5"]
+    texts = ["-f", str(text), "-c", "32", "--chunks", "1"]
+    for words in (
+        ["export-lora", "-m", model, "--lora", f"{link}:0.5", "-o", out],
+        ["export-lora", "-m", model, "--lora", out, "-o", str(link)],
+        ["perplexity", "-m", model, *texts, "--kl-divergence-base", out, *cpu],
+        ["imatrix", "-m", model, *texts, "-o", out, *cpu],
+        ["hessian", "-m", model, *texts, "-o", out, *cpu],
+        ["sensitivity", "-m", model, *texts, "-o", out, *cpu],
+        ["generate", "-m", model, "-p", "The", "--prompt-cache", out, *cpu],
+        ["compare", model, model, "-f", str(text), "--html", out, *cpu],
+    ):
+        assert main(words) == 1, words
+        assert "the output is the same file as the input" in capsys.readouterr().err, words
+        assert adapter.read_bytes() == before
+
+
 def test_commands(models, tmp_path, capsys):
     model = str(models["llama", "BF16"])
     write_adapter(tmp_path / "1.gguf", Path(model), WEIGHTS["llama"])

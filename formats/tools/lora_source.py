@@ -87,6 +87,7 @@ class LoraSource(WrappedSource):
         except BaseException:
             self._close_adapters()
             raise
+        self.files = (*inner.files, *(file for one in self._adapters for file in one.source.files))
         self.changed = frozenset(
             name for one in self._adapters for name in (*one.pairs, *one.norms)
         )

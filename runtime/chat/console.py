@@ -45,7 +45,8 @@ class Console:
     """Reads messages from standard input, and prints what the model answers.
 
     messages: a conversation to start with. n: the most tokens of an answer. multiline: a message
-    ends with a line that ends with a backslash, instead of continuing there.
+    ends with a line that ends with a backslash, instead of continuing there. inputs: files that
+    /save may not replace, besides the model's.
     """
 
     def __init__(
@@ -58,9 +59,11 @@ class Console:
         documents: Sequence[Any] | None = None,
         multiline: bool = False,
         timings: bool = False,
+        inputs: Sequence[str] = (),
     ):
         self.session, self.messages = session, list(messages)
         self.n, self.multiline, self.timings = n, multiline, timings
+        self.inputs = [*session.model.source.files, *inputs]
         self.context = {"tools": tools, "documents": documents}
         self._variant = 0  # of the answer to the same message
         self._is_terminal = sys.stdin.isatty()
@@ -189,7 +192,7 @@ class Console:
             self.messages.append(last)
 
     def _save(self, path: Path) -> None:
-        refuse_same_file(path, self.session.model.source.files)
+        refuse_same_file(path, self.inputs)
         text = json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n"
         with PartFile(path) as part:
             part.write(text.encode("utf-8", "replace"))

@@ -83,6 +83,16 @@ CHAT_FLAGS = {
     "multiline_input": "-mli",
 }
 
+_READ = (  # files that /save may not replace; --messages it may
+    "file",
+    "system_prompt_file",
+    "chat_template",
+    "tools",
+    "documents",
+    "grammar_file",
+    "json_schema_file",
+)
+
 
 def run(args: argparse.Namespace, api) -> int:
     from ..chat.console import Console, read_list, read_messages
@@ -122,6 +132,7 @@ def run(args: argparse.Namespace, api) -> int:
             documents=documents,
             multiline=args.multiline_input,
             timings=args.verbose,
+            inputs=[path for name in _READ if (path := getattr(args, name))],
         )
         if sys.stdin.isatty() and not args.single_turn:
             _edit_lines()
