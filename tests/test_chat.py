@@ -354,12 +354,20 @@ def test_a_dialogue_on_a_terminal(demo, model):
         one.wait_until_it_reads()  # Python may not see Ctrl-C between its prompt and its first read
         one.type("half a line\x03")
         one.until("Ctrl-C again[^>]*> ")
+        for half_typed in ("more", "a \\\n"):  # neither ends the conversation
+            one.type(half_typed)
+            one.until(r"more|\. ")
+            one.wait_until_it_reads()
+            one.type("\x03")
+            one.until("Ctrl-C again[^>]*> ")
         one.type("/clear\n")
         one.until("> ")
         one.type("Hello\n")
         assert text.replace("\n", "\r\n") in one.until(READY)
-        one.type("\x04")
-        assert one.process.wait(240) == 0
+        for _ in range(2):
+            one.wait_until_it_reads()
+            one.type("\x03")
+        assert one.process.wait(240) == 130
     finally:
         one.close()
 

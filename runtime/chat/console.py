@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ...errors import (
@@ -23,6 +19,7 @@ from ...errors import (
 )
 from ...formats.options import did_you_mean
 from ...formats.output import PartFile, refuse_same_file
+from .ctrl_c import CtrlC, typed_so_far
 from .session import Answer, ChatSession
 from .template import Message
 
@@ -67,7 +64,8 @@ class Console:
         self.context = {"tools": tools, "documents": documents}
         self._variant = 0  # of the answer to the same message
         self._is_terminal = sys.stdin.isatty()
-        self._ctrl_c = _CtrlC()
+        self._in_message = False  # a line of it has been typed
+        self._ctrl_c = CtrlC()
         if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may not be UTF-8
             sys.stdin.reconfigure(errors="replace")
 
@@ -199,23 +197,27 @@ class Console:
         self._note(f"{len(self.messages)} messages written to {printable(path, 400)}")
 
     def _inputs(self) -> Iterator[str]:
-        """Yield what is typed, until the input ends. Ctrl-C drops a line; twice in a row ends."""
-        interrupted = False
+        """Yield what is typed, until the input ends. Ctrl-C drops what is half typed; on an empty
+        line, right after the note about it, it ends.
+        """
+        noted = False
         while True:
             try:
                 text = self._read()
             except KeyboardInterrupt:
-                if interrupted or not self._is_terminal:
+                typed = typed_so_far()  # None: anything may be
+                if not self._is_terminal or (noted and typed == "" and not self._in_message):
                     raise
-                interrupted = True
+                noted = True
                 print(flush=True)
-                self._note("Ctrl-C again, Ctrl-D or /exit ends the conversation")
+                again = "" if typed is None else "Ctrl-C again, "
+                self._note(f"{again}Ctrl-D or /exit ends the conversation")
                 continue
             except EOFError:
                 if self._is_terminal:
                     print(flush=True)
                 return
-            interrupted = False
+            noted = False
             yield text
 
     def _read(self) -> str:
@@ -223,8 +225,9 @@ class Console:
         lines: list[str] = []
         quoted = False
         while True:
+            self._in_message = bool(lines or quoted)
             try:
-                line = self._line(_MORE if lines or quoted else _PROMPT)
+                line = self._line(_MORE if self._in_message else _PROMPT)
             except EOFError:
                 if lines:
                     return "\n".join(lines)
@@ -305,46 +308,3 @@ def _timings(answer: Answer) -> str:
         f" {generation.prompt_seconds:.2f} s; generated: {len(generation.tokens)} tokens,"
         f" {generation.per_second:.2f} tokens/s"
     )
-
-
-class _CtrlC:
-    """Ctrl-C while a conversation runs: `pressed` says so, and only the second one until `clear` is
-    a KeyboardInterrupt. Within `usual` each one is. Nothing is changed in another thread than the
-    main one, which gets no signals.
-    """
-
-    def __init__(self):
-        self._event = threading.Event()
-        self._is_main = threading.current_thread() is threading.main_thread()
-
-    def pressed(self) -> bool:
-        return self._event.is_set()
-
-    def clear(self) -> None:
-        self._event.clear()
-
-    def __enter__(self) -> _CtrlC:
-        self._before = signal.getsignal(signal.SIGINT)
-        self._set(self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._set(self._before)
-
-    @contextmanager
-    def usual(self) -> Iterator[None]:
-        """Let Ctrl-C interrupt within this context, where nothing can be left half done."""
-        self._set(signal.default_int_handler)
-        try:
-            yield
-        finally:
-            self._set(self._handle)
-
-    def _set(self, handler: Any) -> None:
-        if self._is_main:
-            signal.signal(signal.SIGINT, handler)
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._event.is_set():
-            raise KeyboardInterrupt
-        self._event.set()

@@ -134,8 +134,9 @@ def run(args: argparse.Namespace, api) -> int:
             timings=args.verbose,
             inputs=[path for name in _READ if (path := getattr(args, name))],
         )
-        if sys.stdin.isatty() and not args.single_turn:
+        if sys.stdin.isatty():
             _edit_lines()
+        if sys.stdin.isatty() and not args.single_turn:
             print("/help lists commands, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
         console.run(first, once=args.single_turn)
         session.dismiss()
