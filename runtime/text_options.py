@@ -144,7 +144,7 @@ class TextOptions(SamplerOptions):
         kind=str,
         many=True,
         metavar="TEXT",
-        help="end before this text (repeatable)",
+        help="end before this text, such as '\\n' (repeatable)",
     )
     grammar: str | None = option(
         None,
@@ -169,6 +169,11 @@ class TextOptions(SamplerOptions):
     )
     ignore_eos: bool = option(False, "--ignore-eos", help="continue after tokens that end a text")
     special: bool = option(False, "-sp", "--special", help="print control tokens too")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "" in self.stop:
+            raise UsageError("a text to stop at (stop, -r) is empty, which ends every text")
 
     def grammar_source(self) -> tuple[str, str] | None:
         """Return (kind, text) of the grammar, "gbnf" or "json_schema"; None without one. UsageError

@@ -377,6 +377,15 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
     assert all(f"{flag} changes nothing here: {why}" in err for flag, why in reasons.items())
 
 
+def test_stop_texts_have_escapes(demo, capsys):
+    words = ["-p", "The function", "-n", "4", "--temp", "0", "--no-display-prompt"]
+    whole = run(demo, capsys, *words)[1].removesuffix("\n")
+    stop = "".join(f"\\x{byte:02x}" for byte in whole[2:4].encode())
+    before = whole[: whole.index(whole[2:4])]
+    assert run(demo, capsys, *words, "-r", stop)[1] == before + "\n"
+    assert run(demo, capsys, *words, "-r", stop, "--no-escape")[1] == whole + "\n"
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -402,6 +411,7 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
         (["-p", "a", "-l", "99999+1"], "logit bias of token 99999"),
         (["-p", "a", "-ub", "9" * 20], "at most"),
         (["-p", "a\\xff"], "not UTF-8 at byte 1"),
+        (["-p", "a", "-r", ""], "a text to stop at (stop, -r) is empty"),
         (["-p", "a", "--device", "gpu"], "cpu, cuda, cuda:N or auto"),
         (["-p", "a", "-sm", "layer", "-mg", "-1"], "-mg is -1"),
     ],

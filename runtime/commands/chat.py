@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...errors import UsageError, utf_8
 from ..chat.options import ChatOptions
 from .flags import add_load_flags, add_model_flag, open_model
-from .prompt_flags import prompt_text, unescape
+from .prompt_flags import prompt_text, unescape, with_stops
 from .sampler_flags import ANSWER_FIELDS, add_sampler_flags
 
 
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_chat_flags(parser)
     ChatOptions.add_flags(parser, only=ANSWER_FIELDS)
     parser.add_argument(
-        "--no-escape", action="store_true", help="take backslashes in -p and -sys as they are"
+        "--no-escape", action="store_true", help="take backslashes in -p, -sys and -r as they are"
     )
     add_sampler_flags(parser)
     add_load_flags(parser)
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace, api) -> int:
     from ..chat.template import chosen_template
     from ..weights.hyperparameters import Hyperparameters
 
-    options = ChatOptions.from_flags(args)
+    options = with_stops(args, ChatOptions.from_flags(args))
     if options.seed == -1:
         options = replace(options, seed=secrets.randbits(32))
     options = replace(options, system=_system(args))

@@ -14,7 +14,7 @@ from ..parallel.modes import has_ranks
 from ..text_options import GenerateOptions
 from . import chat
 from .flags import add_load_flags, add_model_flag, open_model
-from .prompt_flags import prompt_text
+from .prompt_flags import prompt_text, with_stops
 from .sampler_flags import ANSWER_FIELDS, CACHE_FIELDS, add_sampler_flags
 from .watch import passes, watched
 
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-display-prompt", action="store_true", help="print only what is generated"
     )
     parser.add_argument(
-        "--no-escape", action="store_true", help="take backslashes in -p as they are"
+        "--no-escape", action="store_true", help="take backslashes in -p and -r as they are"
     )
     conversation = parser.add_argument_group("conversation")
     conversation.add_argument(
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, api) -> int:
     for name, flag in chat.CHAT_FLAGS.items():
         if getattr(args, name):
             raise UsageError(f"{flag} is for conversations: add -cnv, or use `iqforge chat`")
-    options = GenerateOptions.from_flags(args)
+    options = with_stops(args, GenerateOptions.from_flags(args))
     if options.seed == -1:
         options = replace(options, seed=secrets.randbits(32))
         print(f"seed: {options.seed}", file=sys.stderr)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
+from typing import TypeVar
 
 from ...errors import UsageError, printable
+from ..text_options import TextOptions
+
+T = TypeVar("T", bound=TextOptions)
 
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 
@@ -23,6 +28,13 @@ def prompt_text(args: argparse.Namespace, *, needed: bool = True) -> str | None:
     from ..evaluate.chunks import read_text
 
     return read_text(args.file)
+
+
+def with_stops(args: argparse.Namespace, options: T) -> T:
+    """Return options with the backslashes in texts of -r replaced, unless --no-escape."""
+    if args.no_escape:
+        return options
+    return replace(options, stop=tuple(unescape(text) for text in options.stop))
 
 
 def unescape(text: str) -> str:
