@@ -207,8 +207,11 @@ def test_malformed_grammars(text, problem):
     [
         ("{", "is not JSON: line 1"),
         ("3", "not an object"),
-        ('{"type": "nothing"}', "not supported"),
-        ('{"type": "string", "pattern": "("}', "not supported"),
+        ("false", "is false, which allows nothing"),
+        ('{"type": "nothing"}', "JSON schema is not supported: Invalid type: nothing"),
+        ('{"type": "string", "pattern": "("}', r"regex parse error: \(: unclosed group$"),
+        ('{"type": "string", "pattern": "(?=a)b"}', r"error: \(\?=a\)b: look-around, .* not supp"),
+        ('{"not": {"type": "string"}}', r'not supported: Unimplemented keys: \["not"\]'),
         ('{"$ref": "http://example.org/x"}', "not supported"),
         ('{"items":' * 3000 + "{}" + "}" * 3000, "nested too deeply"),
         ('{"minimum": 100000000000000000000}', "a value in the JSON schema is not supported"),
@@ -220,6 +223,27 @@ def test_malformed_grammars(text, problem):
 def test_malformed_schemas(tokenizer, end, text, problem):
     with pytest.raises(UsageError, match=problem):
         Grammar("json_schema", text, tokenizer, end)
+
+
+def test_one_of_is_any_of(tokenizer, end, caplog):
+    """As in llama.cpp: a text may follow several alternatives that are not exclusive."""
+    both = [{"type": "integer", "minimum": 1}, {"type": "integer", "maximum": 5}]
+    grammar = Grammar("json_schema", json.dumps({"oneOf": both}), tokenizer, end)
+    assert [one.message for one in caplog.records] == [
+        "oneOf in the JSON schema is followed as anyOf, as in llama.cpp"
+    ]
+    for text in ("7", "3", "-2"):
+        assert follows(grammar, tokenizer.encode(text, add_special=False))
+    exclusive = {"oneOf": [{"type": "integer"}, {"type": "boolean"}]}
+    Grammar("json_schema", json.dumps(exclusive), tokenizer, end)
+    assert len(caplog.records) == 1
+
+
+def test_unknown_keywords_are_annotations(tokenizer, end):
+    schema = {"type": "integer", "frobnicate": 1, "title": "N", "$comment": "x"}
+    assert follows(Grammar("json_schema", json.dumps(schema), tokenizer, end), [
+        *tokenizer.encode("3", add_special=False)
+    ])  # fmt: skip
 
 
 def test_a_grammar_needs_an_end(tokenizer):

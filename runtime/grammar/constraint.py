@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Collection
 
 import llguidance
@@ -12,6 +13,8 @@ from ...errors import EvaluationError, UsageError, printable
 from ..tokenizer.tokenizer import Tokenizer
 from ..tokenizer.vocabulary import TokenType
 from .gbnf import gbnf_to_lark
+
+log = logging.getLogger(__name__)
 
 # As in llama.cpp's grammars for JSON: a model cannot fill the context with spaces.
 _WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
@@ -29,17 +32,15 @@ class Grammar:
     """A grammar for one vocabulary. `new` begins a text that follows it.
 
     kind: "gbnf" or "json_schema". end: the tokens that can end a text. UsageError for a grammar
-    that is malformed, or that the package does not support.
+    that is malformed, or that the package does not support. Alternatives of `oneOf` that may hold
+    together are those of `anyOf`, as in llama.cpp, with a warning.
     """
 
     def __init__(self, kind: str, text: str, tokenizer: Tokenizer, end: Collection[int]):
         if not end:
             raise UsageError("a text that follows a grammar needs a token that ends it")
         self.end = frozenset(end)
-        if kind == "gbnf":
-            self._text = llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text))
-        else:
-            self._text = _schema(text)
+        self._name = "grammar" if kind == "gbnf" else "JSON schema"
         vocabulary = _Vocabulary(tokenizer, min(end))
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(vocabulary),
@@ -47,15 +48,27 @@ class Grammar:
             eos_token=sorted(end),
             slices=[],
         )
+        if kind == "gbnf":
+            self._text = llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+        else:
+            schema = _read_schema(text)
+            self._text = _schema_grammar(schema)
+            if "coerce_one_of" in self._matcher().get_error():  # it names an option of the package
+                log.warning("oneOf in the JSON schema is followed as anyOf, as in llama.cpp")
+                self._text = _schema_grammar(schema, coerce_one_of=True)
         self.new()
 
     def new(self) -> GrammarConstraint:
         """Return what the next token of an empty text may be."""
-        limits = llguidance.LLParserLimits(**_LIMITS)
-        matcher = llguidance.LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits)
+        matcher = self._matcher()
         if matcher.is_error():
-            raise UsageError(f"the grammar is not supported: {_first_line(matcher.get_error())}")
+            problem = _in_one_line(matcher.get_error())
+            raise UsageError(f"the {self._name} is not supported: {problem}")
         return GrammarConstraint(matcher, self.end, self._tokenizer.vocab_size)
+
+    def _matcher(self) -> llguidance.LLMatcher:
+        limits = llguidance.LLParserLimits(**_LIMITS)
+        return llguidance.LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits)
 
 
 class GrammarConstraint:
@@ -122,7 +135,7 @@ class _Vocabulary:
         return self._tokenizer.encode(text, add_special=False)
 
 
-def _schema(text: str) -> str:
+def _read_schema(text: str) -> dict:
     try:
         schema = json.loads(text, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
@@ -133,10 +146,20 @@ def _schema(text: str) -> str:
         raise UsageError("the JSON schema is nested too deeply") from None
     if not isinstance(schema, (dict, bool)):
         raise UsageError("the JSON schema is not an object")
-    schema = schema if isinstance(schema, dict) else {} if schema else {"not": {}}
+    if schema is False:
+        raise UsageError("the JSON schema is false, which allows nothing")
+    return schema if isinstance(schema, dict) else {}
+
+
+def _schema_grammar(schema: dict, coerce_one_of: bool = False) -> str:
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(
-            schema, overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
+            schema,
+            overrides={
+                "whitespace_flexible": True,
+                "whitespace_pattern": _WHITESPACE,
+                "coerce_one_of": coerce_one_of,
+            },
         )
     except ValueError as error:  # integers beyond 64 bits, halves of surrogate pairs
         problem = _first_line(str(error))
@@ -145,6 +168,13 @@ def _schema(text: str) -> str:
 
 def _no_constant(name: str) -> None:
     raise UsageError(f"the JSON schema is not JSON: {name} is not a value")
+
+
+def _in_one_line(problem: str) -> str:
+    """Return a message without its drawings: lines of ^ below what they point to."""
+    lines = [line.strip() for line in problem.splitlines()]
+    shown = "\n".join(line for line in lines if line.strip("^"))
+    return printable(shown.replace("\nerror: ", ": ").replace("\n", " "), 400)
 
 
 def _first_line(text: str) -> str:
