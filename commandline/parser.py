@@ -5,6 +5,7 @@ abbreviated flags, short usage, colours where a terminal shows them.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -13,6 +14,8 @@ from ..formats.flags import integer, real
 from ..formats.options import did_you_mean
 from .colour import painted_error, painted_help, wants_colour
 from .unsupported import UNSUPPORTED
+
+_SCALED = "--lora-scaled"
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -32,8 +35,11 @@ class Parser(argparse.ArgumentParser):
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse `words`. An unknown flag ends the program with one line.
 
-        Where a command takes `words`, they may also follow a flag.
+        Where a command takes `words`, they may also follow a flag. `--lora-scaled` takes a file and
+        its scale as one word or two.
         """
+        if _SCALED in self.flags():
+            words = _joined_scales(words)
         required = [action for action in self._actions if action.required]
         for action in required:  # an unknown flag is named before what is missing
             action.required = False
@@ -105,3 +111,27 @@ class Parser(argparse.ArgumentParser):
                 )
             )
         return " ".join(words)
+
+
+def _joined_scales(words: Sequence[str]) -> list[str]:
+    """Return the words with FILE:SCALE for the FILE SCALE of llama.cpp after `--lora-scaled`."""
+    joined: list[str] = []
+    for word in words:
+        if joined[-2:-1] == [_SCALED] and _is_number(word) and _has_no_scale(joined[-1]):
+            joined[-1] += f":{word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _has_no_scale(file: str) -> bool:
+    given = "," in file or _is_number(file.rpartition(":")[2])  # FILE:SCALE,FILE:SCALE
+    return os.path.exists(file) or not given
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

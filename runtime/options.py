@@ -75,7 +75,12 @@ class LoadOptions(Options):
         " (repeatable, or with commas between)",
     )
     lora_scaled: tuple[str, ...] = option(
-        (), "--lora-scaled", kind=str, many=True, metavar="FILE:SCALE", help="the same"
+        (),
+        "--lora-scaled",
+        kind=str,
+        many=True,
+        metavar="FILE:SCALE",
+        help="the same; also FILE SCALE as two words",
     )
     override_tensor: tuple[str, ...] = option(
         (),

@@ -130,6 +130,22 @@ def test_flags_are_not_abbreviated():
             main(words.split())
 
 
+@pytest.mark.parametrize(
+    "words, scaled, models",
+    [
+        ("--lora-scaled a.gguf 0.5 base one", ["a.gguf:0.5"], ["one"]),
+        ("--lora-scaled a 2 --lora-scaled b:-1 base one", ["a:2", "b:-1"], ["one"]),
+        ("base one 3 --lora-scaled a -1e-1", ["a:-1e-1"], ["one", "3"]),
+        ("--lora-scaled a:2 3 one", ["a:2"], ["one"]),  # the base is called 3
+        ("--lora-scaled a:1,b:2 3 one", ["a:1,b:2"], ["one"]),
+    ],
+)
+def test_scales_of_adapters_are_one_word_or_two(words, scaled, models):
+    parser, _ = cli._parser("compare")
+    args = parser.read([*words.split(), "-f", "text"])
+    assert args.lora_scaled == scaled and args.models == models
+
+
 def test_unsupported_flags_are_those_that_no_command_has():
     for name in COMMANDS:
         parser, _ = cli._parser(name)

@@ -286,7 +286,13 @@ def test_commands(models, tmp_path, capsys):
     expected = perplexity("-m", out)
     assert perplexity("-m", model, "--lora", adapter) == pytest.approx(expected, rel=1e-5)
     assert perplexity("-m", model) != pytest.approx(expected, rel=1e-2)
-    scaled = ["--lora-scaled", adapter]
+    scaled = ["--lora-scaled", *adapter.rsplit(":", 1)]
+    assert perplexity("-m", model, *scaled) == pytest.approx(expected, rel=1e-5)
+    halves = [*scaled[:2], "0.2", *scaled[:2], "0.3"]
+    assert perplexity("-m", model, *halves) == pytest.approx(expected, rel=1e-5)
+    again = ["-o", str(tmp_path / "again.gguf"), "--outtype", "f32"]
+    assert main(["export-lora", "-m", model, *scaled, *again]) == 0
+    assert (tmp_path / "again.gguf").read_bytes() == Path(out).read_bytes()
     for words in (
         ["generate", "-p", "The", "-n", "2", *cpu],
         ["chat", "-p", "The", "-n", "2", "-st", "--chat-template", "chatml", *cpu],

@@ -29,7 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="an adapter in GGUF, and by what its changes are multiplied (repeatable)",
     )
     parser.add_argument(
-        "--lora-scaled", action="append", default=[], metavar="FILE:SCALE", help="the same"
+        "--lora-scaled",
+        action="append",
+        default=[],
+        metavar="FILE:SCALE",
+        help="the same; also FILE SCALE as two words",
     )
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help="the file to write")
     parser.add_argument(
