@@ -63,19 +63,22 @@ _ENDS_WITH_CHANNELS = {"<|return|>", "<|call|>"}  # with these, <|end|> is betwe
 @dataclass
 class Generation:
     """What happened while text was generated. Seconds of the prompt end when its last logits are
-    there.
+    there; those of its file, which is read and written, are among them.
     """
 
     prompt_tokens: int
     reused: int = 0  # tokens of the prompt that came from a file
     prompt_seconds: float = 0.0
+    file_seconds: float = 0.0
     seconds: float = 0.0
     tokens: list[int] = field(default_factory=list)  # with the end token, if it came
     ended: bool = False  # by a token that ends the text
 
     @property
     def prompt_per_second(self) -> float:
-        return self.prompt_tokens / max(self.prompt_seconds, 1e-9)
+        """Tokens of the prompt per second, of those that were evaluated."""
+        evaluated = self.prompt_tokens - self.reused
+        return evaluated / max(self.prompt_seconds - self.file_seconds, 1e-9)
 
     @property
     def per_second(self) -> float:
@@ -211,7 +214,7 @@ def generate_tokens(
     if cache is not None:
         started = time.perf_counter()
         record.reused = cache.begin(model, prompt, state)
-        record.prompt_seconds = time.perf_counter() - started
+        record.prompt_seconds = record.file_seconds = time.perf_counter() - started
         return _with_cache(cache, model, prompt, n, sampling, state, end, record, chain)
     return continued(model, prompt, n, sampling, state, end, record, chain)
 
@@ -234,7 +237,9 @@ def _with_cache(
     if rest := prompt[state.n_past : -1]:
         model.extend(rest, state)
     if not cache.read_only and not cache.writes_all and record.reused < len(prompt) - 1:
+        writing = time.perf_counter()
         cache.write(model, prompt, state)
+        record.file_seconds += time.perf_counter() - writing
     before += time.perf_counter() - started
     yield from continued(model, prompt[-1:], n, sampling, state, end, record, chain)
     record.prompt_seconds += before

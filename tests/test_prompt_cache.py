@@ -49,6 +49,9 @@ def test_every_kind_of_layer(folder, tmp_path):
     with iqforge.load_model(folder) as model:
         again, record = generated(model, tokens, prompt_cache=file)
         assert again == expected and record.reused == len(tokens) - 1
+        assert 0 < record.file_seconds < record.prompt_seconds  # one token was evaluated
+        evaluating = record.prompt_seconds - record.file_seconds
+        assert record.prompt_per_second == pytest.approx(1 / evaluating)
         # A longer prompt in a larger context.
         longer = [*tokens, *range(100, 130)]
         text, record = generated(model, longer, 20, prompt_cache=file, prompt_cache_ro=True)
@@ -128,7 +131,7 @@ def test_command(tmp_path, capsys):
     first = capsys.readouterr()
     assert main(words) == 0
     again = capsys.readouterr()
-    assert first.out == again.out and "of them from the file" in again.err
+    assert first.out == again.out and "of them from the file and 1 evaluated" in again.err
     assert "from the file" not in first.err
     assert main([*words, "-cnv"]) == 1
     # The error is not in the middle of a line: the prompt comes after it, if at all.

@@ -99,10 +99,11 @@ def run(args: argparse.Namespace, api) -> int:
         if n > 1
         else ""
     )
-    reused = f" ({record.reused} of them from the file)" if record.reused else ""
+    evaluated = record.prompt_tokens - record.reused
+    reused = f", {record.reused} of them from the file and {evaluated} evaluated"
     print(
-        f"prompt: {record.prompt_tokens} tokens{reused} in {record.prompt_seconds:.2f} s,"
-        f" {record.prompt_per_second:.2f} tokens/s\ngenerated: {n}"
+        f"prompt: {record.prompt_tokens} tokens{reused if record.reused else ''} in"
+        f" {record.prompt_seconds:.2f} s, {record.prompt_per_second:.2f} tokens/s\ngenerated: {n}"
         f" token{'s' * (n != 1)}{speed}{'; ended by itself' if record.ended else ''}",
         file=sys.stderr,
     )
