@@ -26,6 +26,7 @@ from ..runtime.evaluate.compact_base import entries, record_type
 from ..runtime.evaluate.comparison import Comparison, figures_from_json
 from ..version import __version__
 from . import auto_plan
+from .auto_compiling import CompileWatch, seconds_of_compiling
 from .auto_plan import AutoPlan, Planned
 from .auto_stages import AutoFiles, AutoStages, Found
 from .auto_texts import AutoTexts
@@ -148,6 +149,7 @@ class Auto:
         if not all(done.values()):
             device = self.load.device if self.load.device != "auto" else "cpu"
             rate = auto_plan.flops_per_second(device) / (2 * origin.active)  # tokens/s
+        watch = CompileWatch()
         if not done["quantize"]:
             estimate = self.api.quantize_model(
                 origin.address,
@@ -157,6 +159,7 @@ class Auto:
                 estimate=True,
                 device=self.load.device,
                 allow_requantize=origin.is_gguf,
+                progress=watch,
             ).estimate
             quantize = estimate.working + estimate.finishing
         probes = origin.n_probes / auto_plan.probe_layers(origin.n_probes)
@@ -180,9 +183,22 @@ class Auto:
             for name, (seconds, n_bytes) in costs.items()
             if name in self.keys
         )
-        plan = AutoPlan(origin.address, self.files.out, self.aim, stages)
+        compiling = self._compiling(done, watch.factor)
+        plan = AutoPlan(origin.address, self.files.out, self.aim, stages, compiling)
         check_disks([(self._place(), plan.n_bytes)])
         return plan
+
+    def _compiling(self, done: dict[str, bool], factor: float) -> float:
+        """Return about how long the stages that are left compile on the CPU."""
+        tasks = [] if done.get("sensitivity", True) else [*self.origin.probe_tasks]
+        missing = 0
+        if self.load.device == "cpu":
+            if not done["choose"]:
+                tasks += self.origin.choice_tasks
+            if not done["compare"] and not self.origin.is_remote:
+                with self.api.load_model(self.origin.address, options=self.load) as model:
+                    missing = model.count_missing_code()
+        return seconds_of_compiling(tasks, missing, factor)
 
     def _place(self) -> Path:
         """Return a path on the disk of the results: their folder may not exist yet."""

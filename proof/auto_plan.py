@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,9 @@ _BYTES_PER_TOKEN = 4.0
 _MOST_PROBES = 48  # measurements of sensitivities: more layers are measured together
 PROBE_TOKENS = 4096  # that each of them evaluates
 PROBE_BYTES = int(PROBE_TOKENS * _BYTES_PER_TOKEN)  # of text
+# Times of searches, compared with IQ4_K's: docs/benchmarks/quantizers.md.
+_COSTS = {"IQ1_KT": 5.5, "IQ2_KT": 6.5, "IQ3_KT": 10.0, "IQ4_KT": 15.0}
+_OTHER_COST = 0.7
 _MARGIN = 0.04  # of a GPU's memory, for the driver and for what torch keeps
 _LEAST_MARGIN = 512 << 20
 
@@ -133,29 +137,33 @@ def convert_seconds(n_bytes: int, remote: bool) -> float:
     return n_bytes / (_FETCHED if remote else _COPIED)
 
 
-def choose_seconds(source: Source, quantize_seconds: float) -> float:
-    """Return about how long errors of all types take, on sampled rows, when quantizing everything
-    to one type takes `quantize_seconds`.
+def choose_seconds(source: Source, types: Sequence[str], quantize_seconds: float) -> float:
+    """Return about how long errors of these types take (by default `DEFAULT_TYPES`), on sampled
+    rows, when quantizing everything to IQ4_K takes `quantize_seconds`.
     """
+    costs = (_COSTS.get(name.upper(), _OTHER_COST) for name in types or DEFAULT_TYPES)
     matrices = [tensor for tensor in source.tensors if len(tensor.shape) > 1]
     sampled = sum(min(t.n_elements, SAMPLED_ROWS * t.shape[-1]) for t in matrices)
     everything = max(1, sum(t.n_elements for t in matrices))
-    return quantize_seconds * len(DEFAULT_TYPES) * sampled / everything
+    return quantize_seconds * sum(costs) * sampled / everything
 
 
 @dataclass(frozen=True)
 class AutoPlan:
-    """What a run will do: its source, the file that it makes, and its stages. `str` is a table."""
+    """What a run will do: its source, the file that it makes, and its stages. `compiling`: seconds
+    that the stages together compile, in the first run on a machine. `str` is a table.
+    """
 
     source: str
     file: Path
     aim: Aim
     stages: tuple[Planned, ...]
+    compiling: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Return about how long the stages take that are not finished."""
-        return sum(one.seconds for one in self.stages if not one.is_done)
+        """Return about how long the stages take that are not finished, with compiling."""
+        return self.compiling + sum(one.seconds for one in self.stages if not one.is_done)
 
     @property
     def n_bytes(self) -> int:
@@ -181,6 +189,8 @@ def _lines(plan: AutoPlan) -> list[str]:
         seconds = "done" if one.is_done else f"{duration(one.seconds)}"
         size = "-" if not one.n_bytes else size_of(one.n_bytes)
         lines.append(f"{f'{number}. {one.title}':<46} {seconds:>10} {size:>11}")
+    if plan.compiling:
+        lines.append(f"{'   compiling, once':<46} {duration(plan.compiling):>10} {'-':>11}")
     total = f"{duration(plan.seconds):>10} {size_of(plan.n_bytes):>11}"
     lines.append(f"{'in all, about':<46} {total}")
     if plan.aim.why:

@@ -16,7 +16,9 @@ from ..quantize.plan.budget import DRAFT, allowed_types
 from ..quantize.plan.recipe import Recipe
 from ..quantize.plan.size_range import SizeRange, size_range
 from ..quantize.report.probe import probe_groups
+from ..quantize.run.compile_task import CompileTask
 from . import auto_plan
+from .auto_compiling import tasks_of_choice, tasks_of_probes
 from .card import LICENSE_KEYS
 
 
@@ -26,7 +28,8 @@ class Origin:
     and what distinguishes it. n_probes: measurements of sensitivities, layer by layer. active:
     weights that a token is multiplied with. choose_share: how long errors of types take, compared
     with quantizing everything once. sizes: what results can have. quantized: types of a GGUF file
-    that are not floats.
+    that are not floats. choice_tasks, probe_tasks: what the CPU compiles to choose types, and to
+    measure sensitivities.
     """
 
     address: str
@@ -40,6 +43,8 @@ class Origin:
     license: dict[str, str]
     sizes: SizeRange
     quantized: tuple[str, ...]
+    choice_tasks: tuple[CompileTask, ...]
+    probe_tasks: tuple[CompileTask, ...]
 
     @property
     def name(self) -> str:
@@ -57,6 +62,9 @@ class Origin:
     def of(cls, address: str, opened: Source, types: Sequence[str]) -> Origin:
         """Return the facts of an open source. types: see `recipe_for_target`."""
         address, provenance = _identify(address, opened)
+        recipe = Recipe(DRAFT, allow_requantize=True, ignore_imatrix_rules=True)
+        draft = plan_quantization(opened, recipe, None)
+        allowed = allowed_types(types, encodable_types())
         return cls(
             address,
             provenance,
@@ -65,16 +73,18 @@ class Origin:
             _vocabulary(opened),
             len(probe_groups(opened.tensors, str(opened.metadata["general.architecture"].data))),
             auto_plan.active_parameters(opened),
-            auto_plan.choose_seconds(opened, 1.0),
+            auto_plan.choose_seconds(opened, types, 1.0),
             {
                 key: str(opened.metadata[f"general.{stored}"].data)
                 for key, stored in LICENSE_KEYS.items()
                 if f"general.{stored}" in opened.metadata
             },
-            _sizes(opened, types),
+            size_range(draft, allowed, bool(types), opened.metadata),
             tuple(sorted({t.type.name for t in opened.tensors if t.type.is_quantized}))
             if os.path.isfile(address)
             else (),
+            tuple(tasks_of_choice(draft, allowed, bool(types))),
+            tuple(tasks_of_probes(opened)),
         )
 
 
@@ -93,14 +103,6 @@ def _identify(address: str, opened: Source) -> tuple[str, dict[str, Any]]:
     files = [[file, *stat_of(file)] for file in sorted(map(str, opened.files))]
     name = os.path.basename(os.path.abspath(address)).removesuffix(".gguf")
     return address, {"name": name, "files": files}
-
-
-def _sizes(source: Source, types: Sequence[str]) -> SizeRange:
-    """Return the sizes that `recipe_for_target` can reach with these types."""
-    recipe = Recipe(DRAFT, allow_requantize=True, ignore_imatrix_rules=True)
-    draft = plan_quantization(source, recipe, None)
-    allowed = allowed_types(types, encodable_types())
-    return size_range(draft, allowed, bool(types), source.metadata)
 
 
 def _vocabulary(source: Source) -> int:

@@ -156,6 +156,10 @@ class Model(OpenModel):
             self._steps.compile_ahead(state, n)
         self._steps.has_program([state])
 
+    def count_missing_code(self) -> int:
+        """Return how many functions for steps on the CPU are not compiled yet."""
+        return 0 if self._steps is None else self._steps.count_missing(self.new_state(1))
+
     @property
     def tokens_together(self) -> int:
         """The tokens of a prompt that are best appended at a time: `ubatch`, or more where pieces

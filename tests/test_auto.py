@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import iqforge
@@ -16,10 +17,11 @@ import yaml
 from iqforge import api
 from iqforge.cli import main
 from iqforge.errors import IqforgeError, OutputError, UsageError
-from iqforge.proof import auto
+from iqforge.proof import auto, auto_compiling
 from iqforge.proof.auto_options import AutoOptions, Target
 from iqforge.proof.auto_plan import probe_layers
 from iqforge.proof.auto_texts import sample
+from iqforge.runtime.model import Model
 from iqforge.runtime.options import LoadOptions
 
 from .hub_server import COMMIT, Hub
@@ -318,6 +320,33 @@ def test_a_dry_run_writes_nothing(checkpoint, tmp_path, capsys):
     assert main(words(checkpoint, tmp_path / "out", "--dry-run")) == 0
     assert "in all, about" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_compiling_is_announced_in_a_line_of_its_own(checkpoint, tmp_path, monkeypatch, capsys):
+    """Searches of all types to choose from, and of probes; GPUs have their own."""
+    monkeypatch.setattr(auto_compiling.CompileWatch, "factor", 1.0)
+    monkeypatch.setattr(auto_compiling, "missing_tasks", list)  # as on a new machine
+    asked = []
+
+    def seconds(missing):
+        asked.append({(task.type, task.weighted) for task in missing if task.kind == "search"})
+        return 100.0
+
+    monkeypatch.setattr(auto_compiling, "compile_seconds", seconds)
+    make = partial(iqforge.plan_auto, checkpoint[0], tmp_path, target_bpw=6, texts=[checkpoint[1]])
+    plan = make(types=TYPES)
+    stages = sum(stage.seconds for stage in plan.stages)
+    assert 100 < plan.compiling < 120 and plan.seconds == pytest.approx(stages + plan.compiling)
+    assert re.search("compiling, once +1.[78] min", str(plan))
+    chosen = {(type, weighted) for type in TYPES for weighted in (True, False)}
+    assert {type for type, _ in asked.pop() - chosen} == {"IQ3_K"}
+    make(types=TYPES, sensitivity=False)
+    assert asked.pop() == chosen
+    monkeypatch.setattr(auto_compiling, "missing_tasks", lambda tasks: [])
+    monkeypatch.setattr(auto_compiling, "compile_seconds", lambda missing: 0.0)
+    monkeypatch.setattr(Model, "count_missing_code", lambda model: 0)
+    plan = make(types=TYPES)
+    assert plan.compiling == 0 and "compiling" not in str(plan)
 
 
 def test_targets_exclude_each_other(checkpoint, capsys):

@@ -101,7 +101,7 @@ def collect_stats(
     """
     progress = progress or StatsProgress()
     on_cpu = [type for type in types if not devices or plain_type(type).is_float]
-    compile_ahead(_tasks(tensors, on_cpu, importance), progress)
+    compile_ahead(tasks_of_stats(tensors, on_cpu, importance), progress)
     threads = thread_count(threads)
     spans = [list(row_spans(tensor, report.sampled)) for tensor in tensors]
     progress.begin(
@@ -154,9 +154,10 @@ def measured_elements(
     )
 
 
-def _tasks(
+def tasks_of_stats(
     tensors: Sequence[TensorInfo], types: Sequence[GGMLType], importance: ImportanceLookup | None
 ) -> list[CompileTask]:
+    """Return the tasks of measuring these types on the CPU."""
     weighted = {
         importance is not None and importance(tensor.name, tensor.shape) is not None
         for tensor in tensors

@@ -111,11 +111,8 @@ def compile_ahead(
     missing, progress = missing_tasks(tasks), progress or CompileProgress()
     if not missing:
         return []
-    total = sum(task.seconds for task in missing)
-    processes = min(processes or default_threads(), len(missing), _MOST_PROCESSES)
-    if total < _WORTH_PROCESSES:
-        processes = 1
-    progress.compiling(missing, max(total / processes, missing[0].seconds) + (processes > 1))
+    processes = _process_count(missing, processes)
+    progress.compiling(missing, compile_seconds(missing, processes))
     started = time.perf_counter()
     try:
         _compile(missing, processes, progress)
@@ -123,6 +120,21 @@ def compile_ahead(
         progress.compile_end()
     log.debug("%d compiled in %.1f s", len(missing), time.perf_counter() - started)
     return missing
+
+
+def compile_seconds(missing: Sequence[CompileTask], processes: int = 0) -> float:
+    """Return about how long `compile_ahead` takes for tasks as `missing_tasks` returns them."""
+    if not missing:
+        return 0.0
+    processes = _process_count(missing, processes)
+    total = sum(task.seconds for task in missing)
+    return max(total / processes, missing[0].seconds) + (processes > 1)
+
+
+def _process_count(missing: Sequence[CompileTask], processes: int) -> int:
+    if sum(task.seconds for task in missing) < _WORTH_PROCESSES:
+        return 1
+    return min(processes or default_threads(), len(missing), _MOST_PROCESSES)
 
 
 def _compile(tasks: Sequence[CompileTask], processes: int, progress: CompileProgress) -> None:

@@ -22,7 +22,7 @@ from ..layers.norm import Norm
 from ..layers.rope import Rope
 from ..network.network import Network
 from ..simd import tiles
-from ..simd.operations import compile_together, operation, rehearsed
+from ..simd.operations import compile_together, not_compiled, operation, rehearsed
 from ..simd.step import norms
 from ..simd.threads import Program, compile_loops, run
 from ..state.cache import CacheSettings, KVCache
@@ -103,6 +103,12 @@ class StepPath:
                     _ask_for_rows(self._network)
                 self.largest.ask()
             compile_together(wanted, [compile_loops])
+
+    def count_missing(self, state: State) -> int:
+        """Return how many operations of a step are not compiled yet."""
+        with self._lock, rehearsed() as wanted, contextlib.suppress(NotPlanned):
+            StepProgram(self._network, state, torch.get_num_threads(), rounds=self._store.rounds)
+        return len(not_compiled(wanted))
 
     def has_program(self, states: Iterable[State]) -> bool:
         """Return whether there are programs for all of these sequences."""

@@ -105,18 +105,22 @@ def rehearsed() -> Iterator[dict[tuple[Callable, str], _Wanted]]:
         _rehearsal.wanted = before
 
 
+def not_compiled(wanted: dict[tuple[Callable, str], _Wanted]) -> list[_Wanted]:
+    """Return the operations that are not on disk yet."""
+    return [
+        operation
+        for key, operation in wanted.items()
+        if key not in _compiled and not is_on_disk(operation.function, SIGNATURE)
+    ]
+
+
 def compile_together(
     wanted: dict[tuple[Callable, str], _Wanted], others: Sequence[Callable[[], object]] = ()
 ) -> None:
     """Compile operations that are not on disk yet, and what others compile, on several
     processors.
     """
-    missing = [
-        operation
-        for key, operation in wanted.items()
-        if key not in _compiled and not is_on_disk(operation.function, SIGNATURE)
-    ]
-    if missing:
+    if missing := not_compiled(wanted):
         _announce()
         missing.sort(key=lambda operation: -len(operation.template.__code__.co_code))
         in_processes([*(functools.partial(_loaded, operation) for operation in missing), *others])
