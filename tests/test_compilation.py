@@ -11,6 +11,7 @@ from pathlib import Path
 import iqforge
 import numpy as np
 import pytest
+from iqforge.cli import main
 from iqforge.errors import UnsupportedTypeError
 from iqforge.formats.codecs.scalars import nearest_half
 from iqforge.formats.kernel import rehearse
@@ -107,6 +108,12 @@ def test_tasks():
     assert not missing_tasks([]) and not compile_ahead([], CompileProgress())
     with pytest.raises(UnsupportedTypeError, match="no quantizer for I2_S"):
         iqforge.warm_up(["I2_S"])
+
+
+def test_the_command(capsys):
+    assert main(["warmup", "-j", "1", "Q8_0"]) == 0
+    assert capsys.readouterr().out.startswith("1 type ready: ")
+    assert main(["warmup", "-j", "-1"]) == 1 and "--jobs is -1" in capsys.readouterr().err
 
 
 def test_lines():

@@ -27,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    if args.jobs < 0:
-        raise UsageError(f"--jobs is {args.jobs}: it must not be negative")
+    if args.processes < 0:
+        raise UsageError(f"--jobs is {args.processes}: it must not be negative")
     bar = CompileBar()
     done = api.warm_up(args.types, options=WarmUpOptions.from_flags(args), progress=bar)
     count = len(set(args.types)) or len(api.encodable_types())
