@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EvaluationError, UsageError
+from ..errors import EvaluationError, UsageError, printable
 from .bench import benchmark_model
 from .models import opened_model, split_options, text_of
 from .source import PathLike
@@ -103,12 +103,22 @@ class _Run:
         self.texts = {path: text_of(path)[0] for path in texts}
         self.base = ""
         self.identities: dict[str, list] = {}
+        self.vocabularies: dict[str, Sequence[str]] = {}
 
     def identify(self, paths: Sequence[str]) -> None:
-        """Look at the base, which comes first, and at all models before any is measured."""
+        """Look at the base, which comes first, and at all models before any is measured.
+        EvaluationError for one with another vocabulary.
+        """
         self.base = paths[0]
         for path in paths:
             self._identity(path)
+        for path in paths[1:]:
+            # Lengths differ by padding, and finetunes give tokens to names that were reserved.
+            pairs = list(zip(self.vocabularies[path], self.vocabularies[self.base]))
+            if sum(own != of_base for own, of_base in pairs) > len(pairs) // 100:
+                raise EvaluationError(
+                    f"has another vocabulary than {printable(self.base, 400)}", file=path
+                )
 
     def figures(self, path: str, label: str) -> tuple[ModelFigures, bool]:
         """Return the figures of a model, measured or from a run that was interrupted."""
@@ -239,6 +249,8 @@ class _Run:
         if path not in self.identities:
             with open_source(path) as source:
                 files = [os.path.realpath(file) for file in source.files]
+                tokens = source.metadata.get("tokenizer.ggml.tokens")
+                self.vocabularies[path] = [] if tokens is None else tokens.data
             stats = [os.stat(file) for file in files]
             self.identities[path] = [
                 [file, stat.st_size, stat.st_mtime_ns]

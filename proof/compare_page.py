@@ -148,7 +148,9 @@ def _models(comparison: Comparison) -> str:
         for model in (comparison.base, *comparison.models)
     ]
     device = escape(comparison.base.device)
-    return _table(_MODELS, rows, f"On {device}; prompts of {comparison.base.n_prompt} tokens")
+    n_prompt = comparison.base.n_prompt
+    prompts = f"; prompts of {n_prompt} tokens" if n_prompt else ""
+    return _table(_MODELS, rows, f"On {device}{prompts}")
 
 
 def _speed(value: float | None) -> str:

@@ -45,7 +45,7 @@ def text_table(comparison: Comparison, *, differences: bool = True) -> str:
     width = max(5, *(len(printable(model.name, 60)) for model in everything))
     first = comparison.base
     head = f"{'model':<{width}} {'size':>10} {'bpw':>6} {'memory':>10}"
-    head += f" {f'pp{first.n_prompt} t/s':>11} {'tg t/s':>8}"
+    head += f" {f'pp{first.n_prompt or str()} t/s':>11} {'tg t/s':>8}"
     lines = [head]
     for model in everything:
         lines.append(

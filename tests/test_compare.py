@@ -8,16 +8,22 @@ import json
 import re
 import shutil
 import subprocess
+from functools import partial
 
 import iqforge
 import pytest
 from iqforge.cli import main
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError, UsageError
+from iqforge.formats.values import ValueType, array
 from iqforge.proof import style
 from iqforge.proof.compare_page import html_page
 from iqforge.runtime.evaluate.comparison import figures_from_json, short_labels
 
 from .shared import shared
+from .tiny_checkpoint import PROSE, make_tiny_llama
+from .tiny_model import write_gguf
 
 BASE = "golden/tools/gguf/tiny-llama-untied-f16.gguf"
 SMALL = "golden/tools/gguf/tiny-llama-untied.Q4_K_M.imatrix.gguf"
@@ -136,6 +142,7 @@ def test_the_command_writes_a_table_a_page_and_json(tmp_path, capsys, monkeypatc
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines() if line.startswith("tiny-llama")]
     assert len(lines) >= 6 and "written: page.html, all.json" in out
+    assert re.search("memory +pp t/s +tg t/s\n", out)  # nothing was timed
     found = json.loads((tmp_path / "all.json").read_text())
     assert f"{found['models'][0]['texts'][0]['kld'][0]:.6f}" in out
     assert found["models"][0]["prompt"] is None
@@ -181,6 +188,27 @@ def test_a_text_that_is_too_short_is_named(compared, tmp_path):
     short.write_text("One line.")
     with pytest.raises(EvaluationError, match=r"short\.txt.*: the text has \d+ tokens"):
         iqforge.compare_models(shared(BASE), [shared(SMALL)], [short], tmp_path / "w", **FAST)
+
+
+def test_another_vocabulary_is_refused_before_anything_is_measured(tmp_path):
+    make_tiny_llama(tmp_path / "hf", n_layers=1)
+    paths = []
+    with CheckpointSource(open_checkpoint(tmp_path / "hf")) as source:
+        tokens = source.metadata["tokenizer.ggml.tokens"].data
+        for n_changed in (0, 1, len(tokens) // 20):  # a name that was reserved is no other one
+            changed = [f"other{i}" if i < n_changed else one for i, one in enumerate(tokens)]
+            metadata = {"tokenizer.ggml.tokens": array(ValueType.STRING, changed)}
+            paths.append(write_gguf(tmp_path / f"{n_changed}.gguf", source, metadata=metadata))
+    text, measured = tmp_path / "text.txt", []
+    text.write_text(PROSE * 10)
+    options = {"n_ctx": 32, "chunks": 1, "speed_prompt": 0, "speed_generation": 0}
+    compare = partial(
+        iqforge.compare_models, paths[0], texts=[text], work=tmp_path / "w", **options
+    )
+    with pytest.raises(EvaluationError, match=r"gguf: has another vocabulary than .*0\.gguf"):
+        compare(paths[1:], on_model=lambda *one: measured.append(one))
+    assert not measured and not list((tmp_path / "w").iterdir())
+    assert compare(paths[1:2]).models
 
 
 def test_nothing_to_compare_is_an_error(tmp_path):
