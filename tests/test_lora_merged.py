@@ -301,8 +301,10 @@ def test_commands(models, tmp_path, capsys):
     ):
         assert main([words[0], "-m", model, *words[1:], *scaled]) == 0
         missing = ["--lora", str(tmp_path / "none.gguf")]
+        capsys.readouterr()
         assert main([words[0], "-m", model, *words[1:], *missing]) == 1  # it is read everywhere
-        assert "none.gguf" in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert "none.gguf" in printed.err and not printed.out  # not even the head of a table
 
 
 def test_the_reference_logits():

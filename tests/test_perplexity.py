@@ -321,6 +321,32 @@ def test_command_prints_what_scripts_read(tiny, tmp_path, capsys):
     assert "error" in capsys.readouterr().err
 
 
+def test_tables_have_no_headings_before_errors_of_the_input(tiny, tmp_path, capsys):
+    words = ["perplexity", "--device", "cpu", "-m", str(tiny / "f32.gguf"), "-c", str(N_CTX)]
+    text = tmp_path / "text.txt"
+    text.write_text("too short")
+    assert main([*words, "-f", str(text), "--kl-divergence-against", str(tiny / "q8.gguf")]) == 1
+    text.write_text("a context\n4\none\ntwo\nthree\nfour\n")
+    assert main([*words, "-f", str(text), "--hellaswag"]) == 1
+    text.write_text("a context\n1\none\ntwo\nthree\nfour\n")
+    assert main([*words, "-f", str(text), "--hellaswag", "-c", "3"]) == 1
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.count("error:") == 3
+    assert main([*words, "-f", str(text), "--hellaswag"]) == 0
+    assert capsys.readouterr().out.startswith(report.TASK_HEADER)
+
+
+def test_windows_of_a_stride_are_said(tiny, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text(PROSE * 4)
+    words = ["perplexity", "--device", "cpu", "-m", str(tiny / "f32.gguf"), "-f", str(text)]
+    words += ["-c", "64", "-b", "128", "--chunks", "2"]
+    assert main([*words, "--ppl-stride", "16"]) == 0
+    windows = "windows of 256 tokens, one every 16; the last 16 of each are scored"
+    assert windows in capsys.readouterr().err
+    assert main(words) == 0 and "windows" not in capsys.readouterr().err
+
+
 def test_texts_that_cannot_be_evaluated(tiny, tmp_path):
     with load_model(tiny / "f32.gguf") as model:
         with pytest.raises(EvaluationError, match="at least 4096"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -99,7 +99,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from .bench_output import FORMATS, printer
+    from .bench_output import FORMATS, Printer, printer
 
     if args.write is not None:
         return _write(args, api)
@@ -134,17 +134,22 @@ def run(args: argparse.Namespace, api) -> int:
         )
         for form, stream in ((args.output, sys.stdout), (args.output_err, sys.stderr))
     ]
-    for output in outputs:
-        output.begin()
+    begun: list[Printer] = []
+
+    def begin() -> None:
+        for output in outputs[len(begun) :]:
+            begun.append(output)
+            output.begin()
+
     try:
         for which, synthetic in models:
             for line, result in measure(
-                api, args, which, synthetic, device, settings, options, facts
+                api, args, which, synthetic, device, settings, options, facts, begin
             ):
                 for output in outputs:
                     output.add(line, result.samples_ns, result.samples_ts)
     finally:  # what was measured before an error stays readable
-        for output in outputs:
+        for output in begun:
             output.end()
     return 0
 
@@ -171,9 +176,10 @@ def measure(
     settings: list[dict[str, Any]],
     options: BenchOptions,
     facts: DeviceFacts | None,
+    on_open: Callable[[], None],
 ) -> Iterator[tuple[dict[str, Any], Result]]:
     """Yield (record, Result) of every test under every setting for one model, which is loaded again
-    only where a setting asks for it.
+    only where a setting asks for it. on_open: called each time it is.
     """
     import torch
 
@@ -205,6 +211,7 @@ def measure(
                     verbose=True,
                     said=said,
                 )
+                on_open()
                 loaded_as, limits = load_as, _whole_on(opened, device) and facts
             for test in tests:
                 time.sleep(args.delay)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,8 @@ from .flags import (
 from .watch import watched
 
 if TYPE_CHECKING:
+    from ..evaluate.divergence import Statistics
+    from ..evaluate.tasks import TaskItem
     from ..model import Model
 
 _TASKS = {
@@ -119,10 +122,24 @@ def run(args: argparse.Namespace, api) -> int:
                     with _named(name):
                         _compare(api, model, text, options, load, against=other, name=name)
         else:
+            if options.ppl_stride:
+                _say_windows(model, options)
             for text in texts:
                 with _named(text if len(texts) > 1 else ""):
                     _measure(args, api, model, text, options, load)
     return 0
+
+
+def _say_windows(model: Model, options: PerplexityOptions) -> None:
+    from ..evaluate.strided import window_length
+
+    flash, stride = model.weights.switches.flash_attention, options.ppl_stride
+    length = window_length(options.n_ctx, stride, options.batch_tokens, flash)
+    print(
+        f"windows of {length} tokens, one every {stride}; the last {stride} of each are scored"
+        " (-b, -c: their length)",
+        file=sys.stderr,
+    )
 
 
 @contextmanager
@@ -160,15 +177,18 @@ def _compare(
     """Print the table and the summary of a comparison, or one line that begins with `name`."""
     from ..evaluate import report
 
-    if not name:
-        print(f"\n{report.TABLE_HEADER}")
+    def show(chunk: int, statistics: Statistics) -> None:
+        if chunk == 0:  # nothing is printed before an error of the input
+            print(f"\n{report.TABLE_HEADER}")
+        print(report.table_row(chunk, statistics), flush=True)
+
     result = api.measure_perplexity(
         model,
         text,
         options=options,
         against=against,
         progress=RunningOutput(chunks_per_pass(options, load), False),
-        on_chunk=None if name else lambda chunk, s: print(report.table_row(chunk, s), flush=True),
+        on_chunk=None if name else show,
     )
     if name:
         print(report.divergence_line(name, result), flush=True)
@@ -259,16 +279,20 @@ def _score_tasks(args: argparse.Namespace, api, kind: str) -> int:
     options, load = ChunkOptions.from_flags(args), LoadOptions.from_flags(args)
     rows = options.tokens_per_pass(load.ubatch)
     line = report.winogrande_line if kind == "winogrande" else report.choice_line
-    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
-        if kind != "winogrande":
+
+    def show(index: int, item: TaskItem) -> None:
+        if index == 0 and kind != "winogrande":
             print(report.TASK_HEADER)
+        print(line(index, item), flush=True)
+
+    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
         score = api.measure_tasks(
             model,
             args.binary_file or args.file[0],
             kind,
             max(0, getattr(args, f"{kind.replace('-', '_')}_tasks")),
             options=options,
-            on_task=lambda index, item: print(line(index, item), flush=True),
+            on_task=show,
         )
     for one in report.task_summary(kind, score):
         print(one)
