@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import UsageError, printable
 
@@ -152,20 +152,30 @@ def add_ignored_flags(parser: argparse._ActionsContainer, known: Collection[str]
     for ignored in IGNORED:
         if ignored.flag in known:
             continue
-        options = {} if ignored.expected else {"action": "store_const", "const": True}
         parser.add_argument(
             *(spelling for spelling in ignored.spellings if spelling not in known),
+            action=_Given,
+            nargs=None if ignored.expected else 0,
             dest=_PREFIX + ignored.flag,
             help=argparse.SUPPRESS,
             default=argparse.SUPPRESS,
-            **options,
         )
 
 
 def given(args: argparse.Namespace) -> Iterator[Ignored]:
-    """Those that were given. UsageError for a value that is none."""
+    """Those that were given, with the spelling that was given as the only one. UsageError for a
+    value that is none.
+    """
     for name, value in vars(args).items():
         if name.startswith(_PREFIX):
-            ignored = BY_FLAG[name.removeprefix(_PREFIX)]
-            ignored.check(value)
+            spelled, text = value
+            ignored = replace(BY_FLAG[name.removeprefix(_PREFIX)], spellings=(spelled,))
+            ignored.check(text)
             yield ignored
+
+
+class _Given(argparse.Action):
+    """Stores (spelling, value)."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        setattr(namespace, self.dest, (option_string, values))
