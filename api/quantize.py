@@ -22,6 +22,7 @@ from .rounding import (
     check_calibration,
     loaded_moments,
     moments_imatrix,
+    refuse_read_files,
     rounders_of,
     rounding_plans,
     rounding_provenance,
@@ -164,6 +165,7 @@ def quantize_models(
     if o.save_plan is not None and len(outputs) > 1:
         raise UsageError("save_plan needs exactly one output")
     check_calibration(calibrate, hessian, o, shards, len(outputs))
+    refuse_read_files((out for out, _ in outputs), hessian, calibrate)
     moments = loaded_moments(hessian, o, calibrate is not None)
     guided = moments is not None or calibrate is not None
     devices = find_devices(o.device)

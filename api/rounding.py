@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -76,6 +76,22 @@ def check_calibration(
         raise UsageError(
             "sequential (--sequential) makes one whole output: each has its own rounded layers"
         )
+
+
+def refuse_read_files(
+    outs: Iterable[PathLike | None],
+    hessian: PathLike | MomentsFile | None,
+    calibrate: PathLike | Sequence[PathLike] | None,
+) -> None:
+    """Raise OutputError if an output would replace the second moments or texts that are read."""
+    from ..formats.output import refuse_same_file
+
+    read = [calibrate] if isinstance(calibrate, (str, os.PathLike)) else list(calibrate or [])
+    if hessian is not None:
+        read.append(hessian if isinstance(hessian, (str, os.PathLike)) else hessian.path)
+    for out in outs:
+        if out is not None:
+            refuse_same_file(out, read)
 
 
 def opened_moments(hessian: PathLike | MomentsFile) -> MomentsFile:

@@ -11,7 +11,7 @@ import torch
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import ImatrixError, IqforgeError, UsageError
+from iqforge.errors import ImatrixError, IqforgeError, OutputError, UsageError
 from iqforge.imatrix.moments import saving
 from iqforge.imatrix.moments.collector import MomentSums
 from iqforge.imatrix.moments.data import MomentInput, correlations, pack, unpack
@@ -228,6 +228,17 @@ def test_another_file_is_refused(llama, tmp_path):
     (tmp_path / "nan.safetensors").write_bytes(data)
     with pytest.raises(ImatrixError, match="not finite"):
         iqforge.load_hessian(tmp_path / "nan.safetensors").matrix(owner, "fit", 0)
+
+
+def test_what_is_read_is_not_written_over(llama, tmp_path):
+    moments, text = tmp_path / "h.safetensors", tmp_path / "text.txt"
+    text.write_text(PROSE)
+    iqforge.collect_hessian(llama, PROSE * 20, moments, **SETTINGS)
+    for path, options in ((moments, {"hessian": moments}), (text, {"calibrate": [text]})):
+        before = path.read_bytes()
+        with pytest.raises(OutputError, match="same file as the input"):
+            iqforge.quantize_model("unread.gguf", path, "Q4_0", **options)
+        assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
