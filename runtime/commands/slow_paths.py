@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 class SlowPaths:
     """Prints what `verbose` of a model is told: with `everything` all of it, else which layers run
-    on a slower path, unless the model is in parts on the CPU, as flags about that imply.
+    on a slower path. It prints nothing of that if parts of the model are on the CPU, since the user
+    asked for it.
     """
 
     def __init__(self, everything: bool):
@@ -21,7 +22,7 @@ class SlowPaths:
         self._model: Callable[[], Model | None] = lambda: None
 
     def follow(self, model: Model) -> None:
-        """Say the lines of this model, which is not kept alive."""
+        """Print the lines of this model, without keeping it alive."""
         self._model = weakref.ref(model)
 
     def __call__(self, line: str) -> None:
