@@ -91,6 +91,8 @@ def write_texts(folder: Path) -> None:
 
 def measure(args: argparse.Namespace) -> None:
     """Append to the results what they lack, and print the tables."""
+    for library in ("OMP", "OPENBLAS", "MKL"):  # of dozens of processes, which are started from here
+        os.environ.setdefault(f"{library}_NUM_THREADS", "2")
     settings = Settings(
         work=Path(args.work),
         texts=args.text,
