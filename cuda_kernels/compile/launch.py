@@ -25,7 +25,9 @@ from .nvrtc import compile_spec, cuda_core, cuda_error
 from .plain_launch import launch_config, stream_of
 from .spec import KernelSpec
 
-_SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use without an attribute
+# Bytes of shared memory that a launch may ask for without an attribute of the kernel: a block has
+# 48 KiB then, its own fixed arrays included.
+_SHARED_BY_DEFAULT = 32 * 1024
 
 
 @functools.cache
