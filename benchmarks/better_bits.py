@@ -91,7 +91,7 @@ def write_texts(folder: Path) -> None:
 
 def measure(args: argparse.Namespace) -> None:
     """Append to the results what they lack, and print the tables."""
-    for library in ("OMP", "OPENBLAS", "MKL"):  # of dozens of processes, which are started from here
+    for library in ("OMP", "OPENBLAS", "MKL"):  # of each of dozens of processes
         os.environ.setdefault(f"{library}_NUM_THREADS", "2")
     settings = Settings(
         work=Path(args.work),
