@@ -16,6 +16,7 @@ pytestmark = [
 from iqforge.cuda_kernels.attention.mla import StepLatentAttention, splits_of  # noqa: E402
 from iqforge.runtime.bench import shapes  # noqa: E402
 from iqforge.runtime.bench.synthetic import SyntheticSource  # noqa: E402
+from iqforge.runtime.cuda.prompt import latent_absorbed  # noqa: E402
 from iqforge.runtime.model import Model  # noqa: E402
 from iqforge.runtime.state.cache import CacheSettings  # noqa: E402
 
@@ -89,3 +90,52 @@ def test_layers_of_real_sizes(monkeypatch, shape, cache):
     # cache, latents that differ a little can have other codes.
     most = 0.03 if cache == "f16" else 0.04
     assert off[same].square().mean().sqrt() < most and (off[same] < 2 * most).all(), (same, off)
+
+
+@pytest.mark.parametrize("shape", ["deepseek-v2-lite", "deepseek-v3", "mistral-small-4"])
+@pytest.mark.parametrize("cache", ["f16", "bf16", "q8_0"])
+def test_both_forms_of_prompts(monkeypatch, shape, cache):
+    """Few tokens after many, in the naive and the absorbed form, are as near to float32, also where
+    the last eight overlap with others and where the last row alone has a query.
+    """
+    short = {"n_layers": 2, "n_dense": 2, "n_vocab": 4096}
+    monkeypatch.setitem(shapes.SHAPES, "short", replace(shapes.SHAPES[shape], **short))
+    tokens = torch.randint(4096, (1300,), generator=torch.Generator().manual_seed(1))
+    pieces, calls = [1100, 9, 20, 32, 43, 96], []
+    to_all = latent_absorbed.AbsorbedRows.to_all
+    monkeypatch.setattr(
+        latent_absorbed.AbsorbedRows,
+        "to_all",
+        lambda self, q, *rest: calls.append(len(q)) or to_all(self, q, *rest),
+    )
+
+    def logits(form, all_logits=True, **options):
+        monkeypatch.setattr(latent_absorbed, "forced", form)
+        settings = CacheSettings(cache)
+        with Model(SyntheticSource("short:IQ4_K"), GPU, cache=settings, **options) as model:
+            state, rows = model.new_state(2048), []
+            for piece in tokens.split(pieces):
+                rows.append(model.extend(piece, state, all_logits=all_logits).cpu().view(-1, 4096))
+            return torch.cat(rows)
+
+    expected = logits(None, precision="f32")
+    naive, absorbed, again = (logits(form, precision="bf16") for form in (False, True, True))
+    assert torch.equal(absorbed, again)
+    assert set(calls) == {512, 1100 - 1024, *pieces[1:]}  # the first piece in passes of 512
+    off = [(x - expected).square().mean(1).sqrt() / expected.std() for x in (naive, absorbed)]
+    assert off[1].square().mean().sqrt() < max(0.02, 1.2 * off[0].square().mean().sqrt()), off
+    assert (off[1] < 0.06).all()
+
+    calls.clear()
+    ends = torch.tensor(pieces).cumsum(0) - 1
+    last = logits(True, all_logits=False, precision="bf16")
+    assert 1 in calls
+    apart = (last - absorbed[ends]).square().mean(1).sqrt() / expected.std()
+    assert (apart < 0.03).all(), apart
+
+    monkeypatch.setattr(latent_absorbed, "FEWEST_KEYS", 1200 * shapes.SHAPES[shape].n_heads)
+    monkeypatch.setattr(latent_absorbed, "KEYS_OF_QUERY", 1)
+    calls.clear()
+    chosen = logits(None, precision="bf16")
+    assert set(calls) == {43, 96}  # the others end before 1,200 positions
+    assert torch.equal(chosen[: pieces[0]], naive[: pieces[0]])

@@ -144,6 +144,51 @@ def attend_chosen(
     return mixed.view(n, -1, shape.rank)[:, : shape.heads]
 
 
+def attend_rows(
+    shape: LatentShape,
+    queries: torch.Tensor,
+    rows: torch.Tensor,
+    position: torch.Tensor,
+    values: torch.Tensor,
+    partial: torch.Tensor,
+    splits: int,
+    out: torch.Tensor,
+) -> None:
+    """Attend to all positions up to their own for shape.rows rows at position[0] (int32 on the
+    device), position[0] + 1, ...; write out float32[shape.rows, heads * value].
+
+    queries: as for `attend_chosen`; rows: [positions, rope + rank]; values: half[heads, value,
+    rank]; partial: float32 memory of shape.tiles * splits * shape.part_floats elements. shape: of
+    `LatentShape.on` for the device.
+    """
+    limit = shared_limit(rows.device)
+    spec = shape.spec(limit)
+    launch(
+        function(spec, "latent_attention", rows.device),
+        (splits, shape.tiles),
+        TEAMS * THREADS,
+        queries,
+        rows,
+        position,
+        partial,
+        None,
+        np.int32(shape.rows),
+        shared=shape.shared_bytes(*shape.tile(limit)),
+    )
+    clusters = torch.cuda.get_device_capability(rows.device) >= (9, 0)
+    launch(
+        function(spec, "latent_values", rows.device),
+        (shape.heads, shape.value_blocks),
+        THREADS,
+        partial,
+        position,
+        np.int32(splits),
+        values,
+        out,
+        cluster=(1, shape.cluster) if clusters and shape.cluster > 1 else None,
+    )
+
+
 def splits_of(shape: LatentShape, capacity: int, device: torch.device) -> int:
     """Return the ranges that positions are divided into, at most: a number that only the shape, the
     capacity and the device determine, so that a captured launch stays valid.

@@ -22,8 +22,9 @@ from ..layers.moe import MoE
 from ..parallel.payload import FEW_ROWS
 from ..state.cache import CacheSettings
 from .prompt.index import SCORE_BYTES as INDEX_BYTES
+from .prompt.latent_absorbed import CHOSEN_ROWS
 from .prompt.locked import BUFFER_BYTES as COPY_BYTES
-from .prompt.mla import BUFFER_BYTES, CHOSEN_ROWS
+from .prompt.mla import BUFFER_BYTES
 from .prompt.scores import SCORE_BYTES
 from .prompt.together import STREAM_BYTES
 

@@ -1,15 +1,14 @@
 """Latent attention over many rows, in the naive form: keys and values of all heads are computed
-from the latent vectors of the cache. To chosen positions, and while observers read the inputs of
-`attn_k_b` and `attn_v_b`, which the absorbed form alone has, it is in the absorbed form.
+from the latent vectors of the cache. Few rows after many (`is_absorbed`), to chosen positions,
+and while observers read the inputs of `attn_k_b` and `attn_v_b`, which the absorbed form alone has,
+attend in the absorbed form.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.attention import mla as attention_mla
 from ....cuda_kernels.attention import mla_shape
-from ....cuda_kernels.attention.mla_shape import PAIRS, LatentShape
 from ....cuda_kernels.attention.shape import shared_limit
 from ....cuda_kernels.prompt import mla as prompt_mla
 from ...layers.attention import temperature
@@ -24,15 +23,13 @@ from ..common.latent_weights import HeadMatrices
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage, Staged
 from .index import PromptIndexer
-from .latent_inputs import attend_shown, show_heads
+from .latent_absorbed import AbsorbedRows, attend_shown, is_absorbed
 from .scores import attend_in_memory
 from .stream import Stream, check_norm, last_rows
 from .weights import Product
 
 BUFFER_BYTES = 512 * 2**20  # of keys and values of heads at a time
-CHOSEN_ROWS = 512  # rows at a time that attend to chosen positions
 _MOST_HEAD = 256  # elements, of flash attention
-_LOG2E = 1.4426950408889634
 _FLOATS = (torch.float16, torch.bfloat16)
 
 
@@ -71,7 +68,10 @@ class PromptLatent(Staged):
         self.index = None if m.indexer is None else PromptIndexer(m.indexer, context)
         if self.index is not None and self.q is None:
             raise Slow("an indexer without latent vectors of queries")
-        if m.top_k and not mla_shape.fits(self._shape("F16"), shared_limit(context.device)):
+        self.absorbed = AbsorbedRows(m, context)
+        if m.top_k and not mla_shape.fits(
+            self.absorbed.shape("F16", 1), shared_limit(context.device)
+        ):
             raise Slow(f"latent vectors of {s.kv_rank} of chosen positions")
         self.output = Product("delta", [m.output], context)
         self.post_norm = branch.post_norm
@@ -118,10 +118,15 @@ class PromptLatent(Staged):
             factors = temperature(s.temperature, positions).float()
         prompt_mla.latent_heads(q, cos, sin, factors, heads)
         chosen = self._choose(batch, len(q)) if self.m.top_k else None
-        if chosen is None:
-            self._attend(heads, stored, batch, self._mixed(stream))
+        if chosen is not None:
+            w = self.matrices.decoded(stored.dtype, self.context)
+            n = batch.n_sequences
+            self.absorbed.to_chosen(heads, stored, chosen, positions, n, w, self._mixed(stream))
+        elif self._is_absorbed(heads, stored, batch):
+            w = self.matrices.decoded(stored.dtype, self.context)
+            self.absorbed.to_all(heads, stored, positions, w, self._mixed(stream))
         else:
-            self._attend_chosen(heads, stored, chosen, positions, self._mixed(stream), batch)
+            self._attend(heads, stored, batch, self._mixed(stream))
 
     def _choose(self, batch: Batch, n_queries: int) -> torch.Tensor | None:
         """Return int32[n_queries, top_k], the positions that rows with queries see; None for all
@@ -184,6 +189,15 @@ class PromptLatent(Staged):
         rows = read_keys(cache, n)
         return (hadamard(rows, cache.hadamard_k) if cache.hadamard_k else rows).half()
 
+    def _is_absorbed(self, q: torch.Tensor, rows: torch.Tensor, batch: Batch) -> bool:
+        return (
+            batch.state is not None
+            and batch.n_sequences == 1
+            and not self.context.shows
+            and is_absorbed(len(q), len(rows), self.m.spec.heads)
+            and self.absorbed.has_kernels(rows.dtype, len(q))
+        )
+
     def _attend(self, q: torch.Tensor, rows: torch.Tensor, batch: Batch, out: torch.Tensor) -> None:
         """Write the results of all heads to out half[rows of q, heads * value length].
 
@@ -237,59 +251,3 @@ class PromptLatent(Staged):
         most = min(BUFFER_BYTES // 2, 2 * positions * self.m.spec.heads * self.m.spec.key_length)
         for name in ("keys", "values"):
             self.context.buffer(name, (most // dtype.itemsize,), dtype)
-
-    def _shape(self, type: str) -> LatentShape:
-        s = self.m.spec
-        sizes = s.nope_length, s.rope_length, s.kv_rank, s.value_length
-        return LatentShape(1, s.heads, *sizes, type, torch.float16, chosen=self.m.top_k)
-
-    def _attend_chosen(
-        self,
-        q: torch.Tensor,
-        rows: torch.Tensor,
-        chosen: torch.Tensor,
-        positions: torch.Tensor,
-        out: torch.Tensor,
-        batch: Batch,
-    ) -> None:
-        """Write the results of all heads to out half[rows of q, heads * value length], for rows of
-        each sequence at `positions`.
-        """
-        s, n_sequences = self.m.spec, batch.n_sequences
-        shape = self._shape("F16" if rows.dtype == torch.float16 else "BF16")
-        w_k, w_v = self.matrices.decoded(rows.dtype, self.context)
-        results = out.view(n_sequences, -1, s.heads, s.value_length)
-        every = q.unflatten(0, (n_sequences, -1))
-        show_heads(self.m, "k_b", q[..., : s.nope_length], self.context)
-        lists, positions = chosen.unflatten(0, (n_sequences, -1)), positions.int()
-        for n, latents in enumerate(rows.chunk(n_sequences)):
-            for first in range(0, every.shape[1], CHOSEN_ROWS):
-                part = slice(first, first + CHOSEN_ROWS)
-                mine = every[n, part]
-                size = len(mine) * shape.row_tiles * shape.part_floats
-                mixed = attention_mla.attend_chosen(
-                    shape,
-                    self._absorbed(mine, w_k),
-                    latents,
-                    lists[n, part],
-                    positions[first : first + 1],
-                    self.context.buffer("partial", (size,), torch.float32),
-                )
-                mixed = mixed.to(w_v.dtype)
-                show_heads(self.m, "v_b", mixed, self.context)
-                values = torch.bmm(mixed.transpose(0, 1), w_v.mT)
-                results[n, part].copy_(values.transpose(0, 1))
-
-    def _absorbed(self, q: torch.Tensor, w_k: torch.Tensor) -> torch.Tensor:
-        """Return queries [rotated | W_k^T q], with the factor of exponentials to the base 2, in two
-        parts, the rounded values and the rounding errors: [n * heads + PAIRS, 2, rope + rank].
-        """
-        s = self.m.spec
-        turned = q[..., s.nope_length :].float()
-        inner = torch.bmm(q[..., : s.nope_length].transpose(0, 1), w_k.mT).transpose(0, 1).float()
-        whole = torch.cat([turned, inner], -1).mul_(s.scale * _LOG2E).flatten(0, 1)
-        shape = (len(whole) + PAIRS, 2, s.cache_width)
-        both = self.context.buffer("two parts of queries", shape, q.dtype)
-        both[: len(whole), 0] = whole
-        both[: len(whole), 1] = whole - both[: len(whole), 0].float()
-        return both
