@@ -40,19 +40,22 @@ def product_specs(shape_name: str, type_name: str, device: int) -> list:
     if type.is_float:
         return []
     wanted = [
-        (mp.NORM_MATVEC, s.width, 1, 3, False),
-        (mp.MATVEC_ADD, s.n_heads * s.head, 1, 1, False),
+        (mp.NORM_MATVEC, s.width, 1, [s.n_heads * s.head, *2 * [s.n_kv_heads * s.head]], False),
+        (mp.MATVEC_ADD, s.n_heads * s.head, 1, [s.width], False),
     ]
     if s.n_experts:
         wanted += [
-            (mp.EXPERT_GATE_UP, s.width, 1, 1, False),
-            (mp.EXPERT_DOWN, s.hidden, s.n_used, 1, False),
+            (mp.EXPERT_GATE_UP, s.width, 1, [s.hidden], False),
+            (mp.EXPERT_DOWN, s.hidden, s.n_used, [s.width], False),
         ]
     else:
-        wanted += [(mp.GATE_UP, s.width, 1, 1, True), (mp.MATVEC_ADD, s.hidden, 1, 1, True)]
+        wanted += [
+            (mp.GATE_UP, s.width, 1, [s.hidden], True),
+            (mp.MATVEC_ADD, s.hidden, 1, [s.width], True),
+        ]
     return [
-        quantized_spec(type, cols, n, kind, here.plan(type, cols, n, kind), matrices, bf16)
-        for kind, cols, n, matrices, bf16 in wanted
+        quantized_spec(type, cols, n, kind, here.plan(type, cols, n, kind, rows), len(rows), bf16)
+        for kind, cols, n, rows, bf16 in wanted
     ]
 
 

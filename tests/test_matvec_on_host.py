@@ -90,7 +90,7 @@ def plan(type, cols, n, kind, **changes):
         cut, **{"warps": 2, "slots": 1 if kind == mp.EXPERT_DOWN else 2, **changes}
     )
     cut = dataclasses.replace(cut, joined=cut.joined and cut.stage_steps == cut.steps)
-    x = n * mp.activation_bytes(type, cut.steps, cut.spread)
+    x = n * mp.activation_bytes(type, cut.steps, cut.spread, cut.negated)
     stage = cut.stage_rows * mp.stage_bytes(type, cols, cut.stage_steps, cut.joined)
     return dataclasses.replace(cut, shared=x + cut.warps * cut.slots * stage)
 
@@ -220,6 +220,9 @@ def test_ranges_of_rows_without_a_norm(build):
         ("IQ3_S", 768, {}, True),
         ("IQ6_K", 768, {}, False),
         ("IQ2_KL", 768, {}, False),
+        ("IQ3_KT", 2816, {}, False),
+        ("IQ4_KT", 2816, {"stage_rows": 2}, False),
+        ("Q2_K", 2816, {"stage_rows": 2}, True),
     ],
 )
 def test_matvec_add(build, name, cols, changes, biased):
@@ -751,3 +754,36 @@ def test_gate_and_up_of_two_types_of_floats(build):
         start(build(kernel, GATES), cut, n, [m], *arguments, *NO_SHARED, np.int64(k * 7), out)
         products.append(torch.einsum("nc,nkrc->nkr", x, weights(m)[chosen]))
     assert_close(out, gated(spec, *products) * used)
+
+
+def test_pairs_of_rows(build):
+    """Three matrices of an even number of rows each; the last pair is of another matrix than the
+    one before it.
+    """
+    type, cols = ggml_type("IQ3_S"), 768
+    cut = plan(type, cols, 1, mp.NORM_MATVEC, stage_rows=2)
+    ms = [matrix("IQ3_S", rows, cols, seed=i) for i, rows in enumerate((14, 2, 6))]
+    h, w = draw(1, cols), draw(cols, seed=2)
+    outs = [torch.full((1, m.rows), float("nan")) for m in ms]
+    arguments = [
+        a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)
+    ]
+    spec = quantized_spec(type, cols, 1, mp.NORM_MATVEC, cut, 3)
+    start(build(spec, DENSE), cut, 1, ms, h, w, EPS, *arguments)
+    for m, out in zip(ms, outs, strict=True):
+        assert_close(out, normed(h, w) @ weights(m)[0].T)
+
+
+def test_rows_are_taken_in_pairs_where_no_warp_has_more_of_them():
+    here, type = mp.DeviceLimits(132, LIMIT, 114 << 10, 112 << 10), ggml_type("IQ4_KT")
+
+    def rows_at_once(*rows, n=1, kind=mp.NORM_MATVEC, type=type):
+        return here.plan(type, 4096, n, kind, rows).stage_rows
+
+    assert rows_at_once(4096) == 2  # 2,112 warps have two rows each
+    assert rows_at_once(4096, 1024, 1024) == 1  # three instead of four
+    assert rows_at_once(2048) == 1
+    assert rows_at_once(4095, 1) == 1
+    assert rows_at_once(4096, n=2) == 1
+    assert rows_at_once(4096, type=ggml_type("IQ4_K")) == 1
+    assert rows_at_once(14336, kind=mp.GATE_UP) == 2

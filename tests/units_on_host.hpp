@@ -58,6 +58,13 @@ inline uint32_t dot_of_bytes(uint32_t a, uint32_t b, uint32_t c) {
   return c;
 }
 
+inline uint32_t shifted_half(uint32_t word, uint32_t more) { return (word >> 16) + more; }
+inline uint32_t distances(uint32_t a, uint32_t b) {
+  uint32_t d = 0;
+  for (int j = 0; j < 32; j += 8) d |= uint32_t(abs(int(a >> j & 255) - int(b >> j & 255))) << j;
+  return d;
+}
+
 inline int __dp4a(int a, int b, int c) {
   for (int j = 0; j < 4; ++j) c += int(int8_t(a >> (8 * j))) * int(int8_t(b >> (8 * j)));
   return c;

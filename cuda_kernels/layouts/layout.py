@@ -22,7 +22,7 @@ How a type is added (one line of data here, one struct there):
    `units/common.cuh`). Its facts about the layout (BLOCK, plane numbers, bytes, `geometry()`) are
    in the generated `units/geometry.cuh`. The header has the name of the module with the layout.
    That gives the type all kernels, those of decoding steps too. They get faster by what the unit
-   may say of products: LESS, SECOND, PARTS, SPREAD in `units/common.cuh`.
+   may say of products: LESS, SECOND, PARTS, SPREAD, SIZES in `units/common.cuh`.
 3. `tests/test_units.py` finds it there, and compares it with `formats.codecs.codec.decode` bit by
    bit, on the CPU (by g++) and on a GPU.
 """
@@ -83,10 +83,12 @@ def singles_by_byte(i) -> np.ndarray:
 class BlockLayout:
     """planes: (name, bytes per block) in order; `fields` as above. header_bytes: how many of a
     row's header are kept (None: all). spread: the unit has SPREAD (`units/common.cuh`): where
-    activations are few, each is in four bytes.
+    activations are few, each is in four bytes. signed: the unit has SIZES: where they are few, they
+    are there negated, too.
     """
 
     planes: tuple[tuple[str, int], ...]
     fields: Callable[[np.ndarray], list[tuple]]
     header_bytes: int | None = None
     spread: bool = False
+    signed: bool = False

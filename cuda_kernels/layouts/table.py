@@ -68,6 +68,11 @@ def spread_type(type: GGMLType) -> bool:
     return _layouts()[type.name].spread
 
 
+def signed_type(type: GGMLType) -> bool:
+    """Return whether the unit of a type has SIZES."""
+    return _layouts()[type.name].signed
+
+
 def packed_types() -> list[str]:
     """Return the names of the types that have their own layout."""
     return list(_layouts())

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
-from .layout import BlockLayout, singles_by_byte
+from .layout import BlockLayout, singles
 
 
 def iq1_kt(i):
@@ -24,7 +24,7 @@ def iq2_kt(i):
 
 
 def iq3_kt(i):
-    return [*iq2_kt(i), (bits(68 + i % 32, i // 32, 1), "signs", singles_by_byte(i))]
+    return [*iq2_kt(i), (bits(68 + i % 32, i // 32, 1), "signs", singles(i))]
 
 
 def iq4_kt(i):
@@ -47,6 +47,6 @@ def iq4_kt(i):
 LAYOUTS = {
     "IQ1_KT": BlockLayout((("codes", 32), ("high", 16), ("scales", 8)), iq1_kt, spread=True),
     "IQ2_KT": BlockLayout((("codes", 64), ("scales", 4)), iq2_kt, spread=True),
-    "IQ3_KT": BlockLayout((("codes", 64), ("signs", 32), ("scales", 4)), iq3_kt),
+    "IQ3_KT": BlockLayout((("codes", 64), ("signs", 32), ("scales", 4)), iq3_kt, signed=True),
     "IQ4_KT": BlockLayout((("codes", 128),), iq4_kt, spread=True),
 }

@@ -5,13 +5,14 @@ and return the kernel spec of each plan. See matvec/feed.cuh.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ...formats.types import GGMLType
 from ..compile.grids import shared_bytes
-from ..layouts.table import packed_layout, spread_type
+from ..layouts.table import packed_layout, signed_type, spread_type
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
 # KIND of matvec/experts.cu, 4 less.
@@ -29,6 +30,7 @@ _GRANULE = {
     "Q8_0": 16,
     "IQ2_K": 64,
 }
+_MOST_NEGATED = 2  # rows of activations
 _MOST_SPREAD = 68 << 10  # bytes of activations that are in four bytes each: the ring needs the rest
 # Bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the
 # gap between kernels.
@@ -43,6 +45,14 @@ _FEW_BITS = 2.6  # per weight
 _MOST_POINTERS = 6
 # Types with so much arithmetic that its registers are worth more than the pointers kept in them.
 _POINTERLESS = ("IQ3_KT", "IQ3_S", "IQ3_XXS", "IQ5_K", "IQ5_KS", "IQ6_K")
+# Types whose kernels read activations in shared memory for as long as they compute: two rows of
+# weights share what is read, if the matrix has enough of them.
+_PAIRED = (
+    *("Q1_0_G128", "Q2_0", "TQ2_0", "IQ2_BN", "Q2_K", "IQ1_S", "IQ1_S_R4"),
+    *("IQ2_KT", "IQ4_KT", "IQ3_S", "IQ3_XXS", "IQ3_KS", "IQ4_KSS", "Q4_0"),
+    *("Q8_K_R8", "Q8_K_R16"),
+)
+_SINGLE = (NORM_MATVEC, MATVEC_ADD, GATE_BY)  # kinds with one row of weights in a stage otherwise
 RESERVED = (
     2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 )
@@ -53,8 +63,8 @@ class MatvecPlan:
     """`steps` of 32 granules make a row. A stage is `stage_steps` of them of `stage_rows` rows.
     Each of `warps` warps has `slots` stages in flight. `shared`: bytes of shared memory of a block.
     `resident`: blocks whose registers fit on a multiprocessor at once. `spread`: each activation is
-    in four bytes. `joined`: lanes take the granules of all slots of an expert as one row.
-    `advances`: pointers to weights are kept from stage to stage.
+    in four bytes. `negated`: it is there negated, too. `joined`: lanes take the granules of all
+    slots of an expert as one row. `advances`: pointers to weights are kept from stage to stage.
     """
 
     steps: int
@@ -65,6 +75,7 @@ class MatvecPlan:
     shared: int
     resident: int
     spread: bool = False
+    negated: bool = False
     joined: bool = False
     advances: bool = False
 
@@ -86,12 +97,14 @@ def stage_bytes(type: GGMLType, cols: int, stage_steps: int, joined: bool = Fals
     return total
 
 
-def activation_bytes(type: GGMLType, steps: int, spread: bool = False) -> int:
-    """Return the bytes of one row of activations in 8 bits, or four times that if `spread`:
-    Activations::BYTES of matvec/common.cuh.
+def activation_bytes(
+    type: GGMLType, steps: int, spread: bool = False, negated: bool = False
+) -> int:
+    """Return the bytes of a row of activations in 8 bits, Activations::BYTES of matvec/common.cuh:
+    each is there four times if `spread`, twice if `negated`.
     """
     of_one, record = granule(type), 16 if granule(type) == 32 else 8
-    return 32 * steps * (of_one * (4 if spread else 1) + record)
+    return 32 * steps * (of_one * (4 if spread else 2 if negated else 1) + record)
 
 
 def shared_space_of(type: GGMLType, limit: int) -> int:
@@ -103,11 +116,18 @@ def shared_space_of(type: GGMLType, limit: int) -> int:
 
 @functools.cache
 def plan(
-    type: GGMLType, cols: int, n: int, kind: int, limit: int, wanted: int | None = None
+    type: GGMLType,
+    cols: int,
+    n: int,
+    kind: int,
+    limit: int,
+    wanted: int | None = None,
+    pairs: bool = False,
 ) -> MatvecPlan:
     """Return the plan for rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n
     slots), on a device that has `limit` bytes of shared memory for a block; the ring uses `wanted`
-    bytes where that is less. `shared` is larger than the limit where n is too much.
+    bytes where that is less. `shared` is larger than the limit where n is too much. pairs: a warp
+    works on two rows of weights at once.
     """
     steps = -(-cols // (32 * granule(type)))
     spread = (
@@ -115,8 +135,10 @@ def plan(
         and (n == 1 or kind == EXPERT_DOWN)
         and n * activation_bytes(type, steps, True) <= _MOST_SPREAD
     )
-    stage_rows = _stage_rows(type, n, kind)
-    x, fewest = n * activation_bytes(type, steps, spread), 1 if kind == EXPERT_DOWN else 2
+    # One row of weights is multiplied once or twice: `USES` of matvec/formats.cuh.
+    negated = signed_type(type) and (n <= _MOST_NEGATED or kind >= EXPERT_GATE_UP)
+    stage_rows = 2 if pairs else _stage_rows(type, n, kind)
+    x, fewest = n * activation_bytes(type, steps, spread, negated), 1 if kind == EXPERT_DOWN else 2
     ring = min(
         _LARGEST_RING if kind >= EXPERT_GATE_UP else _RING,
         shared_space_of(type, min(limit, wanted or limit)) - x,
@@ -156,6 +178,7 @@ def plan(
         x + warps * slots * slot(stage_steps),
         2 if n == 1 or kind == EXPERT_DOWN else 1,  # blocks whose registers fit
         spread,
+        negated,
         joinable and stage_steps == steps,
         _advances(type, stage_rows),
     )
@@ -200,7 +223,10 @@ class DeviceLimits:
         alone = self.alone - shared_bytes(type) if kind in _AFTER_FEW_BLOCKS else 0
         return max(cut.shared, alone)
 
-    def plan(self, type: GGMLType, cols: int, n: int, kind: int) -> MatvecPlan:
+    def plan(
+        self, type: GGMLType, cols: int, n: int, kind: int, rows: Sequence[int] = ()
+    ) -> MatvecPlan:
+        """Return the plan for matrices of so many `rows` each."""
         return plan(
             type,
             cols,
@@ -208,7 +234,14 @@ class DeviceLimits:
             kind,
             self.shared,
             self.alone if kind in _AFTER_FEW_BLOCKS else self.beside,
+            type.name in _PAIRED and n == 1 and kind in _SINGLE and self._has_pairs(rows),
         )
+
+    def _has_pairs(self, rows: Sequence[int]) -> bool:
+        """Return whether no warp has more rows if it takes two at a time."""
+        total, warps = sum(rows), self.processors * _WARPS
+        fair = 2 * -(-total // (2 * warps)) <= -(-total // warps)
+        return total > 0 and fair and all(n % 2 == 0 for n in rows)
 
 
 @functools.cache

@@ -211,7 +211,8 @@ def _product(
         blocks = min(-(-rows // per_block), here.processors * (2048 // (32 * warps)))
     else:
         at_once = n  # long rows of activations: some of them at a time
-        while at_once and here.plan(type, cols, at_once, kind).shared > shared_space_of(
+        each = [r for _, _, r, _ in parts]
+        while at_once and here.plan(type, cols, at_once, kind, each).shared > shared_space_of(
             type, here.shared
         ):
             at_once = -(-at_once // 2) if at_once > 1 else 0
@@ -245,7 +246,7 @@ def _product(
                 spec = float_spec(type, cols, len(now), kind, split, options, gating)
                 shared = len(now) * cols * 4
             else:
-                cut = here.plan(type, cols, len(now), kind)
+                cut = here.plan(type, cols, len(now), kind, each)
                 matrices = len(parts) if kind == NORM_MATVEC else 1
                 spec, shared = (
                     quantized_spec(

@@ -77,6 +77,7 @@ def quantized_spec(
         "ADVANCES": int(plan.advances),
         "ROLLED": int(type.name in (_ROLLED_EXPERTS if experts else _ROLLED)),
         "SPREAD_X": int(plan.spread),
+        "NEGATED_X": int(plan.negated),
         "JOINED_SLOTS": int(plan.joined),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
         "BF16_OUT": int(bf16 and kind == GATE_UP),
@@ -90,6 +91,7 @@ def quantized_spec(
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
     shape += "_spread" * plan.spread + "_joined" * plan.joined
+    shape += "_pairs" * (plan.stage_rows == 2 and kind in (NORM_MATVEC, MATVEC_ADD, GATE_BY))
     name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{_suffix(options)}{terms}"
     return KernelSpec(
         name,

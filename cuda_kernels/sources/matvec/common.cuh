@@ -1,13 +1,13 @@
 // What the matrix-vector kernels share: activations in 8 bits.
 //
 // Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below),
-// BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD), PLAIN (they are not normed; without it 0).
+// BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD), NEGATED_X (it has SIZES, and takes activations or what is negated), PLAIN (they are not normed; without it 0).
 //
 // A format (matvec/formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
 // step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations are in shared memory in
 // the same cut, as int8 with a scale per 32 elements (scale = max / 127, Q8_0's formula with a float32 scale) and sums per 16:
 //     words of elements 16 v .. 16 v + 15 of granule g: int4 at v * GRANULES + g
-//     followed by a record per granule, see `record`
+//     followed by a record per granule, see `record`; of a format with NEGATED, by all words negated before that
 // or, of a format with SPREAD, each element four times: elements 4 v .. 4 v + 3 of granule g are the int4 at v * GRANULES + g
 #include "units/common.cuh"
 #define DEV static __device__ __forceinline__
@@ -38,7 +38,7 @@ DEV float quotient(float a, float b, float inverse) {
 #ifdef STEPS
 template <class F> struct Activations {
   static constexpr int GRANULES = 32 * STEPS;              // of a row, padded with zeros to whole steps
-  static constexpr int PARTS = F::SPREAD ? F::G / 4 : F::G / 16;
+  static constexpr int WORDS = F::SPREAD ? F::G / 4 : F::G / 16, PARTS = F::NEGATED ? 2 * WORDS : WORDS;
   static constexpr int RECORD = F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
   static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
 
@@ -67,9 +67,13 @@ template <class F> struct Activations {
     if (F::SPREAD)
       #pragma unroll
       for (int k = 0; k < 2; k++)
-        *(int4*)(row + 16 * ((2 * v + k) % PARTS * GRANULES + g)) =
+        *(int4*)(row + 16 * ((2 * v + k) % WORDS * GRANULES + g)) =
             make_int4(permute(word[k], 0, 0x0000), permute(word[k], 0, 0x1111), permute(word[k], 0, 0x2222), permute(word[k], 0, 0x3333));
-    else *(int2*)(row + 16 * ((v / 2) % PARTS * GRANULES + g) + 8 * (v & 1)) = make_int2(word[0], word[1]);
+    else {
+      uint8_t* at = row + 16 * ((v / 2) % WORDS * GRANULES + g) + 8 * (v & 1);
+      *(int2*)at = make_int2(word[0], word[1]);
+      if (F::NEGATED) *(int2*)(at + 16 * WORDS * GRANULES) = make_int2(bytes_negated(word[0]), bytes_negated(word[1]));
+    }
     record(row + 16 * PARTS * GRANULES + RECORD * g, v, scale, sum);
   }
 

@@ -21,7 +21,7 @@ template <class T> struct Planes : T {
   CONST int row_bytes(int p) { return COLS / T::BLOCK * T::plane_bytes(p); }
   CONST int bytes(int p, int elements) { return elements / T::BLOCK * T::plane_bytes(p); }
   static constexpr int STAGED = T::PLANES;
-  static constexpr bool ROW_FACTOR = false, HEADER_STAGED = false, SPREAD = false;
+  static constexpr bool ROW_FACTOR = false, HEADER_STAGED = false, SPREAD = false, NEGATED = false;
   DEV float row_factor(uint32_t) { return 1; }
 };
 
@@ -37,11 +37,13 @@ template <class F> DEV uint32_t row_header_bits(const uint8_t* base, int64_t sto
 
 struct Stage { uint32_t at[MAX_PLANES]; };   // where the planes' pieces of a row of weights are in shared memory
 
-// Of formats with G == 32: words of 32 activations and their record.
+// Of formats with G == 32: words of 32 activations and their record, or of that the scale alone: a quarter of the reading, which takes as
+// long as the arithmetic where codes are looked up.
 struct Input32 { int4 a, b, record; };
-DEV Input32 input32(uint32_t words, uint32_t records, int step) {
+template <bool SUMS = true> DEV Input32 input32(uint32_t words, uint32_t records, int step) {
   constexpr int PART = 16 * 32 * STEPS;
-  return {shared16(words + 512 * step), shared16(words + PART + 512 * step), shared16(records + 512 * step)};
+  const uint32_t at = records + 512 * step;
+  return {shared16(words + 512 * step), shared16(words + PART + 512 * step), SUMS ? shared16(at) : make_int4(shared4(at), 0, 0, 0)};
 }
 
 // What a type's unit says (units/common.cuh) as a format: every type has one.
@@ -52,7 +54,8 @@ template <class T> struct Generic : Planes<T> {
   static constexpr int PARTS = USES <= 2 ? UnitParts<T>::value : 1;   // several parts are faster to make, and slower to multiply
   static constexpr int STAGED = T::PLANES - ROW_FACTOR;               // the header's plane is the last one
   static_assert(!(LESS && (SECOND || T::MINS || PARTS > 1)) && !(SECOND && T::MINS), "one sum of activations serves one purpose");
-  static_assert(UnitFactor<T>::value == 1.0f || ROW_FACTOR, "a factor of all values goes with that of a row");
+  static constexpr float LACKING = SPREAD_X || NEGATED_X ? UnitWhole<T>::lacking : 1.0f;
+  static_assert((UnitFactor<T>::value == 1.0f && LACKING == 1.0f) || ROW_FACTOR, "a factor of all values goes with that of a row");
   struct Lane { __device__ __forceinline__ Lane(int) {} };
   typedef typename T::Raw Raw;
   DEV Raw load(const Stage& s, int step, int lane) {
@@ -65,7 +68,7 @@ template <class T> struct Generic : Planes<T> {
   }
   DEV float row_factor(uint32_t header) {
     if constexpr (ROW_FACTOR)
-      return UnitFactor<T>::value * (T::HEADER_BYTES == 2 ? half_low(header) : __int_as_float(header));
+      return UnitFactor<T>::value * LACKING * (T::HEADER_BYTES == 2 ? half_low(header) : __int_as_float(header));
     return 1;
   }
   struct Weights { int w[PARTS][8]; float s[2], m[2]; uint32_t halves; };
@@ -77,7 +80,8 @@ template <class T> struct Generic : Planes<T> {
     return w;
   }
   typedef Input32 Input;
-  DEV Input input(uint32_t words, uint32_t records, int step) { return input32(words, records, step); }
+  static constexpr bool TAKES_SUMS = LESS || SECOND || T::MINS;
+  DEV Input input(uint32_t words, uint32_t records, int step) { return input32<TAKES_SUMS>(words, records, step); }
   DEV int of_four(int w, int x, int sum) { return LESS ? dp4a_us(w, x, sum) : dp4a_ss(w, x, sum); }
   DEV float dot(const Weights& w, const Input& x) {
     int first = 0, second = 0, taken0 = 0, taken1 = 0;
@@ -113,8 +117,8 @@ template <class T> struct Spread : Generic<T> {
   typedef Generic<T> Base;
   static constexpr int SUM0 = 0, SUM1 = 0, SUM = -UnitSpread<T>::value;
   static constexpr bool SPREAD = true;
-  struct Weights { typename T::Raw raw; float s; };
-  DEV Weights prepare(const typename T::Raw& r, const typename Base::Lane&, int lane) { return {r, T::scale(r, lane)}; }
+  struct Weights { typename T::Raw raw; int scale; };
+  DEV Weights prepare(const typename T::Raw& r, const typename Base::Lane&, int lane) { return {r, T::whole(r, lane)}; }
   struct Input { uint32_t words, record; };
   DEV Input input(uint32_t words, uint32_t records, int step) { return {words + 512 * step, records + 512 * step}; }
   template <int ROWS> DEV void dots(const Weights (&w)[ROWS], const Input& in, float (&v)[ROWS]) {
@@ -134,17 +138,61 @@ template <class T> struct Spread : Generic<T> {
       }
     }
     #pragma unroll
-    for (int k = 0; k < ROWS; k++) v[k] = w[k].s * __int_as_float(record.x) * (float)(sum[k][0] + sum[k][1]);
+    for (int k = 0; k < ROWS; k++) v[k] = __int_as_float(record.x) * (float)(w[k].scale * (sum[k][0] + sum[k][1]));
   }
 };
 
-template <class T, bool SPREAD> struct Chosen { typedef Generic<T> Format; };
-template <class T> struct Chosen<T, true> { typedef Spread<T> Format; };
-template <class T> struct Format : Chosen<T, SPREAD_X != 0>::Format {};   // specialised in matvec/*.cuh
+// Sizes of codes, and their signs, which choose between the four bytes of a word of activations and those of what is negated: one permutation
+// and one product for four codes, where negating codes takes two of each.
+template <class T> struct Signed : Generic<T> {
+  typedef Generic<T> Base;
+  static constexpr bool NEGATED = true;
+  static_assert(!Base::LESS && !Base::SECOND && !T::MINS, "codes are what is left of sums of activations");
+  struct Weights { int w[8], scale; float s[2]; uint32_t signs; };
+  DEV Weights prepare(const typename T::Raw& r, const typename Base::Lane&, int lane) {
+    Weights w;
+    T::sizes(r, lane, w.w, w.s);
+    if constexpr (UnitWhole<T>::value) w.scale = T::whole(r, lane);
+    w.signs = T::signs(r);
+    return w;
+  }
+  typedef typename Spread<T>::Input Input;   // where it is: words are read when they are multiplied
+  DEV Input input(uint32_t words, uint32_t records, int step) { return {words + 512 * step, records + 512 * step}; }
+  template <int ROWS> DEV void dots(const Weights (&w)[ROWS], const Input& in, float (&v)[ROWS]) {
+    constexpr int PART = 16 * 32 * STEPS;
+    int sum[ROWS][2];
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int4 x = shared16(in.words + PART * half), negated = shared16(in.words + PART * (2 + half));
+      #pragma unroll
+      for (int k = 0; k < ROWS; k++) {
+        sum[k][half] = of_eight(w[k], 2 * half, x.x, x.y, negated.x, negated.y, 0);
+        sum[k][half] = of_eight(w[k], 2 * half + 1, x.z, x.w, negated.z, negated.w, sum[k][half]);
+      }
+    }
+    const float scale = __int_as_float(shared4(in.record));
+    #pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+      if constexpr (UnitWhole<T>::value) v[k] = scale * (float)(w[k].scale * (sum[k][0] + sum[k][1]));
+      else if (T::SCALES == 1) v[k] = w[k].s[0] * (float)(sum[k][0] + sum[k][1]) * scale;
+      else v[k] = (w[k].s[0] * (float)sum[k][0] + w[k].s[1] * (float)sum[k][1]) * scale;
+    }
+  }
+  DEV int of_eight(const Weights& w, int l, int x0, int x1, int negated0, int negated1, int sum) {
+    const uint32_t selectors = sign_selectors(w.signs, l);
+    sum = dp4a_ss(w.w[2 * l], permute(x0, negated0, selectors), sum);
+    return dp4a_ss(w.w[2 * l + 1], permute(x1, negated1, upper_half(selectors)), sum);
+  }
+};
+
+template <class T, int HOW> struct Chosen { typedef Generic<T> Format; };
+template <class T> struct Chosen<T, 1> { typedef Spread<T> Format; };
+template <class T> struct Chosen<T, 2> { typedef Signed<T> Format; };
+template <class T> struct Format : Chosen<T, SPREAD_X ? 1 : NEGATED_X ? 2 : 0>::Format {};   // specialised in matvec/*.cuh
 
 // Of several rows of weights, with one granule of activations.
 template <class F, int ROWS> DEV void products(const typename F::Weights (&w)[ROWS], const typename F::Input& in, float (&v)[ROWS]) {
-  if constexpr (F::SPREAD) F::dots(w, in, v);
+  if constexpr (F::SPREAD || F::NEGATED) F::dots(w, in, v);
   else
     #pragma unroll
     for (int k = 0; k < ROWS; k++) v[k] = F::dot(w[k], in);

@@ -28,7 +28,11 @@
 //                                   of `halves` are those of elements 0..15 and 16..31 (with SCALES == 1 bit 0 is for all)
 //   static constexpr int PARTS, parts(raw, unit, int (&w)[PARTS][8], s);   the sum of several signed bytes instead of one (of PARTS == 2:
 //                                   the first less the second), where that takes fewer instructions than joining them
+//   SIZES, sizes(raw, unit, w, s), signs(raw);   bytes 0 to 127 without their signs, and a word of these: bit l of its nibbles is set for the
+//                                   elements 8l to 8l + 7 that are negative. Products take an activation or what is there negated
 //   SPREAD, word(raw, e), scale(raw, unit);   instead of w, bytes whose sum is value e and SPREAD: multiplied by four times the activation
+//   WHOLE, whole(raw, unit)         with SIZES or SPREAD: an integer that multiplies the sum of products instead of `s`, and what they both
+//                                   lack. All sums times it are below 2^31
 //   HEADER_PLANE                    what a row's header holds (of 2 bytes: f16, of 4: float32) is a factor of the row's sum: `row_header` is 1
 //
 // Matrices are packed (see layouts/table.py): `base` is the allocation, aligned to 256 bytes, `g` comes from T::geometry(rows, cols).
@@ -105,6 +109,20 @@ __device__ __forceinline__ uint32_t dot_of_halves(uint32_t halves, uint32_t by, 
 __device__ __forceinline__ uint32_t dot_of_bytes(uint32_t a, uint32_t b, uint32_t c) {  // unsigned ones
   uint32_t d;
   asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// The upper half of a word and `more`, on the pipe of shifts. As one block it keeps what was masked before as it is.
+__device__ __forceinline__ uint32_t shifted_half(uint32_t word, uint32_t more) {
+  uint32_t sum;
+  asm("{.reg .u32 h; shr.u32 h, %1, 16; add.u32 %0, h, %2;}" : "=r"(sum) : "r"(word), "r"(more));
+  return sum;
+}
+
+// Per byte, |a - b| of unsigned ones.
+__device__ __forceinline__ uint32_t distances(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("vabsdiff4.u32.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0));
   return d;
 }
 
@@ -294,6 +312,16 @@ __device__ __forceinline__ void signed_parts(uint32_t values, uint32_t signs, in
   taken = negative;
 }
 
+// Of the signs of a unit (see SIZES): selectors that choose, byte by byte, the second of two words where elements 8l to 8l + 3 are negative;
+// those of the other four are in the upper half.
+__device__ __forceinline__ uint32_t sign_selectors(uint32_t signs, int l) { return choosing(shifted(signs, l, 2) & (PRODUCTS ? held(0x44444444u) : 0x44444444u)); }
+
+// 1 in the bytes where elements 4k to 4k + 3 are negative.
+__device__ __forceinline__ uint32_t ones_of_signs(uint32_t signs, int k) {
+  const uint32_t selectors = sign_selectors(signs, k / 2);
+  return __byte_perm(0, 0x01010101u, k % 2 ? selectors >> 16 : selectors);
+}
+
 template <class T, class = void>
 struct UnitFactor { static constexpr float value = 1.0f; };
 template <class T>
@@ -319,6 +347,16 @@ template <class T, class = void>
 struct UnitParts { static constexpr int value = 1; };
 template <class T>
 struct UnitParts<T, decltype(void(T::PARTS))> { static constexpr int value = T::PARTS; };
+
+template <class T, class = void>
+struct UnitSizes { static constexpr bool value = false; };
+template <class T>
+struct UnitSizes<T, decltype(void(T::SIZES))> { static constexpr bool value = T::SIZES; };
+
+template <class T, class = void>
+struct UnitWhole { static constexpr bool value = false; static constexpr float lacking = 1.0f; };
+template <class T>
+struct UnitWhole<T, decltype(void(T::WHOLE))> { static constexpr bool value = true; static constexpr float lacking = T::WHOLE; };
 
 template <class T, class = void>
 struct UnitSpread { static constexpr int value = 0; };

@@ -12,13 +12,13 @@ __host__ __device__ constexpr uint32_t power(int n) { return n == 0 ? 1u : MULTI
 // The value of a word in its highest byte: the sum of its four bytes of 6 bits less 126. (Lower bytes of the product do not carry.)
 __device__ __forceinline__ uint32_t value_in_top_byte(uint32_t x) { return (x & 0x3F3F3F3Fu) * 0x01010101u + (256u - 126u << 24); }
 
-// The same sums, 126 and MORE larger. Every other word is shifted by two bits: what it has in a byte is four times as large, and 64 times its
-// sum is a byte further up.
-template <int FIRST, int MORE>
+// The same sums, 126 larger. Every other word is shifted by two bits: what it has in a byte is four times as large, and 64 times its sum is a
+// byte further up.
+template <int FIRST>
 __device__ __forceinline__ uint32_t four_sums(uint32_t x) {
-  constexpr uint32_t LOW = 0x3F3F3F3Fu, HIGH = 0xFCFCFCFCu, ONE = 0x01010101u, MANY = 0x40404040u, START = MORE * 0x101u;
-  const uint32_t a = dot_of_bytes(x * (4 * power(FIRST + 2)) & HIGH, MANY, dot_of_bytes(x * power(FIRST + 1) & LOW, ONE, START));
-  const uint32_t b = dot_of_bytes(x * (4 * power(FIRST + 4)) & HIGH, MANY, dot_of_bytes(x * power(FIRST + 3) & LOW, ONE, START));
+  constexpr uint32_t LOW = 0x3F3F3F3Fu, HIGH = 0xFCFCFCFCu, ONE = 0x01010101u, MANY = 0x40404040u;
+  const uint32_t a = dot_of_bytes(x * (4 * power(FIRST + 2)) & HIGH, MANY, dot_of_bytes(x * power(FIRST + 1) & LOW, ONE, 0));
+  const uint32_t b = dot_of_bytes(x * (4 * power(FIRST + 4)) & HIGH, MANY, dot_of_bytes(x * power(FIRST + 3) & LOW, ONE, 0));
   return permute(a, b, 0x5410);
 }
 
@@ -64,7 +64,9 @@ struct IQ1_KT : layout::IQ1_KT {
     }
   }
   static constexpr int SPREAD = 126;
-  static __device__ __forceinline__ float scale(const Raw& r, int) { return scaled(r.d, trellis::scale_value(r.scale & 15u)); }
+  static constexpr float WHOLE = 1.0f;
+  static __device__ __forceinline__ int whole(const Raw& r, int) { return trellis::scale_value(r.scale & 15u); }
+  static __device__ __forceinline__ float scale(const Raw& r, int unit) { return scaled(r.d, whole(r, unit)); }
   static __device__ __forceinline__ uint32_t start(const Raw& r, int l) {
     // Bytes of the high bits of the four indices: four from `high`, the fifth from the upper half of the scale's byte.
     const uint32_t nibbles = __byte_perm(r.high & 0x0F0Fu, r.high >> 4 & 0x0F0Fu, 0x5140);
@@ -89,12 +91,12 @@ struct IQ2_KT : layout::IQ2_KT {
     values(r.q, w);
   }
   static constexpr int SPREAD = 126;
-  static __device__ __forceinline__ float scale(const Raw& r, int unit) {
-    return scaled(r.d, trellis::scale_value(r.scales >> (4 * (unit & 7)) & 15u));
-  }
+  static constexpr float WHOLE = 1.0f;
+  static __device__ __forceinline__ int whole(const Raw& r, int unit) { return trellis::scale_value(r.scales >> (4 * (unit & 7)) & 15u); }
+  static __device__ __forceinline__ float scale(const Raw& r, int unit) { return scaled(r.d, whole(r, unit)); }
   static __device__ __forceinline__ uint32_t start(const uint2& q, int l) {
     const uint32_t two = l < 2 ? q.x : q.y;
-    return l % 2 ? upper_half(two, trellis::OFFSET) : lower_half(two, trellis::OFFSET);
+    return l % 2 ? shifted_half(two, trellis::OFFSET) : lower_half(two, trellis::OFFSET);
   }
   static __device__ __forceinline__ uint32_t word(const Raw& r, int e) { return trellis::four_bytes(start(r.q, e / 8), e % 8); }
   static __device__ __forceinline__ void values(const uint2& q, int (&w)[8]) {
@@ -123,21 +125,19 @@ struct IQ3_KT : layout::IQ3_KT {
     magnitudes(r.q, w);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      const uint32_t negative = (r.signs >> k & 0x01010101u) * 255u, size = w[k];
+      const uint32_t negative = ones_of_signs(r.signs, k) * 255u, size = w[k];
       w[k] = (size & ~negative) | (((0x80808080u - size) ^ 0x80808080u) & negative);
     }
   }
-  static constexpr int PARTS = 2;
-  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
-    s[0] = scaled(r.d, r.scales >> (4 * (unit & 7)) & 15u);
+  static constexpr bool SIZES = true;
+  static constexpr float WHOLE = 1.0f;
+  static __device__ __forceinline__ int whole(const Raw& r, int unit) { return r.scales >> (4 * (unit & 7)) & 15u; }
+  static __device__ __forceinline__ uint32_t signs(const Raw& r) { return r.signs; }
+  static __device__ __forceinline__ void sizes(const Raw& r, int, int (&w)[8], float (&)[2]) {
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {  // values that are 128 too large: their highest bits are set where they are not negative
+    for (int k = 0; k < 8; ++k) {
       const uint32_t start = IQ2_KT::start(r.q, k / 2);
-      const uint32_t sums = k % 2 ? trellis::four_sums<4, 2>(start) : trellis::four_sums<0, 2>(start);
-      // Negated where one of the two says so, the value's sign or its own: where these bits are equal (0xC3).
-      const uint32_t negative = permute(logic<0xC3>(sums, r.signs << (7 - k), 0), 0, 0xBA98);
-      w[0][k] = sums ^ negative ^ 0x80808080u;
-      w[1][k] = negative;
+      w[k] = distances(k % 2 ? trellis::four_sums<4>(start) : trellis::four_sums<0>(start), 0x7E7E7E7Eu);
     }
   }
   static __device__ __forceinline__ void magnitudes(const uint2& q, int (&w)[8]) {
@@ -155,7 +155,7 @@ struct IQ3_KT : layout::IQ3_KT {
 #pragma unroll
     for (int e = 0; e < 32; ++e) {
       const float size = __fmul_rn(s, byte_float(w[e / 4], e % 4));
-      v[e] = __fmul_rn(r.signs >> (8 * (e % 4) + e / 4) & 1u ? -size : size, FACTOR);
+      v[e] = __fmul_rn(r.signs >> (4 * (e % 8) + e / 8) & 1u ? -size : size, FACTOR);
     }
   }
 };
@@ -174,12 +174,12 @@ struct IQ4_KT : layout::IQ4_KT {
   }
   static constexpr int SPREAD = 126;
   // The highest bits of the half words: the offset and bits 0..2 of the scale in the low ones, 3..6 in the high ones.
+  static constexpr float WHOLE = 0.03125f;
+  static __device__ __forceinline__ int whole(const Raw& r, int) {  // a product of the four highest bits of half words: 32 times the scale
+    const uint32_t zw = logic<0xE4>(r.q.w, r.q.z >> 1, 0x80008000u), xy = logic<0xE4>(r.q.y, r.q.x >> 1, 0x80008000u);   // 0xE4: chosen by the third
+    return dot_of_bytes(logic<0xE4>(zw, xy >> 2, 0xC000C000u) & 0xF000E000u, 0x10000100u, -32 * 64);
+  }
   static __device__ __forceinline__ float scale(const Raw& r, int) {
-    if constexpr (PRODUCTS) {  // the four highest bits of half words, of which a product makes 32 times the scale, and a float of that
-      const uint32_t zw = logic<0xE4>(r.q.w, r.q.z >> 1, 0x80008000u), xy = logic<0xE4>(r.q.y, r.q.x >> 1, 0x80008000u);   // 0xE4: chosen by the third
-      const uint32_t four = logic<0xE4>(zw, xy >> 2, 0xC000C000u) & 0xF000E000u;
-      return __fadd_rn(float_of_bits(dot_of_bytes(four, 0x10000100u, 0x4B400000u - 32 * 64)), -12582912.0f) * (r.d / 32);
-    }
     const uint32_t head = (r.q.x >> 15 & 0x00010001u) | (r.q.y >> 14 & 0x00020002u)
                           | (r.q.z >> 13 & 0x00040004u) | (r.q.w >> 12 & 0x00080008u);
     return scaled(r.d, int((head >> 1 & 7u) | (head >> 13 & 0x78u)) - 64);
@@ -187,7 +187,7 @@ struct IQ4_KT : layout::IQ4_KT {
   static __device__ __forceinline__ uint32_t start(const Raw& r, int k) {
     const uint32_t two = k / 2 == 0 ? r.q.x : k / 2 == 1 ? r.q.y : k / 2 == 2 ? r.q.z : r.q.w;
     const uint32_t indices = two & 0x7FFF7FFFu, offset = trellis::OFFSET + (r.q.x & 0x8000u);
-    return k % 2 ? upper_half(indices, offset) : lower_half(indices, offset);
+    return k % 2 ? shifted_half(indices, offset) : lower_half(indices, offset);
   }
   static __device__ __forceinline__ uint32_t word(const Raw& r, int e) { return trellis::four_bytes(start(r, e / 4), e % 4); }
 };
