@@ -1,15 +1,20 @@
-"""Latent attention in float64 on the same bytes, to compare kernels of the decode step with."""
+"""Latent attention in float64 on the same bytes, to compare kernels of the decode step with, and
+few rows of a prompt in the absorbed form.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 from iqforge.cuda_kernels.attention.mla_shape import SHORTEST, LatentShape
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.prompt.latent_absorbed import AbsorbedRows
 from iqforge.runtime.layers.attention import temperature
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
-from iqforge.runtime.layers.specs import Temperature
+from iqforge.runtime.layers.specs import MLASpec, Temperature
 from iqforge.runtime.state.cache_types import CACHE_TYPES
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -96,6 +101,59 @@ def latent_error(
     mixed = scores.softmax(-1) @ rows[:, s.rope :]
     expected = torch.einsum("nhr,hvr->nhv", mixed, values.double()).flatten(1)
     return ((results[0].double() - expected).norm() / expected.norm()).item(), same
+
+
+def absorbed_error(
+    s: MLASpec, dtype: torch.dtype, past: int, n: int, device: torch.device
+) -> float:
+    """Return the relative error of `AbsorbedRows.to_all` for n rows after `past` positions, which
+    runs twice: norms of the differences from `naive` and of that.
+    """
+    g = torch.Generator(device).manual_seed(past + n)
+    random = lambda *size: torch.randn(*size, device=device, generator=g).to(dtype)  # noqa: E731
+    module = SimpleNamespace(spec=s, top_k=0, up=None)
+    absorbed = AbsorbedRows(module, Context(device, torch.bfloat16))  # type: ignore[arg-type]
+    q, rows = random(n, s.heads, s.key_length), random(past + n, s.cache_width)
+    w_k = random(s.heads, s.kv_rank, s.nope_length) * s.nope_length**-0.5
+    w_v = random(s.heads, s.value_length, s.kv_rank) * s.kv_rank**-0.5
+    positions = torch.arange(past, past + n, device=device)
+    assert absorbed.has_kernels(dtype, n)
+    results = []
+    for _ in range(2):
+        out = torch.full((n, s.heads * s.value_length), float("nan"), dtype=dtype, device=device)
+        absorbed.to_all(q, rows, positions, (w_k, w_v), out)
+        results.append(out)
+    assert torch.equal(*results)
+    expected = naive(q, rows, positions, w_k, w_v, s.scale)
+    return ((results[0].double() - expected).norm() / expected.norm()).item()
+
+
+# W_k^T q is rounded, and so is the result; queries, probabilities and mixes are not.
+ABSORBED_ERRORS = {F16: 2.0**-10, BF16: 2.0**-7}
+
+
+def naive(
+    q: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    w_k: torch.Tensor,
+    w_v: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Return float64[n, heads * value], the results of queries q [n, heads, nope + rope] that see
+    rows [m, rope + rank] up to their own of `positions` [n], from keys and values of all heads.
+    w_k: [heads, rank, nope]; w_v: [heads, value, rank].
+    """
+    q, rows, w_k, w_v = (x.double() for x in (q, rows, w_k, w_v))
+    nope = w_k.shape[-1]
+    turned, latents = rows.split([q.shape[-1] - nope, w_k.shape[1]], -1)
+    keys = torch.einsum("mr,hrd->mhd", latents, w_k)
+    values = torch.einsum("mr,hvr->mhv", latents, w_v)
+    scores = torch.einsum("nhd,mhd->nhm", q[..., :nope], keys)
+    scores = (scores + torch.einsum("nhd,md->nhm", q[..., nope:], turned)) * scale
+    hidden = torch.arange(len(rows), device=rows.device) > positions[:, None]
+    shares = scores.masked_fill(hidden[:, None], float("-inf")).softmax(-1)
+    return torch.einsum("nhm,mhv->nhv", shares, values).flatten(1)
 
 
 def random_choice(

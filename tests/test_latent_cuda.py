@@ -17,15 +17,18 @@ from iqforge.cuda_kernels.attention.mla import StepLatentAttention, splits_of  #
 from iqforge.runtime.bench import shapes  # noqa: E402
 from iqforge.runtime.bench.synthetic import SyntheticSource  # noqa: E402
 from iqforge.runtime.cuda.prompt import latent_absorbed  # noqa: E402
+from iqforge.runtime.layers.specs import MLASpec  # noqa: E402
 from iqforge.runtime.model import Model  # noqa: E402
 from iqforge.runtime.state.cache import CacheSettings  # noqa: E402
 
 from .choices import by_token, comparable, recorded  # noqa: E402
 from .latent_reference import (  # noqa: E402
+    ABSORBED_ERRORS,
     CHOSEN_SHAPES,
     ENCODED_SHAPES,
     SHAPES,
     WIDE_SHAPES,
+    absorbed_error,
     allowed,
     latent_error,
 )
@@ -92,11 +95,21 @@ def test_layers_of_real_sizes(monkeypatch, shape, cache):
     assert off[same].square().mean().sqrt() < most and (off[same] < 2 * most).all(), (same, off)
 
 
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("dtype", ABSORBED_ERRORS, ids=str)
+def test_rows_of_prompts_in_the_absorbed_form(heads, dtype):
+    """Rows in eights, with some that overlap with others, and a single one."""
+    spec = MLASpec(heads, 0, 512, 128, 64, 128, 192**-0.5)
+    for past, n in ((0, 9), (61, 16), (3000, 43), (3000, 1), (8192, 64)):
+        assert absorbed_error(spec, dtype, past, n, GPU) < ABSORBED_ERRORS[dtype], (past, n)
+
+
 @pytest.mark.parametrize("shape", ["deepseek-v2-lite", "deepseek-v3", "mistral-small-4"])
 @pytest.mark.parametrize("cache", ["f16", "bf16", "q8_0"])
 def test_both_forms_of_prompts(monkeypatch, shape, cache):
     """Few tokens after many, in the naive and the absorbed form, are as near to float32, also where
-    the last eight overlap with others and where the last row alone has a query.
+    the last eight overlap with others, after going back to a snapshot, and where the last row alone
+    has a query.
     """
     short = {"n_layers": 2, "n_dense": 2, "n_vocab": 4096}
     monkeypatch.setitem(shapes.SHAPES, "short", replace(shapes.SHAPES[shape], **short))
@@ -109,22 +122,33 @@ def test_both_forms_of_prompts(monkeypatch, shape, cache):
         lambda self, q, *rest: calls.append(len(q)) or to_all(self, q, *rest),
     )
 
-    def logits(form, all_logits=True, **options):
+    def logits(form, all_logits=True, back=False, **options):
+        """Of all pieces; with `back` those after the first are evaluated, and then again."""
         monkeypatch.setattr(latent_absorbed, "forced", form)
         settings = CacheSettings(cache)
         with Model(SyntheticSource("short:IQ4_K"), GPU, cache=settings, **options) as model:
-            state, rows = model.new_state(2048), []
-            for piece in tokens.split(pieces):
-                rows.append(model.extend(piece, state, all_logits=all_logits).cpu().view(-1, 4096))
-            return torch.cat(rows)
+            state = model.new_state(2048)
+
+            def rows(sizes):
+                parts = tokens[state.n_past :][: sum(sizes)].split(sizes)
+                found = [model.extend(x, state, all_logits=all_logits).cpu() for x in parts]
+                return torch.cat([x.view(-1, 4096) for x in found])
+
+            if not back:
+                return rows(pieces)
+            first = rows(pieces[:1])
+            snapshot = state.snapshot()
+            rows(pieces[1:])
+            state.restore(snapshot)
+            return torch.cat([first, rows(pieces[1:])])
 
     expected = logits(None, precision="f32")
-    naive, absorbed, again = (logits(form, precision="bf16") for form in (False, True, True))
-    assert torch.equal(absorbed, again)
+    naive, absorbed = (logits(form, precision="bf16") for form in (False, True))
+    assert torch.equal(logits(True, back=True, precision="bf16"), absorbed)
     assert set(calls) == {512, 1100 - 1024, *pieces[1:]}  # the first piece in passes of 512
     off = [(x - expected).square().mean(1).sqrt() / expected.std() for x in (naive, absorbed)]
     assert off[1].square().mean().sqrt() < max(0.02, 1.2 * off[0].square().mean().sqrt()), off
-    assert (off[1] < 0.06).all()
+    assert off[1].max() < max(0.06, 1.2 * off[0].max()), off  # codes of a cache can differ
 
     calls.clear()
     ends = torch.tensor(pieces).cumsum(0) - 1
@@ -135,7 +159,8 @@ def test_both_forms_of_prompts(monkeypatch, shape, cache):
 
     monkeypatch.setattr(latent_absorbed, "FEWEST_KEYS", 1200 * shapes.SHAPES[shape].n_heads)
     monkeypatch.setattr(latent_absorbed, "KEYS_OF_QUERY", 1)
+    monkeypatch.setattr(latent_absorbed, "MOST_QUERIES", 64)
     calls.clear()
     chosen = logits(None, precision="bf16")
-    assert set(calls) == {43, 96}  # the others end before 1,200 positions
-    assert torch.equal(chosen[: pieces[0]], naive[: pieces[0]])
+    assert set(calls) == {43}  # those before end before 1,200 positions, those after are too many
+    assert torch.equal(chosen[: sum(pieces[:4])], naive[: sum(pieces[:4])])

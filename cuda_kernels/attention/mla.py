@@ -1,4 +1,6 @@
-"""Latent attention of a decoding step: `attention/mla.cu` for one shape."""
+"""Latent attention in its absorbed form, of a decoding step and of few rows of a prompt:
+`attention/mla.cu` for one shape.
+"""
 
 from __future__ import annotations
 
@@ -144,49 +146,61 @@ def attend_chosen(
     return mixed.view(n, -1, shape.rank)[:, : shape.heads]
 
 
-def attend_rows(
-    shape: LatentShape,
-    queries: torch.Tensor,
-    rows: torch.Tensor,
-    position: torch.Tensor,
-    values: torch.Tensor,
-    partial: torch.Tensor,
-    splits: int,
-    out: torch.Tensor,
-) -> None:
-    """Attend to all positions up to their own for shape.rows rows at position[0] (int32 on the
-    device), position[0] + 1, ...; write out float32[shape.rows, heads * value].
-
-    queries: as for `attend_chosen`; rows: [positions, rope + rank]; values: half[heads, value,
-    rank]; partial: float32 memory of shape.tiles * splits * shape.part_floats elements. shape: of
-    `LatentShape.on` for the device.
+class LatentRows:
+    """Launch latent attention of `shape.rows` rows of a prompt over all positions up to their own,
+    with queries that are made already: the last two launches of a step. Keeps no memory.
     """
-    limit = shared_limit(rows.device)
-    spec = shape.spec(limit)
-    launch(
-        function(spec, "latent_attention", rows.device),
-        (splits, shape.tiles),
-        TEAMS * THREADS,
-        queries,
-        rows,
-        position,
-        partial,
-        None,
-        np.int32(shape.rows),
-        shared=shape.shared_bytes(*shape.tile(limit)),
-    )
-    clusters = torch.cuda.get_device_capability(rows.device) >= (9, 0)
-    launch(
-        function(spec, "latent_values", rows.device),
-        (shape.heads, shape.value_blocks),
-        THREADS,
-        partial,
-        position,
-        np.int32(splits),
-        values,
-        out,
-        cluster=(1, shape.cluster) if clusters and shape.cluster > 1 else None,
-    )
+
+    def __init__(self, shape: LatentShape, device: torch.device):
+        """A shape that `fits`, without chosen positions and encoded rows."""
+        limit, self.shape = shared_limit(device), shape.on(device)
+        spec = self.shape.spec(limit)
+        self._kernels = [function(spec, name, device) for name in FUNCTIONS[1:]]
+        self._shared = self.shape.shared_bytes(*self.shape.tile(limit))
+        self._clusters = torch.cuda.get_device_capability(device) >= (9, 0)
+
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        rows: torch.Tensor,
+        position: torch.Tensor,
+        values: torch.Tensor,
+        partial: torch.Tensor,
+        splits: int,
+        out: torch.Tensor,
+    ) -> None:
+        """Write out float32[shape.rows, heads * value] for rows at position[0] (int32 on the
+        device), position[0] + 1, ...
+
+        queries: as for `attend_chosen`; rows: [positions, rope + rank] in the type of the shape;
+        values: half[heads, value, rank], contiguous; splits: of `splits_of`; partial: float32
+        memory of shape.tiles * splits * shape.part_floats elements.
+        """
+        s = self.shape
+        attention, results = self._kernels
+        launch(
+            attention,
+            (splits, s.tiles),
+            TEAMS * THREADS,
+            queries,
+            rows,
+            position,
+            partial,
+            None,
+            np.int32(s.rows),
+            shared=self._shared,
+        )
+        launch(
+            results,
+            (s.heads, s.value_blocks),
+            THREADS,
+            partial,
+            position,
+            np.int32(splits),
+            values,
+            out,
+            cluster=(1, s.cluster) if self._clusters and s.cluster > 1 else None,
+        )
 
 
 def splits_of(shape: LatentShape, capacity: int, device: torch.device) -> int:
@@ -204,9 +218,10 @@ def specs() -> list[KernelSpec]:
         LatentShape(1, 16, 128, 64, 512, 128, "F16", torch.float16),
         LatentShape(8, 16, 128, 64, 512, 128, "BF16", torch.bfloat16),
         LatentShape(1, 128, 128, 64, 512, 128, "F16", torch.float16),
+        LatentShape(8, 128, 128, 64, 512, 128, "F16", torch.float16),
         LatentShape(1, 16, 128, 64, 512, 128, "Q8_0", torch.float16),
         LatentShape(2, 4, 192, 64, 256, 128, "F16", torch.bfloat16, True, (0.1, 8192)),
         LatentShape(1, 64, 192, 64, 512, 256, "F16", torch.float16, chosen=2048),
     ]
-    shapes += [replace(shape, warpgroup=True) for shape in shapes[:3]]
+    shapes += [replace(shape, warpgroup=True) for shape in shapes[:4]]
     return [shape.spec(224 * 1024) for shape in shapes]

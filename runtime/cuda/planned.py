@@ -22,7 +22,7 @@ from ..layers.moe import MoE
 from ..parallel.payload import FEW_ROWS
 from ..state.cache import CacheSettings
 from .prompt.index import SCORE_BYTES as INDEX_BYTES
-from .prompt.latent_absorbed import CHOSEN_ROWS
+from .prompt.latent_absorbed import CHOSEN_ROWS, MOST_QUERIES, buffers_of_rows, is_absorbed
 from .prompt.locked import BUFFER_BYTES as COPY_BYTES
 from .prompt.mla import BUFFER_BYTES
 from .prompt.scores import SCORE_BYTES
@@ -164,6 +164,10 @@ def _latent(m: MLA, width: int, rows: int, keys: int, settings: CacheSettings) -
         found["partial"] = tiles * 16 * (s.kv_rank + 2) * _FLOAT
         found["two parts of queries"] = part * s.heads * 2 * s.cache_width * _HALF
         found["absorbed"] = part * s.heads * s.cache_width * (3 * _FLOAT + _HALF)
+    elif not m.top_k and is_absorbed(1, keys, s.heads):
+        found |= buffers_of_rows(s)
+        found["absorbed"] = MOST_QUERIES * s.heads * s.cache_width * (_FLOAT + 2 * _HALF)
+        found["absorbed"] += found["head values"]  # contiguous
     if m.indexer is not None:
         i = m.indexer.spec
         of_index = i.heads * i.key_length

@@ -5,8 +5,9 @@ while observers read the inputs of `attn_k_b` and `attn_v_b`, which the naive fo
 Both forms cost in proportion to the positions before. The naive one computes keys and values of all
 heads with 2 (nope + value) rank operations for each position and head, whatever the number of
 queries, and then takes 2 (nope + rope + value) for each query; the absorbed one 2 (rope + 2 rank)
-for each query, and nothing else: in DeepSeek's models 262,144 and 640 against 2,176. So few queries
-take the absorbed form.
+for each query, and nothing else: in DeepSeek's models 262,144 and 640 against 2,176. So up to 171
+queries would be less work in the absorbed form; 71, as its kernels multiply queries and
+probabilities in two parts each.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import torch
 
 from ....cuda_kernels.attention import mla as attention_mla
 from ....cuda_kernels.attention import mla_shape
-from ....cuda_kernels.attention.mla_shape import MOST_ROWS, PAIRS, LatentShape
+from ....cuda_kernels.attention.mla import LatentRows
+from ....cuda_kernels.attention.mla_shape import MOST_ROWS, MOST_SPLITS, PAIRS, LatentShape
 from ....cuda_kernels.attention.shape import shared_limit
 from ...layers.latent import PerHead
 from ...layers.mla import MLA
+from ...layers.specs import MLASpec
 from ...weights.stacked_linear import HeadLinear
 from ...weights.taps import GroupedRows
 from ..common.context import Context
@@ -28,9 +31,9 @@ CHOSEN_ROWS = 512  # rows at a time that attend to chosen positions
 _LOG2E = 1.4426950408889634
 
 # Measured by benchmarks/latent_prompts.py, see docs/benchmarks/cuda-kernels.md.
-FEWEST_KEYS = 1 << 20  # positions times heads
-KEYS_OF_QUERY = FEWEST_KEYS // 48  # for each query
-MOST_QUERIES = 96
+FEWEST_KEYS = 1 << 19  # positions times heads: below, launches take longer than the naive form
+KEYS_OF_QUERY = 1 << 15  # for each query, for the same reason
+MOST_QUERIES = 64
 
 forced: bool | None = None  # for benchmarks and tests: the absorbed form (True), or the naive one
 
@@ -45,6 +48,18 @@ def is_absorbed(n_queries: int, n_positions: int, heads: int) -> bool:
     return keys >= FEWEST_KEYS and n_queries <= min(MOST_QUERIES, keys // KEYS_OF_QUERY)
 
 
+def buffers_of_rows(s: MLASpec) -> dict[str, int]:
+    """Return the bytes of the buffers of `AbsorbedRows.to_all` for MOST_QUERIES rows."""
+    pairs = MOST_QUERIES * s.heads
+    # `splits_of` leaves as many blocks as a device has multiprocessors, or one for every tile.
+    parts = max(MOST_SPLITS, -(-MOST_ROWS * s.heads // PAIRS))
+    return {
+        "partial": parts * PAIRS * (s.kv_rank + 2) * 4,
+        "two parts of queries": (pairs + PAIRS) * 2 * s.cache_width * 2,
+        "absorbed results": pairs * s.value_length * 4,
+    }
+
+
 class AbsorbedRows:
     """The absorbed form of one module. Queries are half[n, heads, nope + rope], rotated; latent
     vectors half[positions, rope + rank]; `matrices` are W_k transposed, [heads, rank, nope], and
@@ -53,7 +68,7 @@ class AbsorbedRows:
 
     def __init__(self, m: MLA, context: Context):
         self.m, self.context = m, context
-        self._fitting: dict[LatentShape, bool] = {}
+        self._of_rows: dict[tuple[torch.dtype, int], LatentRows | None] = {}
 
     def shape(self, type: str, rows: int, half: torch.dtype = torch.float16) -> LatentShape:
         """Return the shape of the kernels for latent vectors of a type and so many rows."""
@@ -63,15 +78,15 @@ class AbsorbedRows:
 
     def has_kernels(self, dtype: torch.dtype, n: int) -> bool:
         """Return whether `to_all` takes n rows of queries and latent vectors of a dtype."""
-        shape = self._of_all(dtype, n)
-        if shape not in self._fitting:
-            fits = mla_shape.fits(shape, shared_limit(self.context.device))
-            self._fitting[shape] = not self.m.top_k and fits
-        return self._fitting[shape]
+        return self._kernels(dtype, n) is not None
 
-    def _of_all(self, dtype: torch.dtype, n: int) -> LatentShape:
-        shape = self.shape(_type(dtype), min(n, MOST_ROWS), dtype)
-        return shape.on(self.context.device)
+    def _kernels(self, dtype: torch.dtype, n: int) -> LatentRows | None:
+        rows, device = min(n, MOST_ROWS), self.context.device
+        if (dtype, rows) not in self._of_rows:
+            shape = self.shape(_type(dtype), rows, dtype)
+            fits = not self.m.top_k and mla_shape.fits(shape, shared_limit(device))
+            self._of_rows[dtype, rows] = LatentRows(shape, device) if fits else None
+        return self._of_rows[dtype, rows]
 
     def to_all(
         self,
@@ -83,26 +98,29 @@ class AbsorbedRows:
     ) -> None:
         """Let rows of one sequence at `positions`, the last ones of `rows`, attend to all up to
         their own: eight at a time by the kernels of decoding steps. The last eight overlap with
-        those before them where the number is no multiple of eight.
+        those before them where the number is no multiple of eight. For what `has_kernels`.
         """
-        shape, (w_k, w_v) = self._of_all(rows.dtype, len(q)), matrices
+        kernels, (w_k, w_v) = self._kernels(rows.dtype, len(q)), matrices
+        assert kernels is not None
+        shape = kernels.shape
+        # Buffers that grow from pass to pass would void the graphs of other rows.
+        for name, n_bytes in buffers_of_rows(self.m.spec).items():
+            self.context.buffer(name, (n_bytes,), torch.uint8)
         splits = attention_mla.splits_of(shape, len(rows), rows.device)
-        partial = self.context.buffer(
-            "partial", (shape.tiles * splits * shape.part_floats,), torch.float32
-        )
-        found = self.context.buffer("rows", out.shape, torch.float32)
+        parts = (shape.tiles * splits * shape.part_floats,)
+        partial = self.context.buffer("partial", parts, torch.float32)
+        found = self.context.buffer("absorbed results", out.shape, torch.float32)
         queries, values, positions = self._queries(q, w_k), w_v.contiguous(), positions.int()
         for begin in range(0, len(q), shape.rows):
             first = min(begin, len(q) - shape.rows)
-            attention_mla.attend_rows(
-                shape,
+            kernels(
                 queries[first * shape.heads :],
                 rows,
-                positions[first : first + 1],
+                positions[first:],
                 values,
                 partial,
                 splits,
-                found[first : first + shape.rows],
+                found[first:],
             )
         out.copy_(found)
 
@@ -146,13 +164,14 @@ class AbsorbedRows:
         parts, the rounded values and the rounding errors: [n * heads + PAIRS, 2, rope + rank].
         """
         s = self.m.spec
-        turned = q[..., s.nope_length :].float()
-        inner = torch.bmm(q[..., : s.nope_length].transpose(0, 1), w_k.mT).transpose(0, 1).float()
-        whole = torch.cat([turned, inner], -1).mul_(s.scale * _LOG2E).flatten(0, 1)
+        inner = torch.bmm(q[..., : s.nope_length].transpose(0, 1), w_k.mT).transpose(0, 1)
+        halves = torch.cat([q[..., s.nope_length :], inner], -1)
+        whole = halves.float().mul_(s.scale * _LOG2E).flatten(0, 1)
         shape = (len(whole) + PAIRS, 2, s.cache_width)
         both = self.context.buffer("two parts of queries", shape, q.dtype)
-        both[: len(whole), 0] = whole
-        both[: len(whole), 1] = whole - both[: len(whole), 0].float()
+        rounded, errors = both[: len(whole)].unbind(1)
+        rounded.copy_(whole)
+        errors.copy_(whole.sub_(rounded))
         return both
 
 
