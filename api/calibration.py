@@ -8,10 +8,11 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from .models import collecting_options, open_model, texts_of
 from .source import PathLike, excluded_names, renamed_imatrix, selected_imatrix
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..quantize.options import QuantizeOptions
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
-    from ..quantize.rounding.late import LateRounding
+    from ..quantize.rounding.late import LateRounding, LayerChoices
     from ..quantize.rounding.methods import Rounders
     from ..quantize.rounding.rows import RowMetrics
     from ..quantize.run.piece import ImportanceLookup
@@ -61,6 +62,8 @@ class Calibration:
 
         self._options = options
         given = [Text(*one) for several in texts_of(texts) for one in several]
+        if not given:
+            raise UsageError("there is no calibration text")
         # Products on the CPU depend on torch's number of threads: that of the run must not decide.
         self._threads = torch.get_num_threads()
         # The first of several devices: chunks are not shared among them.
@@ -190,6 +193,31 @@ class Calibration:
                 source, plan, layer, before, lookup, rounders or ON_CPU, rows
             )
         return found
+
+    def choices(
+        self,
+        changes: Changes,
+        model: Source,
+        planned: Sequence[PlannedTensor],
+        found: Mapping[str, LateRounding],
+        noted: Mapping[str, dict[str, Any]],
+    ) -> list[LayerChoices]:
+        """Return how the tensors of a plan were made, by role: `found` by this run, others by an
+        earlier one, which has `noted` that, or by the search.
+        """
+        from ..quantize.rounding.late import Made, MadeBefore, layer_choices, searched
+
+        before = self._before(changes, model)
+
+        def has_moments(plan: PlannedTensor) -> bool:
+            used = changes.uses_entry(before.get(plan.source.name, plan.source.name))
+            return self._layer_of(plan, before) is not None and used and not plan.symmetric
+
+        made: dict[str, Made] = {**searched(planned, has_moments)}
+        made |= {name: MadeBefore.of_record(record) for name, record in noted.items()}
+        made |= found
+        names = [plan.target.name for plan in planned]
+        return layer_choices([made[name] for name in names if name in made])
 
     def _rounding(
         self,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from ..formats.options import checks_keywords
 from .models import opened_model, split_options, texts_of
 from .source import PathLike
@@ -53,7 +54,7 @@ def collect_hessian(
     progress: called after every chunk. on_sizes: called before the run with all inputs and the
     bytes of a correlation.
     """
-    from ..formats.output import refuse_same_file
+    from ..formats.output import check_output, refuse_same_file
     from ..imatrix.moments.collector import collect_moments, survey_inputs, tokens_of_texts
     from ..imatrix.moments.file import load_moments
     from ..imatrix.moments.options import HessianOptions
@@ -62,6 +63,9 @@ def collect_hessian(
 
     options, load = split_options(collect_hessian, model, keywords, HessianOptions, options, load)
     texts = [Text(*one) for several in texts_of(text) for one in several]
+    if not texts:
+        raise UsageError("there is no text to collect from")
+    check_output(out)
     with opened_model(model, load, collects=True) as loaded:
         refuse_same_file(out, [*loaded.source.files, *(one.name for one in texts if one.name)])
         tokens = tokens_of_texts(loaded, texts, options)

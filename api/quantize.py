@@ -147,11 +147,12 @@ def quantize_models(
     again it resumes and gives the same file, or a ResumeError if anything has changed that the
     bytes depend on. restart: start from scratch instead.
     """
+    from ..formats.output import refuse_same_file
     from ..quantize.cuda.devices import find_devices
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.report.validate import require_sound
-    from ..quantize.rounding.late import layer_choices
+    from ..quantize.rounding.late import record_of
     from ..quantize.run.compilation import compile_ahead, tasks_of_plans, tasks_of_rounding
     from ..quantize.run.estimate import estimate_run
     from ..quantize.run.parallel import thread_count
@@ -204,6 +205,9 @@ def quantize_models(
         if calibration is not None:
             compile_ahead(tasks, progress[0])
         if moments is not None:
+            for out, _ in outputs:
+                if out is not None and not o.dry_run:
+                    refuse_same_file(out, model.files)  # before the choice, which takes long
             compile_ahead(tasks, progress[0])  # the choice tries the searches
             if not devices:
                 made_types = {plan.target.type for plan in chain(*plans) if not plan.kept}
@@ -258,7 +262,7 @@ def quantize_models(
         guides: list[Mapping[str, TensorRounding]] = (
             [roundings[number].roundings for number in active] if roundings else []
         )
-        late: list[list[LateRounding]] = []
+        late: list[dict[str, LateRounding]] = []
         for number, sink in zip(active, sinks):
             if calibration is None:
                 break
@@ -272,7 +276,8 @@ def quantize_models(
                 rounders,
             )
             guides.append(found)
-            late.append(list(found.values()))
+            late.append(found)
+            sink.note = lambda name, found=found: record_of(found.get(name))
         waits: set[str] = set()
         if calibration is not None and sinks:
             waits = calibration.follow(changes, rearranged, sinks[0].planned, sinks[0].stored)
@@ -294,8 +299,10 @@ def quantize_models(
             threads=o.threads,
             devices=devices,
         )
-        for shown, found in zip((progress[number] for number in active), late):
-            shown.layers_rounded(layer_choices(found))
+        for number, sink, found in zip(active, sinks, late):
+            if calibration is not None:
+                said = calibration.choices(changes, rearranged, sink.planned, found, sink.noted)
+                progress[number].layers_rounded(said)
         checks = (
             [
                 partial(

@@ -113,7 +113,8 @@ class QuantizeOptions(Options):
         "--calibrate-chunks",
         least=0,
         metavar="N",
-        help="with --calibrate: use at most N chunks of all texts together (default: 512; 0: all)",
+        help="with --calibrate: use at most N chunks of all texts together, at least two of"
+        " each (default: 512; 0: all)",
     )
     calibrate_ctx: int = option(
         512,

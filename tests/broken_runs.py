@@ -44,6 +44,10 @@ class BreakAfter(RunProgress):
 
     def __init__(self, n: int):
         self.left, self.resumed, self.done = n, 0, 0
+        self.said: list[str] = []  # of how tensors were rounded
+
+    def layers_rounded(self, choices):
+        self.said = [choice.line() for choice in choices]
 
     def resume(self, finished):
         self.resumed = len(finished)

@@ -13,7 +13,7 @@ import torch
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import ResumeError, UsageError
+from iqforge.errors import OutputError, ResumeError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.imatrix.moments.layers import LayerMoments
 from iqforge.imatrix.moments.lookup import moments_of
@@ -146,7 +146,8 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(moe, tmp_path, after):
     """Layers whose tensors are finished are run again, but not collected."""
     keywords = {"calibrate": TEXT, "hessian_shrink": 0.5, "refine": False} | OPTIONS
     whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
-    iqforge.quantize_model(moe, whole, "Q4_0", **keywords)
+    uninterrupted = BreakAfter(-1)
+    iqforge.quantize_model(moe, whole, "Q4_0", progress=uninterrupted, **keywords)
     with pytest.raises(KeyboardInterrupt):
         iqforge.quantize_model(moe, out, "Q4_0", progress=BreakAfter(after), **keywords)
     with pytest.raises(ResumeError, match="second moments"):
@@ -154,6 +155,8 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(moe, tmp_path, after):
     resumed = BreakAfter(-1)
     iqforge.quantize_model(moe, out, "Q4_0", progress=resumed, **keywords)
     assert resumed.resumed and out.read_bytes() == whole.read_bytes()
+    assert resumed.said == uninterrupted.said
+    assert any("no second moments of these inputs" in line for line in resumed.said)
 
 
 def test_a_checkpoint_gives_what_its_file_gives(checkpoint, moe, tmp_path):
@@ -212,3 +215,17 @@ def test_command(llama, tmp_path, capsys):
         iqforge.quantize_model(llama, None, "Q4_0", estimate=True, **options)
     report = iqforge.quantize_model(llama, None, "Q4_0", **options)
     assert {tensor.planned.target.type.name for tensor in report.tensors} >= {"Q4_0"}
+
+
+@pytest.mark.parametrize("texts", [[], ()])
+def test_no_text_is_an_error(llama, tmp_path, texts):
+    with pytest.raises(UsageError, match="no calibration text"):
+        iqforge.quantize_model(llama, tmp_path / "q.gguf", "Q4_0", calibrate=texts, **OPTIONS)
+    with pytest.raises(UsageError, match="no text"):
+        iqforge.collect_hessian(llama, texts, tmp_path / "h.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(llama, tmp_path):
+    with pytest.raises(OutputError, match="no-folder"):
+        iqforge.collect_hessian("missing.gguf", TEXT, tmp_path / "no-folder" / "h.safetensors")

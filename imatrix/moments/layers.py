@@ -182,10 +182,12 @@ def _tokenized(model: Model, text: Text, options: HessianOptions) -> Text:
 
 
 def _limit_of_each(each: Sequence[int], most: int) -> int:
-    """Return the most chunks of a text, so that all texts have at most `most` together (0: any)."""
+    """Return the most chunks of a text, so that all texts have at most `most` together, and each at
+    least two (0: any).
+    """
     if most <= 0:
         return 0
-    limit = max(2, most // len(each))
+    limit = max(2, most // len(each))  # of two chunks one is held out
     while limit < max(each) and sum(min(n, limit + 1) for n in each) <= most:
         limit += 1
     return limit

@@ -72,7 +72,8 @@ class RoleChoice:
             judged += COUPLED
         whose = ", ".join(f"{n} {origin}" for origin, n in self.experts.items())
         experts = f"; moments of experts: {whose}" if whose else ""
-        return f"{start}shrink {self.shrink:g}, {self.passes} refinements, {judged}{experts}"
+        passes = f"{self.passes} refinement{'s' * (self.passes != 1)}"
+        return f"{start}shrink {self.shrink:g}, {passes}, {judged}{experts}"
 
 
 @dataclass
@@ -164,6 +165,9 @@ def choose(
     tried_of = [(plan.source, m) for plan, m in usable]
     found = list(trials(source, tried_of, importance, _MATRICES, rounders=rounders))
     few = any(trial.tokens < _TOKENS_PER_COLUMN * trial.x.shape[1] for trial in found)
+    if not found:  # nothing is held out
+        tokens = [m.tokens(i) for plan, m in usable for i in range(plan.source.n_matrices)]
+        few = max(tokens) < _TOKENS_PER_COLUMN * usable[0][0].source.n_cols
     passes = PASSES if refine else 0
     work = [partial(trial.errors, type, one, passes) for trial in found for one in shrinks]
     errors = in_threads(work, threads, usable[0][0].source.n_cols)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType
 from ..plan.plan import PlannedTensor
 from .choice import COUPLED, RoleChoice, choose
-from .methods import ON_CPU, Rounders
+from .methods import ON_CPU, UNGUIDED, Rounders, guides
 from .moments import Rounding
 from .rows import RowMetrics
 from .tensor_moments import TensorMoments
@@ -194,7 +194,7 @@ class LayerChoices:
             return f"{start}search with the importance matrix, {self.choices[0].why}"
         shrinks = sorted({one.shrink for one in rounded if one.shrink is not None})
         passes = sorted({one.passes for one in rounded})
-        said = f"shrink {_span(shrinks)}, {_span(passes)} refinements"
+        said = f"shrink {_span(shrinks)}, {_span(passes)} refinement{'s' * (passes != [1])}"
         errors = [one.error for one in rounded if one.error]
         if errors:
             mean = float(np.exp(np.mean(np.log(errors))))
@@ -212,8 +212,58 @@ class LayerChoices:
         return start + said
 
 
-def layer_choices(roundings: Sequence[LateRounding]) -> list[LayerChoices]:
-    """Return the choices by role and type, of tensors that this run has rounded."""
+class Made(Protocol):
+    """How a tensor was rounded, None for one that was not."""
+
+    @property
+    def choice(self) -> RoleChoice | None: ...
+    @property
+    def shares(self) -> list[float]: ...
+
+
+@dataclass(frozen=True)
+class MadeBefore:
+    """How a tensor was rounded by an earlier run, or that it is searched."""
+
+    choice: RoleChoice
+    shares: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> MadeBefore:
+        """Return what `record_of` was made from."""
+        choice = dict(record["choice"])
+        return cls(RoleChoice(**{**choice, "tensors": tuple(choice["tensors"])}), record["shares"])
+
+
+def record_of(made: Made | None) -> dict[str, Any] | None:
+    """Return how a tensor was rounded as JSON takes it."""
+    if made is None or made.choice is None:
+        return None
+    choice = {**vars(made.choice), "experts": dict(made.choice.experts)}
+    return {"choice": choice, "shares": made.shares}
+
+
+def searched(
+    planned: Sequence[PlannedTensor], has_moments: Callable[[PlannedTensor], bool]
+) -> dict[str, MadeBefore]:
+    """Return, by name of the target, which tensors of a plan the search makes, and why."""
+    found = {}
+    for plan in planned:
+        type, name = plan.target.type.plain, plan.target.name
+        if plan.kept or not type.is_quantized:
+            continue
+        why = "as there are no second moments of these inputs"
+        if not guides(type):
+            why = UNGUIDED.get(type.name, "")
+        elif has_moments(plan):
+            continue
+        role = TensorName.parse(name).role
+        found[name] = MadeBefore(RoleChoice(role, type.name, (name,), None, why=why))
+    return found
+
+
+def layer_choices(roundings: Sequence[Made]) -> list[LayerChoices]:
+    """Return the choices by role and type, of tensors that are rounded or searched."""
     found: dict[tuple[str, str], list[RoleChoice]] = defaultdict(list)
     shares: dict[tuple[str, str], list[float]] = defaultdict(list)
     for rounding in roundings:

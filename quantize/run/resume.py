@@ -34,12 +34,14 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 2.0
 _RUN, _TENSOR, _FINISHING = "run", "tensor", "finishing"  # kinds of records: the first key of each
+_NOTE = "note"
 _REPORTED = ("rmse", "weighted_rmse", "weighted", "largest_error", "zeroed")
 
 
 class ResumableOutput:
     """A sink that a later run can resume. `finished`: reports of the tensors that an earlier run
-    has written, which must not be written again.
+    has written, which must not be written again. `note`: returns what else is to be known of a
+    tensor that is finished now; `noted`: what earlier runs returned, by tensor.
 
     As a context manager it keeps finished tensors for a later run if it is left without
     `finish_all`, and removes its files if there are none.
@@ -62,6 +64,8 @@ class ResumableOutput:
         """
         self.out, self.files, self.planned = real_output(out), files, planned
         self.finished: list[TensorReport] = []
+        self.note: Callable[[str], Record | None] = lambda name: None
+        self.noted: dict[str, Record] = {}
         self._opened: GGUFWriter | ShardedWriter | None = None
         self._hash, self._entered = xxhash.xxh64(), 0
         self._pending: list[Record] = []
@@ -171,6 +175,7 @@ class ResumableOutput:
             TensorReport(plan, **{name: entry[name] for name in _REPORTED})
             for plan, entry in zip(self.planned, entries[:count])
         ]
+        self.noted = {e[_TENSOR]: e[_NOTE] for e in entries[:count] if e.get(_NOTE) is not None}
 
     def stored(self, name: str) -> np.ndarray:
         """Return the bytes of a tensor that is written, by this run or an earlier one."""
@@ -185,10 +190,12 @@ class ResumableOutput:
 
     def tensor_done(self, report: TensorReport) -> None:
         """Record that the last byte of the next tensor was written."""
-        self._pending.append(
-            {_TENSOR: report.planned.target.name, "xxh64": self._hash.hexdigest()}
-            | {name: getattr(report, name) for name in _REPORTED}
-        )
+        name = report.planned.target.name
+        record: Record = {_TENSOR: name, "xxh64": self._hash.hexdigest()}
+        record |= {key: getattr(report, key) for key in _REPORTED}
+        if (note := self.note(name)) is not None:
+            record[_NOTE] = note
+        self._pending.append(record)
         self._hash = xxhash.xxh64()
         if self._saving is not None and self._saving.done():
             self._saved()
