@@ -41,7 +41,7 @@ def on_host(monkeypatch, tmp_path):
             loaded[spec.name] = library(tmp_path / spec.name, spec, RUN)
         return getattr(loaded[spec.name], f"{name}_")
 
-    def launch(kernel, grid, block, *arguments, shared=0, cluster=None):
+    def launch(kernel, grid, block, *arguments, shared=0, pdl=False, cluster=None):
         if kernel.__name__ == "latent_attention_":
             arguments = arguments[:-2]  # no list of positions, and as many rows as the shape has
         kernel(*grid, *(int(x) if isinstance(x, np.int32) else pointer(x) for x in arguments))

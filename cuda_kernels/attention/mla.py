@@ -24,6 +24,68 @@ from .mla_shape import (
 from .shape import shared_limit
 
 
+class LatentRows:
+    """Launch latent attention of `shape.rows` rows over the positions up to their own, with queries
+    that are made already. Keeps no memory.
+    """
+
+    def __init__(self, shape: LatentShape, device: torch.device):
+        """A shape that `fits`."""
+        limit, self.shape = shared_limit(device), shape.on(device)
+        spec = self.shape.spec(limit)
+        self._kernels = [function(spec, name, device) for name in FUNCTIONS[1:]]
+        self._shared = self.shape.shared_bytes(*self.shape.tile(limit))
+        self._clusters = torch.cuda.get_device_capability(device) >= (9, 0)
+
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        rows: torch.Tensor,
+        position: torch.Tensor,
+        values: torch.Tensor,
+        partial: torch.Tensor,
+        splits: int,
+        out: torch.Tensor,
+        chosen: torch.Tensor | None = None,
+        pdl: bool = False,
+    ) -> None:
+        """Write out float32[shape.rows, heads * value] for rows at position[0] (int32 on the
+        device), position[0] + 1, ...
+
+        queries: as for `attend_chosen`; rows: [positions, rope + rank] in the type of the shape, or
+        bytes of encoded rows; chosen: as for `StepLatentAttention`; pdl: whether launches overlap;
+        values: half[heads, value, rank], contiguous; splits: of `splits_of`; partial: float32
+        memory of shape.tiles * splits * shape.part_floats elements.
+        """
+        s = self.shape
+        attention, results = self._kernels
+        launch(
+            attention,
+            (splits, s.tiles),
+            TEAMS * THREADS,
+            queries,
+            rows,
+            position,
+            partial,
+            chosen,
+            np.int32(s.rows),
+            shared=self._shared,
+            pdl=pdl,
+        )
+        launch(
+            results,
+            (s.heads, s.value_blocks),
+            THREADS,
+            partial,
+            position,
+            np.int32(splits),
+            values,
+            out,
+            pdl=pdl,
+            cluster=(1, s.cluster) if self._clusters and s.cluster > 1 else None,
+        )
+
+
 class StepLatentAttention:
     """Launch latent attention of one shape over caches of up to `capacity` positions. Instances
     keep scratch, so layers on one stream share them.
@@ -31,12 +93,10 @@ class StepLatentAttention:
 
     def __init__(self, shape: LatentShape, splits: int, device: torch.device):
         """A shape that `fits`. splits: of `splits_of`."""
-        limit, shape = shared_limit(device), shape.on(device)
-        spec = shape.spec(limit)
+        self._attend = LatentRows(shape, device)
+        shape = self._attend.shape
         self.shape, self.splits = shape, splits
-        self._kernels = [function(spec, name, device) for name in FUNCTIONS]
-        self._shared = shape.shared_bytes(*shape.tile(limit))
-        self._clusters = torch.cuda.get_device_capability(device) >= (9, 0)
+        self._make_queries = function(shape.spec(shared_limit(device)), FUNCTIONS[0], device)
         half = torch.bfloat16 if shape.type == "BF16" else torch.float16
         self._queries = torch.zeros(shape.tiles * PAIRS, 2, shape.width, dtype=half, device=device)
         self._partial = torch.empty(shape.tiles * splits * shape.part_floats, device=device)
@@ -67,9 +127,8 @@ class StepLatentAttention:
         last.
         """
         s = self.shape
-        queries, attention, results = self._kernels
         launch(
-            queries,
+            self._make_queries,
             (s.heads + 1, -(-s.rank // KEY_ROWS)),
             THREADS,
             q,
@@ -84,30 +143,8 @@ class StepLatentAttention:
             self._queries,
             pdl=True,
         )
-        launch(
-            attention,
-            (self.splits, s.tiles),
-            TEAMS * THREADS,
-            self._queries,
-            cache,
-            positions,
-            self._partial,
-            chosen,
-            np.int32(s.rows),
-            shared=self._shared,
-            pdl=True,
-        )
-        launch(
-            results,
-            (s.heads, s.value_blocks),
-            THREADS,
-            self._partial,
-            positions,
-            np.int32(self.splits),
-            values,
-            out,
-            pdl=True,
-            cluster=(1, s.cluster) if self._clusters and s.cluster > 1 else None,
+        self._attend(
+            self._queries, cache, positions, values, self._partial, self.splits, out, chosen, True
         )
 
 
@@ -144,63 +181,6 @@ def attend_chosen(
     mixes, _, sums = partial.view(tiles, -1).split([PAIRS * shape.rank, PAIRS, PAIRS], 1)
     mixed = mixes.view(tiles, PAIRS, shape.rank) / sums[..., None]
     return mixed.view(n, -1, shape.rank)[:, : shape.heads]
-
-
-class LatentRows:
-    """Launch latent attention of `shape.rows` rows of a prompt over all positions up to their own,
-    with queries that are made already: the last two launches of a step. Keeps no memory.
-    """
-
-    def __init__(self, shape: LatentShape, device: torch.device):
-        """A shape that `fits`, without chosen positions and encoded rows."""
-        limit, self.shape = shared_limit(device), shape.on(device)
-        spec = self.shape.spec(limit)
-        self._kernels = [function(spec, name, device) for name in FUNCTIONS[1:]]
-        self._shared = self.shape.shared_bytes(*self.shape.tile(limit))
-        self._clusters = torch.cuda.get_device_capability(device) >= (9, 0)
-
-    def __call__(
-        self,
-        queries: torch.Tensor,
-        rows: torch.Tensor,
-        position: torch.Tensor,
-        values: torch.Tensor,
-        partial: torch.Tensor,
-        splits: int,
-        out: torch.Tensor,
-    ) -> None:
-        """Write out float32[shape.rows, heads * value] for rows at position[0] (int32 on the
-        device), position[0] + 1, ...
-
-        queries: as for `attend_chosen`; rows: [positions, rope + rank] in the type of the shape;
-        values: half[heads, value, rank], contiguous; splits: of `splits_of`; partial: float32
-        memory of shape.tiles * splits * shape.part_floats elements.
-        """
-        s = self.shape
-        attention, results = self._kernels
-        launch(
-            attention,
-            (splits, s.tiles),
-            TEAMS * THREADS,
-            queries,
-            rows,
-            position,
-            partial,
-            None,
-            np.int32(s.rows),
-            shared=self._shared,
-        )
-        launch(
-            results,
-            (s.heads, s.value_blocks),
-            THREADS,
-            partial,
-            position,
-            np.int32(splits),
-            values,
-            out,
-            cluster=(1, s.cluster) if self._clusters and s.cluster > 1 else None,
-        )
 
 
 def splits_of(shape: LatentShape, capacity: int, device: torch.device) -> int:

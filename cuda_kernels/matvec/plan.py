@@ -52,7 +52,8 @@ _PAIRED = (
     *("IQ2_KT", "IQ4_KT", "IQ3_S", "IQ3_XXS", "IQ3_KS", "IQ4_KSS", "Q4_0"),
     *("Q8_K_R8", "Q8_K_R16"),
 )
-_SINGLE = (NORM_MATVEC, MATVEC_ADD, GATE_BY)  # kinds with one row of weights in a stage otherwise
+# Kinds with one row of weights in a stage, where it is no pair.
+SINGLE_ROW = (NORM_MATVEC, MATVEC_ADD, GATE_BY)
 RESERVED = (
     2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 )
@@ -234,7 +235,7 @@ class DeviceLimits:
             kind,
             self.shared,
             self.alone if kind in _AFTER_FEW_BLOCKS else self.beside,
-            type.name in _PAIRED and n == 1 and kind in _SINGLE and self._has_pairs(rows),
+            type.name in _PAIRED and n == 1 and kind in SINGLE_ROW and self._has_pairs(rows),
         )
 
     def _has_pairs(self, rows: Sequence[int]) -> bool:

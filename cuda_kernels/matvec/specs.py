@@ -17,6 +17,7 @@ from .plan import (
     MATVEC_ADD,
     NAMES,
     NORM_MATVEC,
+    SINGLE_ROW,
     MatvecPlan,
     plan,
 )
@@ -91,7 +92,7 @@ def quantized_spec(
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
     shape += "_spread" * plan.spread + "_joined" * plan.joined
-    shape += "_pairs" * (plan.stage_rows == 2 and kind in (NORM_MATVEC, MATVEC_ADD, GATE_BY))
+    shape += "_pairs" * (plan.stage_rows == 2 and kind in SINGLE_ROW)
     name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{_suffix(options)}{terms}"
     return KernelSpec(
         name,

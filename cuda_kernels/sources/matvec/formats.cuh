@@ -147,12 +147,12 @@ template <class T> struct Spread : Generic<T> {
 template <class T> struct Signed : Generic<T> {
   typedef Generic<T> Base;
   static constexpr bool NEGATED = true;
-  static_assert(!Base::LESS && !Base::SECOND && !T::MINS, "codes are what is left of sums of activations");
-  struct Weights { int w[8], scale; float s[2]; uint32_t signs; };
+  static_assert(T::SIZES && T::SCALES == 1 && !Base::TAKES_SUMS, "sizes, with a whole scale for all of them");
+  struct Weights { int w[8], scale; uint32_t signs; };
   DEV Weights prepare(const typename T::Raw& r, const typename Base::Lane&, int lane) {
     Weights w;
-    T::sizes(r, lane, w.w, w.s);
-    if constexpr (UnitWhole<T>::value) w.scale = T::whole(r, lane);
+    T::sizes(r, w.w);
+    w.scale = T::whole(r, lane);
     w.signs = T::signs(r);
     return w;
   }
@@ -172,11 +172,7 @@ template <class T> struct Signed : Generic<T> {
     }
     const float scale = __int_as_float(shared4(in.record));
     #pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-      if constexpr (UnitWhole<T>::value) v[k] = scale * (float)(w[k].scale * (sum[k][0] + sum[k][1]));
-      else if (T::SCALES == 1) v[k] = w[k].s[0] * (float)(sum[k][0] + sum[k][1]) * scale;
-      else v[k] = (w[k].s[0] * (float)sum[k][0] + w[k].s[1] * (float)sum[k][1]) * scale;
-    }
+    for (int k = 0; k < ROWS; k++) v[k] = scale * (float)(w[k].scale * (sum[k][0] + sum[k][1]));
   }
   DEV int of_eight(const Weights& w, int l, int x0, int x1, int negated0, int negated1, int sum) {
     const uint32_t selectors = sign_selectors(w.signs, l);

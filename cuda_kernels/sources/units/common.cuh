@@ -28,7 +28,7 @@
 //                                   of `halves` are those of elements 0..15 and 16..31 (with SCALES == 1 bit 0 is for all)
 //   static constexpr int PARTS, parts(raw, unit, int (&w)[PARTS][8], s);   the sum of several signed bytes instead of one (of PARTS == 2:
 //                                   the first less the second), where that takes fewer instructions than joining them
-//   SIZES, sizes(raw, unit, w, s), signs(raw);   bytes 0 to 127 without their signs, and a word of these: bit l of its nibbles is set for the
+//   SIZES, sizes(raw, w), signs(raw);   with WHOLE: bytes 0 to 127 without their signs, and a word of these: bit l of its nibbles is set for the
 //                                   elements 8l to 8l + 7 that are negative. Products take an activation or what is there negated
 //   SPREAD, word(raw, e), scale(raw, unit);   instead of w, bytes whose sum is value e and SPREAD: multiplied by four times the activation
 //   WHOLE, whole(raw, unit)         with SIZES or SPREAD: an integer that multiplies the sum of products instead of `s`, and what they both
@@ -349,14 +349,9 @@ template <class T>
 struct UnitParts<T, decltype(void(T::PARTS))> { static constexpr int value = T::PARTS; };
 
 template <class T, class = void>
-struct UnitSizes { static constexpr bool value = false; };
+struct UnitWhole { static constexpr float lacking = 1.0f; };
 template <class T>
-struct UnitSizes<T, decltype(void(T::SIZES))> { static constexpr bool value = T::SIZES; };
-
-template <class T, class = void>
-struct UnitWhole { static constexpr bool value = false; static constexpr float lacking = 1.0f; };
-template <class T>
-struct UnitWhole<T, decltype(void(T::WHOLE))> { static constexpr bool value = true; static constexpr float lacking = T::WHOLE; };
+struct UnitWhole<T, decltype(void(T::WHOLE))> { static constexpr float lacking = T::WHOLE; };
 
 template <class T, class = void>
 struct UnitSpread { static constexpr int value = 0; };

@@ -133,7 +133,7 @@ struct IQ3_KT : layout::IQ3_KT {
   static constexpr float WHOLE = 1.0f;
   static __device__ __forceinline__ int whole(const Raw& r, int unit) { return r.scales >> (4 * (unit & 7)) & 15u; }
   static __device__ __forceinline__ uint32_t signs(const Raw& r) { return r.signs; }
-  static __device__ __forceinline__ void sizes(const Raw& r, int, int (&w)[8], float (&)[2]) {
+  static __device__ __forceinline__ void sizes(const Raw& r, int (&w)[8]) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const uint32_t start = IQ2_KT::start(r.q, k / 2);
