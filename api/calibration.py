@@ -255,6 +255,7 @@ class Calibration:
             rounders=rounders,
             one_text=len(self.texts) == 1,
             rows=rows,
+            stretch=self._options.stretch,
         )
 
     def follow(
@@ -320,6 +321,7 @@ class Calibration:
             "shrink": o.hessian_shrink,
             "refine": o.refine,
             "couple_rows": o.couple_rows,
+            "stretch": o.stretch,
         }
         if o.sequential:
             settings["sequential"] = True

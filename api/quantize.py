@@ -120,7 +120,8 @@ def quantize_models(
       each role is rounded. Their diagonal is the importance matrix if none is given.
       hessian_shrink: shrink correlations by this share instead of one chosen on held-out text.
       refine: also move codes and scales. couple_rows: round the rows of some matrices together;
-      see `quantize.rounding.rows`.
+      see `quantize.rounding.rows`. stretch: multiply scales by a little more than 1 in the end; see
+      `quantize.rounding.stretch`.
     - calibrate: texts, or "default", from which second moments are collected during the run, layer
       by layer: at most `calibrate_chunks` chunks of `calibrate_ctx` tokens of all texts together.
       Everything else is as with `hessian`, but each tensor is judged alone. sequential: layers read

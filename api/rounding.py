@@ -33,11 +33,12 @@ def loaded_moments(
     need one, or exclude one. calibrated: moments are collected during the run.
     """
     if hessian is None:
-        chosen = options.hessian_shrink is not None or not (options.refine and options.couple_rows)
+        default = options.refine and options.couple_rows and options.stretch
+        chosen = options.hessian_shrink is not None or not default
         if not calibrated and chosen:
             raise UsageError(
-                "hessian_shrink, refine (--no-refine) and couple_rows (--no-couple-rows) need"
-                " second moments (--hessian or --calibrate)"
+                "hessian_shrink, refine (--no-refine), couple_rows (--no-couple-rows) and stretch"
+                " (--no-stretch) need second moments (--hessian or --calibrate)"
             )
         return None
     if options.dry_run and options.estimate:
@@ -169,6 +170,7 @@ def rounding_plans(
             rounders=rounders,
             one_text=len(file.texts) == 1,
             rows=rows,
+            stretch=options.stretch,
         )
         shown.rounding_chosen(plan.choices)
         made.append(plan)
@@ -176,11 +178,11 @@ def rounding_plans(
 
 
 def rounding_text(plan: RoundingPlan) -> str:
-    """Return JSON of how each role is rounded: shrink (null for a search), refinements, and "rows"
-    where rows are rounded together.
+    """Return JSON of how each role is rounded: shrink (null for a search), refinements, what scales
+    are multiplied by in the end, and "rows" where rows are rounded together.
     """
     said = [
-        [one.role, one.type, one.shrink, one.passes, *["rows"] * one.coupled]
+        [one.role, one.type, one.shrink, one.passes, one.stretch, *["rows"] * one.coupled]
         for one in plan.choices
     ]
     return json.dumps(said)

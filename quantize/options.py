@@ -101,6 +101,13 @@ class QuantizeOptions(Options):
         help="with --hessian or --calibrate: round every row on its own, also where rows of a"
         " matrix can keep errors out of what later matrices read",
     )
+    stretch: bool = option(
+        True,
+        "--no-stretch",
+        off=True,
+        help="with --hessian or --calibrate: leave scales as they are in the end, although rounded"
+        " rows are a little shorter than the rows they stand for",
+    )
     sequential: bool = option(
         False,
         "--sequential",

@@ -138,7 +138,8 @@ def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, monkeypatch
         settings = json.loads(made.metadata["quantize.hessian.rounding"].data)
     hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (TEXT, TEXT + "!")]
     assert texts == [[one, 5 * N_CTX] for one in hashes]
-    assert settings == {"n_ctx": N_CTX, "refine": True, "shrink": None, "couple_rows": True}
+    chosen = {"n_ctx": N_CTX, "refine": True, "shrink": None, "couple_rows": True, "stretch": True}
+    assert settings == chosen
 
 
 @pytest.mark.parametrize("after", [9, *(pytest.param(n, marks=FULL) for n in (1, 4, 14))])

@@ -328,7 +328,7 @@ def test_quantize_is_better_by_the_moments_and_says_how(llama, tmp_path, capsys)
         )
         assert len(h.metadata["quantize.hessian.sha256"].data) == 64
         rounding = json.loads(h.metadata["quantize.hessian.rounding"].data)
-        assert ["token_embd", "Q8_0", None, 0] in rounding
+        assert ["token_embd", "Q8_0", None, 0, 1.0] in rounding
 
 
 def decode_all(file, name: str) -> np.ndarray:
@@ -407,7 +407,8 @@ def test_more_shrinking_wins_where_errors_are_close(monkeypatch):
             self._errors = errors
 
         def errors(self, type, shrink, passes):
-            return np.log(np.array(self._errors[choice.SHRINKS.index(shrink)]))
+            found = np.log(np.array(self._errors[choice.SHRINKS.index(shrink)]))
+            return np.array([found, np.full(3, 0.05)])
 
     class Plan:
         target = type("Target", (), {"name": "blk.0.x.weight", "type": ggml_type("Q4_0")})
@@ -416,6 +417,7 @@ def test_more_shrinking_wins_where_errors_are_close(monkeypatch):
     def chosen(*errors, **keywords):
         monkeypatch.setattr(choice, "trials", lambda *_, **__: [Trial(one) for one in errors])
         found = choice.choose("x", None, [(Plan, None)], None, None, True, 2, **keywords)
+        assert found.shrink is None or abs(found.stretch - 1.03) < 0.002
         return found.shrink, found.passes
 
     least_at_first = [[0.5, 0.4, 0.39], [0.5, 0.41, 0.4], [0.6, 0.5, 0.45], [0.7, 0.6, 0.6]]

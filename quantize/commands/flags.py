@@ -101,6 +101,7 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
             "hessian_shrink",
             "refine",
             "couple_rows",
+            "stretch",
             "sequential",
         ),
     )

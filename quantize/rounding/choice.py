@@ -5,7 +5,8 @@ tr(dW H dW^T) with the moments of text that no rounding has seen, relative to th
 search with the importance matrix. Of the combinations whose geometric mean is within 3 % of the
 least, the one that shrinks most wins, as it loses less on other kinds of text. Where nothing is
 below 1, the search with the importance matrix is used. Held-out text of the only kind there is says
-nothing of other kinds, so with one text correlations are always shrunk by `ONE_TEXT_SHRINK`.
+nothing of other kinds, so with one text correlations are always shrunk by `ONE_TEXT_SHRINK`, and
+types of about one bit are searched.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from ..plan.plan import PlannedTensor
 from .methods import ON_CPU, UNGUIDED, Rounders, guides
 from .moments import MomentsLookup, Rounding
 from .rows import RowMetrics
+from .stretch import factor_for
 from .tensor_moments import TensorMoments
 from .trials import in_threads, trials
 
 SHRINKS = (0.1, 0.25, 0.5, 0.75)
 PASSES = 2
-ONE_TEXT_SHRINK = 0.75
+ONE_TEXT_SHRINK, ONE_TEXT_BITS = 0.75, 1.5  # types of fewer bits are searched
 DEFAULT_SHRINK, DEFAULT_PASSES = 0.3, 1  # without held-out text
 COUPLED = "; rows together"
 _MATRICES = 4  # of a role that are tried
@@ -43,7 +45,8 @@ class RoleChoice:
     shrink: None for the search with the importance matrix. error: the held-out error relative to
     that search, None if there is no held-out text. matrices: how many were tried. why: why the
     search is used, "" where it is not. experts: how many matrices of tensors of experts are rounded
-    by whose moments. coupled: whether rows of some of the tensors are rounded together.
+    by whose moments. coupled: whether rows of some of the tensors are rounded together. stretch:
+    what scales are multiplied by in the end, see `stretch.py`.
     """
 
     role: str
@@ -56,6 +59,7 @@ class RoleChoice:
     why: str = ""
     experts: dict[str, int] = field(default_factory=dict)
     coupled: bool = False
+    stretch: float = 1.0
 
     def line(self) -> str:
         """Return one line about the choice."""
@@ -73,6 +77,8 @@ class RoleChoice:
         whose = ", ".join(f"{n} {origin}" for origin, n in self.experts.items())
         experts = f"; moments of experts: {whose}" if whose else ""
         passes = f"{self.passes} refinement{'s' * (self.passes != 1)}"
+        if self.stretch != 1:
+            passes += f", scales x {self.stretch:.3f}"
         return f"{start}shrink {self.shrink:g}, {passes}, {judged}{experts}"
 
 
@@ -97,13 +103,14 @@ def plan_rounding(
     rounders: Rounders = ON_CPU,
     one_text: bool = False,
     rows: RowMetrics | None = None,
+    stretch: bool = True,
 ) -> RoundingPlan:
     """Return how each tensor of a plan is rounded.
 
     shrink: this instead of a choice; refine: whether codes and scales may be refined. progress:
     called with (combinations done, all). rounders: where rows are rounded. one_text: whether the
     moments are of a single text. rows: how rows are rounded together, None for each on its own.
-    Reads some rows of the source.
+    stretch: whether scales are multiplied in the end. Reads some rows of the source.
     """
     groups: dict[tuple[str, str], list[PlannedTensor]] = defaultdict(list)
     for plan in planned:
@@ -128,7 +135,7 @@ def plan_rounding(
         if not usable:
             continue
         choice = choose(
-            role, source, usable, importance, shrink, refine, threads, rounders, one_text
+            role, source, usable, importance, shrink, refine, threads, rounders, one_text, stretch
         )
         coupled = rows is not None and any(rows.couples(plan.source) for plan, _ in usable)
         if choice.shrink is not None and coupled:
@@ -138,7 +145,14 @@ def plan_rounding(
             for plan, m in usable:
                 name = plan.target.name
                 made.roundings[name] = Rounding(
-                    name, m, choice.shrink, choice.passes, rounders, plan.source, rows
+                    name,
+                    m,
+                    choice.shrink,
+                    choice.passes,
+                    rounders,
+                    plan.source,
+                    rows,
+                    choice.stretch,
                 )
     if progress is not None:
         progress(len(groups), len(groups))
@@ -155,11 +169,15 @@ def choose(
     threads: int = 1,
     rounders: Rounders = ON_CPU,
     one_text: bool = False,
+    stretch: bool = True,
 ) -> RoleChoice:
     """Return how tensors of a role that become one type are rounded; see `plan_rounding`."""
     type = usable[0][0].target.type.plain
     names = tuple(plan.target.name for plan, _ in usable)
     if shrink is None and one_text:
+        if type.bits_per_weight < ONE_TEXT_BITS:
+            why = f"as one text says too little for {type.bits_per_weight:g} bits"
+            return RoleChoice(role, type.name, names, None, why=why)
         shrink = ONE_TEXT_SHRINK
     shrinks = SHRINKS if shrink is None else (shrink,)
     tried_of = [(plan.source, m) for plan, m in usable]
@@ -177,7 +195,7 @@ def choose(
         passes = min(DEFAULT_PASSES, most) if refine else 0
         used = DEFAULT_SHRINK if shrink is None else shrink
         return RoleChoice(role, type.name, names, used, passes, experts=_origins(usable))
-    means = np.mean(tried, axis=0)[:, : most + 1]
+    means = np.mean(tried, axis=0)[:, 0, : most + 1]
     enough = np.flatnonzero(means.min(axis=1) <= means.min() + np.log(_TOLERANCE))
     row = enough[np.argmax([shrinks[i] for i in enough])]
     best = row, int(np.argmin(means[row]))
@@ -185,6 +203,7 @@ def choose(
     if error >= 1:
         why = f"as rounding with second moments is no better on held-out text (x {error:.3f})"
         return RoleChoice(role, type.name, names, None, error=error, matrices=len(tried), why=why)
+    missing = [one[best[0], 1, best[1]] for one in tried]
     return RoleChoice(
         role,
         type.name,
@@ -194,6 +213,7 @@ def choose(
         error,
         len(tried),
         experts=_origins(usable),
+        stretch=factor_for(type, missing) if stretch else 1.0,
     )
 
 

@@ -59,7 +59,8 @@ class LateRounding:
 
     shrink: instead of a choice on held-out text; refine: whether codes and scales may be refined;
     threads: that try combinations; rounders: where rows are rounded; one_text: whether all moments
-    are of a single text; rows: how rows are rounded together, None for each on its own.
+    are of a single text; rows: how rows are rounded together, None for each on its own; stretch:
+    whether scales are multiplied in the end.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class LateRounding:
         rounders: Rounders = ON_CPU,
         one_text: bool = False,
         rows: RowMetrics | None = None,
+        stretch: bool = True,
     ):
         self.source, self.plan, self.shrink, self.refine = source, plan, shrink, refine
         self.threads, self.rounders, self.one_text, self.rows = threads, rounders, one_text, rows
+        self.stretch = stretch
         self.choice: RoleChoice | None = None  # once a row has been rounded
         self.shares: list[float] = []  # of `Targets`, of the matrices so far
         self._find, self._done = find, done
@@ -125,6 +128,7 @@ class LateRounding:
             self.threads,
             self.rounders,
             self.one_text,
+            self.stretch,
         )
         return replace(chosen, coupled=self.whole_matrices and chosen.shrink is not None)
 
@@ -158,6 +162,7 @@ class _LateRounder:
             late.rounders,
             late.plan.source,
             late.rows,
+            choice.stretch,
         )
         return self._to_targets(rounding.encoder(self._type, self._n_cols, self._index))
 
@@ -195,6 +200,9 @@ class LayerChoices:
         shrinks = sorted({one.shrink for one in rounded if one.shrink is not None})
         passes = sorted({one.passes for one in rounded})
         said = f"shrink {_span(shrinks)}, {_span(passes)} refinement{'s' * (passes != [1])}"
+        factors = sorted({one.stretch for one in rounded})
+        if factors != [1]:
+            said += f", scales x {_span(factors)}"
         errors = [one.error for one in rounded if one.error]
         if errors:
             mean = float(np.exp(np.mean(np.log(errors))))

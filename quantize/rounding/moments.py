@@ -14,6 +14,7 @@ from ...formats.types import GGMLType
 from .methods import ON_CPU, Rounders
 from .row_metric import CoupledRounder
 from .rows import RowMetrics
+from .stretch import StretchedRounder
 from .tensor_moments import MatrixMoments, TensorMoments
 
 # moments(name, shape) -> moments of a tensor, or None for a tensor that has none
@@ -45,7 +46,8 @@ class Rounding:
     """How a tensor is rounded: with these moments, shrunk by `shrink`, and refined `passes` times.
 
     name: the tensor's, for messages. rounders: where. info: the tensor of the source, and rows: the
-    metrics of rows of that source; without them rows are rounded on their own.
+    metrics of rows of that source; without them rows are rounded on their own. stretch: what scales
+    are multiplied by in the end.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Rounding:
     rounders: Rounders = ON_CPU
     info: TensorInfo | None = None
     rows: RowMetrics | None = None
+    stretch: float = 1.0
 
     @property
     def large_pieces(self) -> bool:
@@ -89,5 +92,7 @@ class _LazyRounder:
         r, type, n_cols = self._rounding, self._type, self._n_cols
         moments = MatrixMoments(r.moments, self._index)
         rounder = r.rounders.rounder(type, n_cols, moments, r.shrink, r.passes, r.name)
+        if r.stretch != 1:
+            rounder = StretchedRounder(type, rounder, r.stretch)
         metric = None if r.rows is None or r.info is None else r.rows.of(r.info)
         return rounder if metric is None else CoupledRounder(type, n_cols, rounder, metric)

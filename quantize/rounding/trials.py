@@ -51,14 +51,22 @@ class Trial:
         return out
 
     def errors(self, type: GGMLType, shrink: float, passes: int) -> np.ndarray:
-        """Return float64[passes + 1]: logs of the held-out error after error feedback and after
-        each refinement, relative to that of the search; zeros where the search has none.
+        """Return float64[2, passes + 1], after error feedback and after each refinement: logs of
+        the held-out error relative to that of the search, zeros where the search has none; and
+        which part of the products with the held-out inputs is missing, tr(E H X^T) / tr(X H X^T).
         """
         base = self._error(type, self.searched(type))
-        if base <= 0:
-            return np.zeros(passes + 1)
-        found = [self._error(type, made) for made in self._stages(type, shrink, passes)]
-        return np.log(np.maximum(found, 1e-30 * base) / base)
+        whole = self.rounders.held_out_error(self.moments, self.x.astype(np.float64))
+        if base <= 0 or whole <= 0:
+            return np.zeros((2, passes + 1))
+        found, missing = [], []
+        for made in self._stages(type, shrink, passes):
+            error = self._error(type, made)
+            values = decode_plain(type, made, self.x.shape[1]).astype(np.float64)
+            left = self.rounders.held_out_error(self.moments, values)
+            found.append(error)
+            missing.append((whole + error - left) / (2 * whole))
+        return np.array([np.log(np.maximum(found, 1e-30 * base) / base), missing])
 
     def ratio_to_diagonal(self, type: GGMLType, shrink: float, passes: int) -> float:
         """Return the log of the held-out error tr(dW H dW^T) after rounding, relative to what the
