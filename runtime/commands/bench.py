@@ -163,7 +163,7 @@ def _write(args: argparse.Namespace, api) -> int:
     with Meter(f"writing {args.write}") as progress:
         progress.begin(written_bytes(spec))
         path = api.write_random_model(spec, args.write, progress=progress)
-    print(f"{path}: {path.stat().st_size / 2**30:.2f} GiB of random weights, {spec}")
+    print(f"{path}: {path.stat().st_size / 2**20:,.1f} MiB of random weights, {spec}")
     return 0
 
 
