@@ -16,6 +16,7 @@ from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
 from iqforge.runtime.layers.specs import MLASpec, Temperature
 from iqforge.runtime.state.cache_types import CACHE_TYPES
+from iqforge.runtime.state.hadamard import hadamard
 
 F16, BF16 = torch.float16, torch.bfloat16
 # Rows, heads, nope, rope, rank, value, type of the cache, of the matrices, neox, temperature.
@@ -34,12 +35,20 @@ ENCODED_SHAPES = [
     LatentShape(2, 5, 24, 64, 64, 32, "Q4_0", F16, True),
     LatentShape(1, 3, 24, 64, 64, 32, "Q5_1", F16, chosen=96),
     LatentShape(2, 3, 24, 64, 64, 40, "Q8_KV", F16),
+    LatentShape(2, 3, 24, 64, 64, 40, "Q4_0", F16, hadamard=32),
+    LatentShape(1, 3, 24, 64, 96, 40, "Q5_1", F16, chosen=96, hadamard=32),
+    LatentShape(2, 3, 24, 64, 64, 40, "F32", F16),
+    LatentShape(1, 2, 24, 64, 512, 32, "F32", F16),  # half as many positions in shared memory
+    LatentShape(1, 3, 24, 64, 64, 32, "F32", BF16, chosen=96),
 ]
 WIDE_SHAPES = [
     LatentShape(1, 16, 128, 64, 512, 128, "Q8_0", F16),
     LatentShape(3, 16, 128, 64, 512, 128, "IQ4_NL", F16),
     LatentShape(1, 16, 128, 64, 512, 128, "Q8_KV", F16),
     LatentShape(1, 4, 192, 64, 256, 128, "Q6_0", BF16),
+    LatentShape(2, 16, 128, 64, 512, 128, "F32", BF16),
+    LatentShape(1, 16, 128, 64, 512, 128, "Q6_0", F16, hadamard=64),
+    LatentShape(8, 128, 128, 64, 512, 128, "Q4_0", F16, hadamard=64),
     LatentShape(1, 64, 192, 64, 512, 256, "Q8_0", F16, chosen=2048),
     LatentShape(1, 16, 128, 64, 512, 128, "F16", F16),
     LatentShape(8, 16, 128, 64, 512, 128, "BF16", BF16),
@@ -61,9 +70,13 @@ def latent_error(
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
     s = shape
     type = CACHE_TYPES[s.type.lower()]
-    encode = type.encode or (lambda x: x.to(type.dtype))
-    # What the kernels read: encoded rows are rounded to half precision.
+    store = type.encode or (lambda x: x.to(type.dtype))
+    block = s.hadamard  # an empty tensor has no blocks
+    encode = (lambda x: store(hadamard(x, block) if len(x) else x)) if block else store
+    # What the kernels read: rows that are not in half precision are rounded to it.
     decode = (lambda x: type.decode(x).half()) if type.decode else (lambda x: x)
+    if s.type == "F32":
+        decode = lambda x: x.half()  # noqa: E731
     empty = torch.full((capacity, 1, s.width), float("nan"), device=device)
     cache = encode(empty.nan_to_num(1e4) if type.is_quantized else empty)
     cache[:n_past] = encode(random(n_past, 1, s.width))
@@ -91,7 +104,7 @@ def latent_error(
     new = torch.cat([rope(kv[:, None, s.rank :].double(), turn)[:, 0], c], -1)
     rows = decode(cache[: n_past + s.rows, 0])
     same = (decode(encode(new.float())) == rows[n_past:]).double().mean().item()
-    rows = rows.double()
+    rows = hadamard(rows.double(), s.hadamard) if s.hadamard else rows.double()
     absorbed = torch.einsum("nhd,hrd->nhr", q[..., : s.nope].double(), keys.double())
     query = torch.cat([rope(q[..., s.nope :].double(), turn), absorbed], -1) * scale
     if s.temperature is not None:

@@ -53,7 +53,6 @@ def test_latent_attention(shape, tmp_path):
 def test_shapes_without_kernels():
     shape = SHAPES[0]
     for change in (
-        {"type": "F32"},
         {"type": "Q8_0"},
         {"nope": 20},
         {"rope": 8},

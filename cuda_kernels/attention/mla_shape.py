@@ -14,7 +14,7 @@ from .shape import TYPES, shared_limit
 THREADS = 256
 PAIRS = 16  # heads of new positions in a block
 MOST_SPLITS = 256
-TILE = 64  # positions in shared memory
+TILE = 64  # positions in shared memory, or half as many
 SHORTEST = 64  # the fewest positions of a block, a multiple of TILE
 SHARES = 4  # of a score, by elements
 TEAMS = 1  # of threads, which take turns with tiles
@@ -31,8 +31,9 @@ class LatentShape:
     """The shape that the kernels are compiled for. `rows` new positions; heads of `nope` + `rope`
     elements, values of `value`; `rank`: length of the latent vector. type: of the cache, by ggml
     name; half: of the matrices. temperature: (scale, original context). chosen: so many positions
-    at most, of a list, are seen by a row; 0 for all. warpgroup: attention by products of a
-    warpgroup, for sm_90 alone.
+    at most, of a list, are seen by a row; 0 for all. hadamard: rows of the cache are kept after a
+    Hadamard transform in blocks of so many elements; 0 for none. warpgroup: attention by products
+    of a warpgroup, for sm_90 alone.
     """
 
     rows: int
@@ -46,6 +47,7 @@ class LatentShape:
     neox: bool = False
     temperature: tuple[float, int] | None = None
     chosen: int = 0
+    hadamard: int = 0
     warpgroup: bool = False
 
     def on(self, device: torch.device) -> LatentShape:
@@ -53,7 +55,7 @@ class LatentShape:
         shape = replace(self, warpgroup=True)
         if (
             torch.cuda.get_device_capability(device) == (9, 0)
-            and not self.encoded
+            and not self.decoded
             and not self.chosen
             and self.rope % 64 == self.rank % 64 == 0
             and shape.tile(shared_limit(device))[1] == 2
@@ -67,9 +69,11 @@ class LatentShape:
         return self.rope + self.rank
 
     @property
-    def encoded(self) -> bool:
-        """Return whether rows of the cache are not floats."""
-        return not ggml_type(self.type).is_float
+    def decoded(self) -> bool:
+        """Return whether rows of the cache are not in half precision. They are rounded to it in
+        shared memory.
+        """
+        return self.type not in ("F16", "BF16")
 
     @property
     def row_bytes(self) -> int:
@@ -115,7 +119,7 @@ class LatentShape:
         stride = 2 * self.width + 16
         probabilities = 2 * PAIRS * (2 * tile + 16)
         scores = SHARES * tile + 3  # with rescaling, maximum and sum
-        if self.encoded:
+        if self.decoded:
             tiles = stages * (-(-tile * self.row_bytes // 16) * 16) + tile * stride
         else:
             tiles = stages * tile * stride
@@ -126,9 +130,10 @@ class LatentShape:
         """Return (positions, tiles in flight) of shared memory such that all of it stays below
         `limit` bytes; (0, 0) if nothing does.
         """
-        for stages in (2, 1):
-            if self.shared_bytes(TILE, stages) <= limit:
-                return TILE, stages
+        for tile in (TILE, TILE // 2):
+            for stages in (2, 1):
+                if self.shared_bytes(tile, stages) <= limit:
+                    return tile, stages
         return 0, 0
 
     def spec(self, limit: int) -> KernelSpec:
@@ -166,12 +171,14 @@ class LatentShape:
             "VALUE_ROWS": self.value_rows,
             "CLUSTER": self.cluster,
             "CHOSEN": self.chosen,
+            "HADAMARD": self.hadamard,
             "SHARED_BYTES": self.shared_bytes(tile, stages),
             "PART_FLOATS": self.part_floats,
             "WARPGROUP": int(self.warpgroup),
         }
         sizes = f"{self.heads}x{self.width}x{self.nope}x{self.rows}"
         sizes += f"_{self.chosen}" if self.chosen else ""
+        sizes += f"_h{self.hadamard}" if self.hadamard else ""
         sizes += "_warpgroup" * self.warpgroup
         return KernelSpec(
             f"latent_{self.type}_{sizes}".lower(),
@@ -186,14 +193,16 @@ def fits(shape: LatentShape, limit: int) -> bool:
     """Return whether there are kernels for the shape where a block has `limit` bytes of shared
     memory.
     """
+    floats = ggml_type(shape.type).is_float
+    kept = 4 * shape.width if shape.type == "F32" else 2 * shape.width + 16
     return (
         shape.type in TYPES
-        and shape.type != "F32"
-        and (not shape.encoded or (shape.width % 32 == 0 and shape.row_bytes % 4 == 0))
+        and (floats or (shape.width % 32 == 0 and shape.row_bytes % 4 == 0))
         and shape.half in _HALVES
+        and (not shape.hadamard or shape.rope % shape.hadamard == KEY_ROWS % shape.hadamard == 0)
         and shape.rows <= MOST_ROWS
         and shape.rope % 16 == shape.rank % 16 == shape.nope % 8 == 0
-        and 4 * MOST_ROWS * max(shape.width, shape.nope) + 8 * (2 * shape.width + 16) <= 48 * 1024
+        and 4 * MOST_ROWS * max(shape.width, shape.nope) + 8 * kept <= 48 * 1024
         and shape.rank <= MOST_RANK
         and shape.tile(limit)[0] > 0
     )

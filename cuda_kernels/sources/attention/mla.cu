@@ -12,14 +12,15 @@
 // With CHOSEN (0: no), a row sees at most so many positions, which a list of its own names; then all
 // pairs of a block are of one row, and ranges are of the list.
 //
-// Rows of an encoded cache come to shared memory as they are, and are decoded there to a tile of halves.
+// Rows of an encoded cache, or of one in float32, come to shared memory as they are, and are rounded there to a tile of halves.
 //
 // Compiled per shape: ROWS, HEADS, NOPE, ROPE, RANK, VALUE, TYPE_K and TYPE_V (the cache's), HALF (of
 // the matrices: 1 float16, 0 bfloat16), NEOX_PAIRS, TEMPERATURE, TEMPERATURE_LENGTH, TILE (positions
 // in shared memory), STAGES (tiles in flight), TEAMS, THREADS (of a team), SHARES, SHORTEST (range, a multiple of TILE), MOST_SPLITS,
-// KEY_ROWS and VALUE_ROWS (of a matrix, per block), CLUSTER (blocks of a head in latent_values, on devices with clusters), CHOSEN, SHARED_BYTES, PART_FLOATS,
+// KEY_ROWS and VALUE_ROWS (of a matrix, per block), CLUSTER (blocks of a head in latent_values, on devices with clusters), CHOSEN, HADAMARD (block
+// of the transform of rows in the cache, 0: none; so queries are transformed, and mixtures transformed back), SHARED_BYTES, PART_FLOATS,
 // WARPGROUP (attention by products of a warpgroup).
-#define MMA 1  // encoded rows are decoded to halves
+#define MMA 1  // other rows are decoded to halves
 #include "attention/cache.cuh"
 #include "attention/join.cuh"
 #include "attention/rows.cuh"
@@ -35,16 +36,18 @@ constexpr float LOG2E = 1.4426950408889634f;
 // Warps share the elements of a score: SHARES of them have every SHARES-th 16 elements each, for half of the positions.
 constexpr int HALF_TILE = TILE / (WARPS / SHARES), STEPS = DK / 16, HELD = (STEPS + SHARES - 1) / SHARES;
 
-// Shared memory: queries | for each team: tiles | the decoded tile of an encoded cache | shares of scores | probabilities | rescaling, maxima, sums.
-constexpr bool ENCODED = !is_float(TYPE_K);
-constexpr int STAGE = ENCODED ? (TILE * ROW_K + 15) / 16 * 16 : TILE * STRIDE_K;
-constexpr int AT_T = STAGES * STAGE, AT_S = AT_T + (ENCODED ? TILE * STRIDE_K : 0), AT_P = AT_S + SHARES * R * TILE * 4, AT_M = AT_P + Mixer::P_BYTES, OF_TEAM = AT_M + 3 * R * 4,
+// Shared memory: queries | for each team: tiles | the decoded tile | shares of scores | probabilities | rescaling, maxima, sums.
+constexpr bool DECODED = TYPE_K != F16 && TYPE_K != BF16;
+constexpr int STAGE = DECODED ? (TILE * ROW_K + 15) / 16 * 16 : TILE * STRIDE_K;
+constexpr int AT_T = STAGES * STAGE, AT_S = AT_T + (DECODED ? TILE * STRIDE_K : 0), AT_P = AT_S + SHARES * R * TILE * 4, AT_M = AT_P + Mixer::P_BYTES, OF_TEAM = AT_M + 3 * R * 4,
               SHARED = Mixer::Q_BYTES + TEAMS * OF_TEAM;
-static_assert(!ENCODED || ROW_K % 4 == 0, "rows that copies of 4 bytes make up");
+static_assert(!DECODED || ROW_K % 4 == 0, "rows that copies of 4 bytes make up");
 static_assert(TEAMS == 1 || AT_S >= 4 * R * DV, "the mixes of a team fit into its tiles");
 constexpr int PART = R * DV + 2 * R;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert((WARPGROUP || SHARED == SHARED_BYTES) && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(ROPE % 16 == 0 && RANK % 16 == 0 && NOPE % 8 == 0 && SHORTEST % TILE == 0 && ROWS <= WARPS, "a shape this is made for");
+
+static_assert(HADAMARD == 0 || (ROPE % HADAMARD == 0 && KEY_ROWS % HADAMARD == 0 && RANK % HADAMARD == 0), "blocks of keys or of latent vectors alone");
 
 constexpr int ROW_TILES = (HEADS + R - 1) / R;  // with CHOSEN
 
@@ -169,7 +172,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 latent_queries(const float* q, const float* kv, const float* __restrict__ norm, float eps, const float* angles,
                const uint4* __restrict__ w_k, u8* cache, const int* __restrict__ position, float scale, u16* queries) {
     __shared__ __align__(16) float x[ROWS * (DK > NOPE ? DK : NOPE)];
-    __shared__ __align__(16) char kept[WARPS * STRIDE_K];
+    constexpr int KEPT = TYPE_K == F32 ? 4 * DK : STRIDE_K;
+    __shared__ __align__(16) char kept[WARPS * KEPT];
+    __shared__ float absorbed[HADAMARD ? ROWS * KEY_ROWS : 1];
     const int head = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, p0 = *position;
     const bool is_head = head < HEADS;
     const int first = blockIdx.y * KEY_ROWS;
@@ -191,7 +196,8 @@ latent_queries(const float* q, const float* kv, const float* __restrict__ norm, 
         k.put(row, lane);
         turns.template apply<NEOX_PAIRS>(row, lane);
         c.put(row + ROPE, lane);
-        store_row<TYPE_K, DK>(row, cache + (long long)(p0 + warp) * ROW_K, kept + warp * STRIDE_K, lane);
+        if (HADAMARD) hadamard_row(row, DK, HADAMARD, lane);
+        store_row<TYPE_K, DK>(row, cache + (long long)(p0 + warp) * ROW_K, kept + warp * KEPT, lane);
         return;
     }
     const auto factor = [&](int row) { return scale * temperature(p0 + row) * LOG2E; };  // exponentials are powers of 2
@@ -204,9 +210,20 @@ latent_queries(const float* q, const float* kv, const float* __restrict__ norm, 
         x[i] = __ldcg(q + ((long long)row * HEADS + head) * (NOPE + ROPE) + i % NOPE) * factor(row);
     }
     __syncthreads();
+    const int count = min(KEY_ROWS, RANK - first);
 #pragma unroll 1
     for (int row = 0; row < ROWS; row++)
-        rows.times(x + row * NOPE, first, RANK, [&](int i, float sum) { put(row, ROPE + i, sum); });
+        rows.times(x + row * NOPE, first, RANK, [&](int i, float sum) {
+            if (HADAMARD) absorbed[row * KEY_ROWS + i - first] = sum;
+            else put(row, ROPE + i, sum);
+        });
+    if (HADAMARD) {
+        __syncthreads();
+        if (warp < ROWS) {
+            hadamard_row(absorbed + warp * KEY_ROWS, count, HADAMARD, lane);
+            for (int i = lane; i < count; i += 32) put(warp, ROPE + first + i, absorbed[warp * KEY_ROWS + i]);
+        }
+    }
     if (blockIdx.y) return;
     __syncthreads();
     if (warp >= ROWS) return;
@@ -217,6 +234,7 @@ latent_queries(const float* q, const float* kv, const float* __restrict__ norm, 
     float* row = x + warp * ROPE;
     turned.put(row, lane);
     turns.template apply<NEOX_PAIRS>(row, lane);
+    if (HADAMARD) hadamard_row(row, ROPE, HADAMARD, lane);
     for (int i = lane; i < ROPE; i += 32) put(warp, i, row[i] * factor(warp));
 }
 
@@ -256,7 +274,7 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     // Positions from .. until-1 as far as they are in a tile; the team's tiles are numbered by rounds.
     auto load = [&](int round, int from, int until) {
         const int at = first + (round * TEAMS + team) * TILE, low = max(at, from), high = min(min(at + TILE, last), until);
-        if constexpr (ENCODED) {
+        if constexpr (DECODED) {
             char* to = tiles_held + round % STAGES * STAGE + (low - at) * ROW_K;
             const u8* from = cache + (long long)low * ROW_K;
             const int bytes = (high - low) * ROW_K, whole = !CHOSEN && (((u64)from | (u64)((low - at) * ROW_K)) & 15) == 0 ? bytes / 16 : 0;
@@ -277,7 +295,7 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     // A probability of 0 times the memory after the last row could be NaN.
     auto clear = [&](int round) {
         const int n = last - (first + (round * TEAMS + team) * TILE);
-        char* from = tiles_held + (ENCODED ? AT_T : round % STAGES * STAGE) + n * STRIDE_K;
+        char* from = tiles_held + (DECODED ? AT_T : round % STAGES * STAGE) + n * STRIDE_K;
         const int parts = n > 0 && n < TILE ? (15 - (n - 1) % 16) * (STRIDE_K / 16) : 0;
         for (int i = thread; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
     };
@@ -286,7 +304,7 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
 #pragma unroll
     for (int s = 0; s < STAGES; s++) {
         load(s, 0, CHOSEN ? n_kv : p0);
-        if (!ENCODED) clear(s);
+        if (!DECODED) clear(s);
     }
     for (int r = thread; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
 
@@ -312,11 +330,11 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
     held.load(q);
     for (int round = 0; round * TEAMS < tiles; round++) {
         const int at = first + (round * TEAMS + team) * TILE, n = min(TILE, last - at);
-        const char *tile_k = tiles_held + (ENCODED ? AT_T : round % STAGES * STAGE), *tile_v = tile_k + ROPE * 2;
+        const char *tile_k = tiles_held + (DECODED ? AT_T : round % STAGES * STAGE), *tile_v = tile_k + ROPE * 2;
         const bool any = TEAMS == 1 || n > 0;
         wait_for_copies<STAGES - 1>();
         team_barrier(team);
-        if constexpr (ENCODED) {
+        if constexpr (DECODED) {
             const u8* rows = (const u8*)tiles_held + round % STAGES * STAGE;
             for (int i = thread; i < n * (DK / 8); i += THREADS) {
                 const int row = i / (DK / 8), part = i % (DK / 8);
@@ -384,7 +402,7 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
         team_barrier(team);
         if (any) mixer.add(probabilities, tile_v, rescale, n);
         team_barrier(team);
-        if (ENCODED) continue;
+        if (DECODED) continue;
         load(round + STAGES, 0, n_kv);
         clear(round + STAGES);
         end_of_copies();  // a group in any case, so that the count of groups in flight stays the same
@@ -509,6 +527,10 @@ latent_values(const float* partial, const int* __restrict__ position, int splits
         }
     }
     __syncthreads();
+    if (HADAMARD) {
+        if (warp < ROWS) hadamard_row(x + warp * RANK, RANK, HADAMARD, lane);
+        __syncthreads();
+    }
 #pragma unroll 1
     for (int row = 0; row < ROWS; row++)
         rows.times(x + row * RANK, first, VALUE, [&](int i, float sum) { out[((long long)row * HEADS + head) * VALUE + i] = sum; });

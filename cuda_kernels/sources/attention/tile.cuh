@@ -89,7 +89,8 @@ __device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
     }
 #endif
     float x[8];
-    decode8<TYPE>(row, part, x);
+    if constexpr (TYPE == F32) *(float4*)x = ((const float4*)row)[2 * part], *(float4*)(x + 4) = ((const float4*)row)[2 * part + 1];
+    else decode8<TYPE>(row, part, x);
     return make_uint4(two_halves(x[0], x[1]), two_halves(x[2], x[3]), two_halves(x[4], x[5]), two_halves(x[6], x[7]));
 }
 

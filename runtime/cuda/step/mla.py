@@ -11,6 +11,7 @@ from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ...layers.mla import MLA
 from ...state.cache import CacheSettings
+from ...state.hadamard import hadamard_block
 from ...state.latent import LatentCache, settings_of
 from ...weights.ranges import ranged
 from ..common.context import Context
@@ -55,7 +56,9 @@ class StepLatentLayer(StepBranch):
         matrices = HeadMatrices(m, context)
         self._limit = shared_limit(context.device)
         self._half = torch.float16
-        self._check(settings_of(context.settings or CacheSettings())[0].k.name)
+        rows = settings_of(context.settings or CacheSettings())[0]
+        turned = rows.hadamard_k and rows.k.is_quantized
+        self._check(rows.k.name, hadamard_block(self.spec.cache_width) if turned else 0)
         self.keys, self.values = matrices.kept()
         self._half = self.keys.dtype
 
@@ -63,21 +66,20 @@ class StepLatentLayer(StepBranch):
         cache = state.layers[self.layer]
         if not isinstance(cache, LatentCache) or not cache.rows.is_whole:
             raise Slow("a cache whose positions do not follow each other")
-        if cache.rows.hadamard_k:
-            raise Slow("a cache with a Hadamard transform of latent vectors")
-        self._check(cache.rows.type_k.name)
+        self._check(cache.rows.type_k.name, cache.rows.hadamard_k)
         if self.index is not None:
             self.index.check(cache.index_keys)
 
-    def _check(self, type: str) -> None:
-        if not fits(self._shape(STEP_ROWS, type), self._limit):
+    def _check(self, type: str, hadamard: int) -> None:
+        if not fits(self._shape(STEP_ROWS, type, hadamard), self._limit):
             s = self.spec
+            turned = f" in Hadamard blocks of {hadamard}" if hadamard else ""
             raise Slow(
                 f"latent vectors of {s.kv_rank}, keys of {s.rope_length} and a cache of"
-                f" {type.lower()}: no kernel, or too little shared memory for it"
+                f" {type.lower()}{turned}: no kernel, or too little shared memory for it"
             )
 
-    def _shape(self, n: int, type: str) -> LatentShape:
+    def _shape(self, n: int, type: str, hadamard: int) -> LatentShape:
         s, t = self.spec, self.spec.temperature
         return LatentShape(
             n,
@@ -91,6 +93,7 @@ class StepLatentLayer(StepBranch):
             self.rope.style == "neox",
             None if t is None else (t.scale, t.original_context),
             self.m.top_k,
+            hadamard,
         )
 
     @ranged
@@ -116,7 +119,7 @@ class StepLatentLayer(StepBranch):
                 chosen = self._chosen(frame)
                 index(frame, kept.index_keys, outs[1], k, weights, state.context, chosen)
         mixed = frame.buffer("mixed", s.heads * s.value_length)
-        attention(frame, self._shape(frame.n, cache.type_k.name), cache.capacity)(
+        attention(frame, self._shape(frame.n, cache.type_k.name, cache.hadamard_k), cache.capacity)(
             q,
             kv,
             m.kv_norm.weight,
