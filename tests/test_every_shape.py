@@ -50,6 +50,7 @@ SIZES = {
 
 # Others of the same architecture have the same layers.
 LARGER = {"llama-70b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2"}
+LATENT = [name for name in SHAPES if SHAPES[name].latent is not None]
 EACH = [pytest.param(name, marks=pytest.mark.full) if name in LARGER else name for name in SHAPES]
 
 
@@ -121,12 +122,17 @@ def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("type, cache", [("BF16", "f16"), ("IQ4_K", "q8_0")])
-@pytest.mark.parametrize("name", SHAPES)
-def test_no_layer_is_slow_with_floats_or_an_encoded_cache(name, type, cache, monkeypatch):
+@pytest.mark.parametrize(
+    "name, type, cache, turned",
+    [(name, "BF16", "f16", False) for name in SHAPES]
+    + [(name, "IQ4_K", "q8_0", False) for name in SHAPES]
+    + [(name, "IQ4_K", "q4_0", True) for name in LATENT]
+    + [(name, "IQ4_K", "f32", False) for name in LATENT if SHAPES[name].indexer is None],
+)
+def test_no_layer_is_slow_with_floats_or_an_encoded_cache(name, type, cache, turned, monkeypatch):
     monkeypatch.setitem(SHAPES, "short", shortened(name))
     tokens = torch.randint(512, (64,), generator=torch.Generator().manual_seed(1))
-    settings, slow = CacheSettings(cache, cache), []
+    settings, slow = CacheSettings(cache, cache, hadamard_k=turned), []
     with Model(
         SyntheticSource(f"short:{type}"), "cuda", cache=settings, verbose=slow.append
     ) as model:
