@@ -116,7 +116,8 @@ def test_every_tensor_is_rounded_better_than_without(model, tmp_path):
     assert len(ratios) >= 7 and max(ratios) < 1 and np.mean(ratios) < 0.8
 
 
-def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, monkeypatch):
+def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
     paths, used = [], []
     real = LayerMoments._run
 
@@ -136,6 +137,8 @@ def test_threads_change_nothing_and_keys_name_texts(model, tmp_path, monkeypatch
     with open_gguf(paths[0]) as made:
         texts = json.loads(made.metadata["quantize.hessian.texts"].data)
         settings = json.loads(made.metadata["quantize.hessian.rounding"].data)
+    said = [one for one in caplog.messages if one.startswith("calibrating on ")]
+    assert len(said) == 2 and f"{2 * 5 * N_CTX:,} tokens" in said[0] and "up to " in said[0]
     hashes = [hashlib.sha256(text.encode()).hexdigest() for text in (TEXT, TEXT + "!")]
     assert texts == [[one, 5 * N_CTX] for one in hashes]
     chosen = {"n_ctx": N_CTX, "refine": True, "shrink": None, "couple_rows": True, "stretch": True}

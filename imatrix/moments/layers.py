@@ -70,6 +70,14 @@ class LayerMoments:
         self._spans = list(self._cut.passes(options.batch_tokens))
         self._passes = [LayerPass(self._cut.inputs(*span)) for span in self._spans]
         self._states = LayerStates(model, self._cut.tokens.size, folder)
+        log.info(
+            "calibrating on %s tokens, layer by layer: second moments take up to %s MiB of memory,"
+            " states %s MiB, on the GPU if there is room, otherwise in a file in %s",
+            f"{self._cut.tokens.size:,}",
+            f"{_largest_layer(self.inputs) / 2**20:,.0f}",
+            f"{self._states.n_bytes / 2**20:,.0f}",
+            folder or ".",
+        )
 
     @property
     def n_chunks(self) -> int:

@@ -24,6 +24,11 @@ class LayerStates:
         self._model, self._folder = model, folder
         self._shape = n, model.network.width
 
+    @property
+    def n_bytes(self) -> int:
+        """Return what the states take."""
+        return 4 * self._shape[0] * self._shape[1]
+
     def load(self, start: int, rows: int) -> torch.Tensor:
         """Return a copy of the states of `rows` tokens from `start`."""
         held = self._states[start : start + rows]
@@ -43,7 +48,7 @@ class LayerStates:
 
     @cached_property
     def _states(self) -> torch.Tensor | np.ndarray:
-        device, n_bytes = self._model.device, 4 * self._shape[0] * self._shape[1]
+        device, n_bytes = self._model.device, self.n_bytes
         if device.type == "cuda" and n_bytes < (free_bytes(device) or 0) // _DEVICE_PART:
             return torch.empty(self._shape, dtype=torch.float32, device=device)
         try:
