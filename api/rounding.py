@@ -37,8 +37,8 @@ def loaded_moments(
         chosen = options.hessian_shrink is not None or not default
         if not calibrated and chosen:
             raise UsageError(
-                "hessian_shrink, refine (--no-refine), couple_rows (--no-couple-rows) and stretch"
-                " (--no-stretch) need second moments (--hessian or --calibrate)"
+                "--hessian-shrink, --no-refine, --no-couple-rows and --no-stretch need second"
+                " moments (--hessian or --calibrate)"
             )
         return None
     if options.dry_run and options.estimate:
@@ -178,13 +178,13 @@ def rounding_plans(
 
 
 def rounding_text(plan: RoundingPlan) -> str:
-    """Return JSON of how each role is rounded: shrink (null for a search), refinements, what scales
-    are multiplied by in the end, and "rows" where rows are rounded together.
+    """Return JSON of how each role is rounded: shrink (null for a search), refinements, "rows"
+    where rows are rounded together, and what scales are multiplied by in the end, if not 1.
     """
-    said = [
-        [one.role, one.type, one.shrink, one.passes, one.stretch, *["rows"] * one.coupled]
-        for one in plan.choices
-    ]
+    said = []
+    for one in plan.choices:
+        more = [*["rows"] * one.coupled, *[one.stretch] * (one.stretch != 1)]
+        said.append([one.role, one.type, one.shrink, one.passes, *more])
     return json.dumps(said)
 
 

@@ -6,9 +6,9 @@
 
 `--engine` is the program of that name which ik_llama.cpp or llama.cpp builds. Every type is written
 with `quantize --hessian --pure`, token embeddings and output at Q8_0. Prints Markdown: both
-perplexities over the same chunks of 512 tokens, and how far ours is from the engine's. A type that
-the engine does not read has no figure there. --json keeps figures, and what it has is not measured
-again.
+perplexities over the same chunks of 512 tokens, and how far ours is from the engine's. Where the
+engine fails there is no figure, and its last lines go to stderr. --json keeps figures of both, and
+what it has is not measured again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,11 +39,15 @@ PERPLEXITY = re.compile(r"Final estimate: PPL.*? = ([0-9.]+)")
 
 
 def perplexity(command: list[str], args: argparse.Namespace) -> float | None:
-    """Run a perplexity tool: what it prints at the end, None if it fails."""
+    """Run a perplexity tool: what it prints at the end, None if it fails, which is said."""
     command += ["-f", args.text, "-c", str(N_CTX), "--chunks", str(args.chunks)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = PERPLEXITY.search(done.stdout + done.stderr)
-    return float(found[1]) if found and done.returncode == 0 else None
+    if found and done.returncode == 0:
+        return float(found[1])
+    last = "\n".join((done.stdout + done.stderr).splitlines()[-5:])
+    print(f"{' '.join(command)} ends with {done.returncode}:\n{last}", file=sys.stderr)
+    return None
 
 
 def measured(type: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -52,11 +58,10 @@ def measured(type: str, args: argparse.Namespace) -> dict[str, Any]:
         recipe = Recipe(type, pure=True, **embeddings)
         quantize_model(args.model, out, recipe, hessian=args.hessian, threads=args.threads)
         threads = ["-t", str(args.threads)]
-        ours = perplexity(
-            ["iqforge", "perplexity", "--device", args.device, "-m", str(out), *threads], args
-        )
+        tool = [sys.executable, "-m", "iqforge", "perplexity", "--device", args.device]
+        ours = perplexity([*tool, "-m", str(out), *threads], args)
         if ours is None:
-            raise SystemExit(f"iqforge perplexity fails on {out.name}")
+            raise SystemExit(f"{type}: our perplexity fails")
         theirs = perplexity([args.engine, "-m", str(out), *threads], args)
     return {"model": Path(args.model).stem, "type": type, "ours": ours, "engine": theirs}
 
@@ -82,6 +87,8 @@ def main() -> None:
     parser.add_argument("--work", metavar="DIR", help="folder of the files, which are removed")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
+    if shutil.which(args.engine) is None:
+        parser.error(f"there is no program {args.engine}")
     kept = {}
     if args.json and args.json.exists():
         lines = map(json.loads, args.json.read_text().splitlines())
@@ -94,7 +101,7 @@ def main() -> None:
                 found = measured(type, args)
             except IqforgeError as error:
                 raise SystemExit(f"{type}: {error}") from None
-            if args.json:
+            if args.json and found["engine"] is not None:
                 with args.json.open("a") as file:
                     file.write(json.dumps(found) + "\n")
         print(row(found), flush=True)

@@ -105,8 +105,8 @@ class QuantizeOptions(Options):
         True,
         "--no-stretch",
         off=True,
-        help="with --hessian or --calibrate: leave scales as they are in the end, although rounded"
-        " rows are a little shorter than the rows they stand for",
+        help="with --hessian or --calibrate: leave scales as they are in the end (default: multiply"
+        " them by a little more than 1, as rounded rows are shorter than the rows they stand for)",
     )
     sequential: bool = option(
         False,

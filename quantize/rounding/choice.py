@@ -6,7 +6,7 @@ search with the importance matrix. Of the combinations whose geometric mean is w
 least, the one that shrinks most wins, as it loses less on other kinds of text. Where nothing is
 below 1, the search with the importance matrix is used. Held-out text of the only kind there is says
 nothing of other kinds, so with one text correlations are always shrunk by `ONE_TEXT_SHRINK`, and
-types of about one bit are searched.
+types of fewer than `ONE_TEXT_BITS` (Q1_0) are searched. Errors are of rows that are not stretched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .trials import in_threads, trials
 
 SHRINKS = (0.1, 0.25, 0.5, 0.75)
 PASSES = 2
-ONE_TEXT_SHRINK, ONE_TEXT_BITS = 0.75, 1.5  # types of fewer bits are searched
+ONE_TEXT_SHRINK, ONE_TEXT_BITS = 0.75, 1.5
 DEFAULT_SHRINK, DEFAULT_PASSES = 0.3, 1  # without held-out text
 COUPLED = "; rows together"
 _MATRICES = 4  # of a role that are tried

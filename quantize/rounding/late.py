@@ -202,7 +202,7 @@ class LayerChoices:
         said = f"shrink {_span(shrinks)}, {_span(passes)} refinement{'s' * (passes != [1])}"
         factors = sorted({one.stretch for one in rounded})
         if factors != [1]:
-            said += f", scales x {_span(factors)}"
+            said += f", scales x {_span([round(one, 3) for one in factors])}"
         errors = [one.error for one in rounded if one.error]
         if errors:
             mean = float(np.exp(np.mean(np.log(errors))))

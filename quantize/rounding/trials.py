@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,14 +51,18 @@ class Trial:
         self.rounders.search(type, n, self.importance)(self.x, out)
         return out
 
+    @functools.cached_property
+    def energy(self) -> float:
+        """tr(X H X^T) of the rows with the held-out moments."""
+        return self.rounders.held_out_error(self.moments, self.x.astype(np.float64))
+
     def errors(self, type: GGMLType, shrink: float, passes: int) -> np.ndarray:
         """Return float64[2, passes + 1], after error feedback and after each refinement: logs of
         the held-out error relative to that of the search, zeros where the search has none; and
         which part of the products with the held-out inputs is missing, tr(E H X^T) / tr(X H X^T).
         """
         base = self._error(type, self.searched(type))
-        whole = self.rounders.held_out_error(self.moments, self.x.astype(np.float64))
-        if base <= 0 or whole <= 0:
+        if base <= 0 or (whole := self.energy) <= 0:
             return np.zeros((2, passes + 1))
         found, missing = [], []
         for made in self._stages(type, shrink, passes):
