@@ -12,12 +12,12 @@ constants of each type.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from ...formats.types import GGMLType
 from .layout import Scale, block_bodies, code_layout
+from .methods import RowRounder
 from .vector_layout import vector_layout
 from .word_layout import NibbleScale, word_layout
 
@@ -27,22 +27,13 @@ _STEP = 1 / 512  # of factors, so that the last digits of sums do not matter
 _TWINS = {"TQ1_0": (Scale(52),), "IQ1_BN": (Scale(0),)}
 
 
-class Rows(Protocol):
-    """See `methods.RowRounder`."""
-
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None: ...
-
-    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]: ...
-
-
 class StretchedRounder:
     """Round rows to a plain type by `rounder`, and multiply their scales by `factor`. Scales that
     would not be finite stay.
     """
 
-    def __init__(self, type: GGMLType, rounder: Rows, factor: float):
-        self.type, self.factor = type, factor
-        self._rounder, self._scales = rounder, scales_of(type)
+    def __init__(self, type: GGMLType, rounder: RowRounder, factor: float):
+        self.type, self.factor, self._rounder = type, factor, rounder
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         self._rounder(x, out)
