@@ -54,8 +54,7 @@ def measured(type: str, args: argparse.Namespace) -> dict[str, Any]:
     """Write a type, and run both engines on it."""
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         out = Path(folder) / f"{type}.gguf"
-        embeddings = {"token_embedding_type": "Q8_0", "output_tensor_type": "Q8_0"}
-        recipe = Recipe(type, pure=True, **embeddings)
+        recipe = Recipe(type, pure=True, token_embedding_type="Q8_0", output_tensor_type="Q8_0")
         quantize_model(args.model, out, recipe, hessian=args.hessian, threads=args.threads)
         threads = ["-t", str(args.threads)]
         tool = [sys.executable, "-m", "iqforge", "perplexity", "--device", args.device]
