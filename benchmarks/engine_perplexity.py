@@ -32,6 +32,7 @@ from iqforge.quantize.rounding.ternary_rounder import TWINS
 from iqforge.quantize.rounding.vector_layout import VECTORS
 from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.search.trellis.tree import CODEBOOKS
+from rounding_quality.run import PRESETS
 
 N_CTX = 512
 TYPES = [*SCALES, *VECTORS, *TABLES, "IQ4_KSS", *CODEBOOKS, *TWINS]
@@ -54,7 +55,12 @@ def measured(type: str, args: argparse.Namespace) -> dict[str, Any]:
     """Write a type, and run both engines on it."""
     with tempfile.TemporaryDirectory(dir=args.work) as folder:
         out = Path(folder) / f"{type}.gguf"
-        recipe = Recipe(type, pure=True, token_embedding_type="Q8_0", output_tensor_type="Q8_0")
+        recipe = Recipe(
+            PRESETS.get(type, type),
+            pure=True,
+            token_embedding_type="Q8_0",
+            output_tensor_type="Q8_0",
+        )
         quantize_model(args.model, out, recipe, hessian=args.hessian, threads=args.threads)
         threads = ["-t", str(args.threads)]
         tool = [sys.executable, "-m", "iqforge", "perplexity", "--device", args.device]

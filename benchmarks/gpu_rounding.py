@@ -34,9 +34,9 @@ from iqforge.quantize.plan.plan import PlannedTensor
 from iqforge.quantize.rounding.cuda.factor import Wanted, factored_there
 from iqforge.quantize.rounding.cuda.memory import Memory
 from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, rounder_there
-from iqforge.quantize.rounding.late import Encoder, Late, LateRounding
+from iqforge.quantize.rounding.late import Late, LateRounding
 from iqforge.quantize.rounding.layout import SCALES
-from iqforge.quantize.rounding.methods import ON_CPU
+from iqforge.quantize.rounding.methods import ON_CPU, Encoder
 from iqforge.quantize.rounding.rows import RowMetrics
 from iqforge.quantize.rounding.tensor_moments import MatrixMoments, SumsOnDevice
 from iqforge.quantize.rounding.ternary_rounder import TWINS

@@ -33,7 +33,7 @@ _WORDS = f"{_SLOW} {_FAST}".split()
 SECONDS: dict[str, float] = dict(zip(_WORDS[::2], map(float, _WORDS[1::2]), strict=True))
 _OTHER = 2.0
 _FIXED = {"token_embedding_type": "q8_0", "output_tensor_type": "q8_0"}
-_PRESETS = {"Q1_0_G128": "Q1_0", "IQ2_S": "IQ2_M"}  # types whose preset has another name
+PRESETS = {"Q1_0_G128": "Q1_0", "IQ2_S": "IQ2_M"}  # types whose preset has another name
 _NEAR_TARGET = 0.6  # bits per weight
 _TURN = 25.0  # seconds that a file should take at most, by using more threads
 
@@ -379,7 +379,7 @@ def _quantize(task: Task, settings: Settings, out: Path, **how: Any) -> None:
         recipe = task.name.removeprefix("mix:")
         keywords |= _FIXED
     else:
-        recipe = _PRESETS.get(task.name, task.name)
+        recipe = PRESETS.get(task.name, task.name)
         keywords |= {**_FIXED, "pure": True}
     if task.guide == "hessian":
         keywords["hessian_shrink"] = settings.shrink

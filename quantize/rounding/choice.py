@@ -135,7 +135,16 @@ def plan_rounding(
         if not usable:
             continue
         choice = choose(
-            role, source, usable, importance, shrink, refine, threads, rounders, one_text, stretch
+            role,
+            source,
+            usable,
+            importance,
+            shrink,
+            refine,
+            threads,
+            rounders,
+            one_text=one_text,
+            stretch=stretch,
         )
         coupled = rows is not None and any(rows.couples(plan.source) for plan, _ in usable)
         if choice.shrink is not None and coupled:

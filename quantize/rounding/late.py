@@ -19,13 +19,11 @@ from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType
 from ..plan.plan import PlannedTensor
 from .choice import COUPLED, RoleChoice, choose
-from .methods import ON_CPU, UNGUIDED, Rounders, guides
+from .methods import ON_CPU, UNGUIDED, Encoder, Rounders, guides
 from .moments import Rounding
 from .rows import RowMetrics
 from .tensor_moments import TensorMoments
 from .trials import some_rows
-
-Encoder = Callable[[np.ndarray, np.ndarray], None]
 
 
 class Targets(Protocol):
@@ -127,8 +125,8 @@ class LateRounding:
             self.refine,
             self.threads,
             self.rounders,
-            self.one_text,
-            self.stretch,
+            one_text=self.one_text,
+            stretch=self.stretch,
         )
         return replace(chosen, coupled=self.whole_matrices and chosen.shrink is not None)
 

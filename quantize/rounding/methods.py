@@ -33,6 +33,11 @@ UNGUIDED = {
 }
 
 
+Encoder = Callable[
+    [np.ndarray, np.ndarray], None
+]  # run(x float32[rows, n], out uint8[rows, bytes])
+
+
 class RowRounder(Protocol):
     """Round rows of a matrix; threads may share it."""
 

@@ -14,7 +14,7 @@ from ...formats.types import GGMLType
 from .methods import ON_CPU, Rounders
 from .row_metric import CoupledRounder
 from .rows import RowMetrics
-from .stretch import StretchedRounder
+from .stretch import stretched
 from .tensor_moments import MatrixMoments, TensorMoments
 
 # moments(name, shape) -> moments of a tensor, or None for a tensor that has none
@@ -92,7 +92,6 @@ class _LazyRounder:
         r, type, n_cols = self._rounding, self._type, self._n_cols
         moments = MatrixMoments(r.moments, self._index)
         rounder = r.rounders.rounder(type, n_cols, moments, r.shrink, r.passes, r.name)
-        if r.stretch != 1:
-            rounder = StretchedRounder(type, rounder, r.stretch)
+        run = stretched(type, rounder, r.stretch)
         metric = None if r.rows is None or r.info is None else r.rows.of(r.info)
-        return rounder if metric is None else CoupledRounder(type, n_cols, rounder, metric)
+        return run if metric is None else CoupledRounder(type, n_cols, run, metric)

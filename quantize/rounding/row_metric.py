@@ -22,7 +22,7 @@ from ...formats.kernel import CompiledLoop
 from ...formats.types import GGMLType
 from .cholesky import lower_factor
 from .kernels.feedback import compensate
-from .methods import RowRounder
+from .methods import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class RowMetric:
 
 class CoupledRounder:
     """Round all rows of a matrix by a metric of rows: called with x float32[rows, n_cols] and out
-    uint8[rows, row_bytes]. rounder: rounds rows on their own.
+    uint8[rows, row_bytes]. run: rounds rows on their own.
     """
 
-    def __init__(self, type: GGMLType, n_cols: int, rounder: RowRounder, metric: RowMetric):
-        self.type, self.n_cols, self.rounder, self.metric = type, n_cols, rounder, metric
+    def __init__(self, type: GGMLType, n_cols: int, run: Encoder, metric: RowMetric):
+        self.type, self.n_cols, self.run, self.metric = type, n_cols, run, metric
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         if len(x) != (expected := self.metric.ends[-1]):
@@ -60,7 +60,7 @@ class CoupledRounder:
                 compensate(errors, self.metric.feedback, added, start)
                 target = target + added.T
             made = np.empty((end - start, out.shape[1]), dtype=np.uint8)
-            self.rounder(target, made)
+            self.run(target, made)
             out[rows] = made
             errors[:, rows] = (x[rows] - decode_plain(self.type, made, self.n_cols)).T
             start = end

@@ -11,13 +11,13 @@ constants of each type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ...formats.types import GGMLType
 from .layout import Scale, block_bodies, code_layout
-from .methods import RowRounder
+from .methods import Encoder
 from .vector_layout import vector_layout
 from .word_layout import NibbleScale, word_layout
 
@@ -27,27 +27,22 @@ _STEP = 1 / 512  # of factors, so that the last digits of sums do not matter
 _TWINS = {"TQ1_0": (Scale(52),), "IQ1_BN": (Scale(0),)}
 
 
-class StretchedRounder:
-    """Round rows to a plain type by `rounder`, and multiply their scales by `factor`. Scales that
-    would not be finite stay.
-    """
+def stretched(type: GGMLType, run: Encoder, factor: float) -> Encoder:
+    """Return what rounds rows to a plain type by `run`, and multiplies their scales by `factor`."""
+    if factor == 1:
+        return run
 
-    def __init__(self, type: GGMLType, rounder: RowRounder, factor: float):
-        self.type, self.factor, self._rounder = type, factor, rounder
+    def run_and_stretch(x: np.ndarray, out: np.ndarray) -> None:
+        run(x, out)
+        stretch(type, out, factor)
 
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        self._rounder(x, out)
-        stretch(self.type, out, self.factor)
-
-    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
-        for made in self._rounder.stages(x):
-            stretched = made.copy()
-            stretch(self.type, stretched, self.factor)
-            yield stretched
+    return run_and_stretch
 
 
 def stretch(type: GGMLType, rows: np.ndarray, factor: float) -> None:
-    """Multiply the scales of rows uint8[rows, row_bytes] of a plain type by `factor`, in place."""
+    """Multiply the scales of rows uint8[rows, row_bytes] of a plain type by `factor`, in place.
+    Scales that would not be finite stay.
+    """
     head = type.header_bytes
     owners = rows[:, None, :head] if head else block_bodies(type, rows)
     for scale in scales_of(type):

@@ -66,8 +66,8 @@ class Trial:
             return np.zeros((2, passes + 1))
         found, missing = [], []
         for made in self._stages(type, shrink, passes):
-            error = self._error(type, made)
             values = decode_plain(type, made, self.x.shape[1]).astype(np.float64)
+            error = self.rounders.held_out_error(self.moments, self.x - values)
             left = self.rounders.held_out_error(self.moments, values)
             found.append(error)
             missing.append((whole + error - left) / (2 * whole))

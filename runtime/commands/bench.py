@@ -163,7 +163,9 @@ def _write(args: argparse.Namespace, api) -> int:
     with Meter(f"writing {args.write}") as progress:
         progress.begin(written_bytes(spec))
         path = api.write_random_model(spec, args.write, progress=progress)
-    print(f"{path}: {path.stat().st_size / 2**20:,.1f} MiB of random weights, {spec}")
+    mib = path.stat().st_size / 2**20
+    size = f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
+    print(f"{path}: {size} of random weights, {spec}")
     return 0
 
 

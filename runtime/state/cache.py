@@ -52,6 +52,10 @@ class CacheSettings:
     def v(self) -> CacheType:
         return CACHE_TYPES[self.type_v.lower()]
 
+    def block_of_keys(self, length: int) -> int:
+        """Return the block of the Hadamard transform of keys of `length`, 0 for none."""
+        return hadamard_block(length) if self.hadamard_k and self.k.is_quantized else 0
+
 
 class Storage(Protocol):
     """Memory of one layer for positions of any sequences."""
@@ -113,9 +117,7 @@ class KVStorage:
             settings,
         )
         self.type_k, self.type_v = settings.k, settings.v
-        self.hadamard_k = (
-            hadamard_block(key_length) if settings.hadamard_k and self.type_k.is_quantized else 0
-        )
+        self.hadamard_k = settings.block_of_keys(key_length)
         self.hadamard_v = (
             hadamard_block(value_length)
             if settings.hadamard_v and self.type_v.is_quantized and value_length

@@ -11,7 +11,6 @@ from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ...layers.mla import MLA
 from ...state.cache import CacheSettings
-from ...state.hadamard import hadamard_block
 from ...state.latent import LatentCache, settings_of
 from ...weights.ranges import ranged
 from ..common.context import Context
@@ -57,8 +56,7 @@ class StepLatentLayer(StepBranch):
         self._limit = shared_limit(context.device)
         self._half = torch.float16
         rows = settings_of(context.settings or CacheSettings())[0]
-        turned = rows.hadamard_k and rows.k.is_quantized
-        self._check(rows.k.name, hadamard_block(self.spec.cache_width) if turned else 0)
+        self._check(rows.k.name, rows.block_of_keys(self.spec.cache_width))
         self.keys, self.values = matrices.kept()
         self._half = self.keys.dtype
 
