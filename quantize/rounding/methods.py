@@ -32,10 +32,8 @@ UNGUIDED = {
     "I2_S": "as nothing is quantized to it",
 }
 
-
-Encoder = Callable[
-    [np.ndarray, np.ndarray], None
-]  # run(x float32[rows, n], out uint8[rows, bytes])
+# Encode float32[rows, n] to uint8[rows, row_bytes].
+Encoder = Callable[[np.ndarray, np.ndarray], None]
 
 
 class RowRounder(Protocol):
