@@ -1,5 +1,6 @@
 """A rank that runs the executors of the fast path on the CPU: `python parallel_executors.py FOLDER
-SPEC...`. Kernels are plain torch; sums go through the group of ranks.
+SPEC...`. Kernels are plain torch; sums go through the group of ranks. With `@columns` after a SPEC,
+experts are split by columns.
 """
 
 from __future__ import annotations
@@ -107,9 +108,10 @@ def main() -> None:
     patch.setattr(step_launches, "links_of", lambda network, context: GroupLinks(group))
     patch.setattr(step_launches, "moved", kernel(step_launches.moved))
     report = {}
-    for spec in specs:
+    for words in specs:
+        spec, _, experts = words.partition("@")
         shares = (1, 1, 2)[-ranks.size :] if ranks.size < 4 else (1,) * ranks.size
-        plan = make_plan(SyntheticSource(spec), shares)
+        plan = make_plan(SyntheticSource(spec), shares, experts=experts or "auto")
         told: list[str] = []
         with Model(SyntheticSource(spec), CPU, share=Share(plan, ranks.rank, group)) as model:
             share = model.weights.share
@@ -134,32 +136,32 @@ def main() -> None:
             patch.setattr(step_launches, "links_of", lambda network, context: GroupLinks(group))
         n_layers = len(stage.layers)
         captured = Graph.replays - before
-        report[spec] = {"slow": told, "captured": Graph.replays, "linked": GroupRowLinks.calls}
-        report[spec] |= {"layers": n_layers, "captured by layers": captured}
+        report[words] = {"slow": told, "captured": Graph.replays, "linked": GroupRowLinks.calls}
+        report[words] |= {"layers": n_layers, "captured by layers": captured}
         if ranks.rank == 0:
             patch.setattr(step_launches, "links_of", lambda network, context: None)
             with Model(SyntheticSource(spec), CPU) as model:
                 whole = evaluated(model, Context(CPU, torch.float16, ubatch=9))
             patch.setattr(step_launches, "links_of", lambda network, context: GroupLinks(group))
-            report[spec]["errors"] = {
+            report[words]["errors"] = {
                 name: float((found[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for name in whole
             }
-            report[spec]["errors by layers"] = {
+            report[words]["errors by layers"] = {
                 name: float((by_layers[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for name in whole
             }
-            report[spec]["errors with links"] = [
+            report[words]["errors with links"] = [
                 float((linked[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for name in whole
             ]
-            report[spec]["errors in halves"] = [
+            report[words]["errors in halves"] = [
                 float((some[name] - whole[name]).abs().max() / whole[name].abs().max())
                 for some in (in_halves, in_pieces)
                 for name in whole
             ]
         digits = {name: x.contiguous().view(torch.int32).sum().item() for name, x in found.items()}
-        report[spec]["digits"] = digits
+        report[words]["digits"] = digits
         group.wait()
     Path(folder, f"{ranks.rank}.json").write_text(json.dumps(report))
     group.close()

@@ -11,6 +11,8 @@ from iqforge.runtime.cuda import engine  # noqa: F401, it declares executors
 from iqforge.runtime.cuda.common.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
 from iqforge.runtime.model import Model
+from iqforge.runtime.parallel.share import Share
+from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.state.cache import CacheSettings
 
 from .choices import by_token, comparable, recorded
@@ -59,17 +61,40 @@ def test_every_architecture_has_a_shape():
     assert found == set(architectures())
 
 
+def slow_layers(model: Model) -> set[str]:
+    """Return the kinds of layers that kernels do not evaluate, and why."""
+    slow = set()
+    for branch in placed(model.network.blocks):
+        try:
+            check_description(branch.branch)
+            assert type(branch.module) in PROMPT and type(branch.module) in STEP
+        except Slow as reason:
+            slow.add(f"{type(branch.module).__name__}: {reason}")
+    return slow
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_no_layer_is_slow(name):
-    slow = set()
     with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
-        for branch in placed(model.network.blocks):
-            try:
-                check_description(branch.branch)
-                assert type(branch.module) in PROMPT and type(branch.module) in STEP
-            except Slow as reason:
-                slow.add(f"{type(branch.module).__name__}: {reason}")
-    assert not slow
+        assert not slow_layers(model)
+
+
+class Alone:
+    """The meeting of a rank whose sums nobody asks for."""
+
+    size = 3
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_no_layer_is_slow_on_ranks(name):
+    spec, shares = f"{name}:IQ4_K", (3, 1, 2)
+    plan = make_plan(SyntheticSource(spec), shares)
+    for rank in range(len(shares)):
+        with Model(SyntheticSource(spec), "cpu", share=Share(plan, rank, Alone())) as model:
+            assert not slow_layers(model)
 
 
 @pytest.mark.parametrize("name", SIZES)

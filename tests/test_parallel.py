@@ -132,16 +132,24 @@ def test_other_options_on_ranks(three):
 @pytest.mark.parametrize(
     "size, specs",
     [
-        (2, ("qwen3moe-tiny:Q8_0",)),
+        (2, ("qwen3moe-tiny:Q8_0", "gemma4-tiny:IQ4_K@columns")),
         pytest.param(
             3,
-            ("llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen35-tiny:Q8_0"),
+            (
+                "llama-tiny:Q8_0",
+                "qwen3moe-tiny:Q8_0",
+                "qwen35-tiny:Q8_0",
+                "gemma4-tiny:IQ4_K",
+                "gemma4-tiny:IQ4_K@columns",
+            ),
             marks=FULL,
         ),
     ],
 )
 def test_executors_of_ranks(size, specs, tmp_path):
-    """The fast path with kernels in torch: prompts and steps, launched and from graphs."""
+    """The fast path with kernels in torch: prompts and steps, launched and from graphs. In the last
+    model, ranks have experts without a dense layer, or a dense layer without experts.
+    """
     program = str(PROGRAM.with_name("parallel_executors.py"))
     assert run_ranks([sys.executable, program, str(tmp_path), *specs], size) == 0
     found = written(tmp_path, size)

@@ -142,6 +142,18 @@ GEMMA4_SHAPES: dict[str, Shape] = {
         n_experts=128,
         n_used=8,
     ),
+    "gemma4-tiny": _gemma4(
+        "tiny",
+        (2, 256, 4, 2, 128, 256, 512),
+        period=2,
+        near_head=64,
+        near_kv_heads=4,
+        window=64,
+        keys_are_values=True,
+        dense_hidden=512,
+        n_experts=8,
+        n_used=2,
+    ),
     "gemma4-e4b": _gemma4(
         "E4B",
         (42, 2560, 8, 2, 512, 10240, 262144),

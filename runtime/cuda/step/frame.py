@@ -121,8 +121,8 @@ class Frame:
         self.pending: PendingBranch | None = None
         self._place = 0  # of the residual stream
         self._inputs: torch.Tensor | None = None
-        # Whether a branch that runs gives a part of a sum over ranks.
-        self.is_part = False
+        # What a branch that runs adds to if it gives a part of a sum over ranks.
+        self.part: torch.Tensor | None = None
         self.links: Links | None = None  # to the other ranks
         # Both are set from `begin` to `end`.
         self.batch: Batch = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -187,10 +187,10 @@ class Frame:
         return self._buffers[key][: self.n]
 
     def onto(self, h: torch.Tensor) -> torch.Tensor:
-        """Return what the result of the current branch is added to: h float32[n, width], or zeros
-        like it for a part of a sum over ranks.
+        """Return what the result of the current branch is added to: h float32[n, width], or `part`
+        for a part of a sum over ranks.
         """
-        return self.zeros("part of a sum", h.shape[1]) if self.is_part else h
+        return h if self.part is None else self.part
 
     def new_layer_inputs(self, n_layers: int, length: int) -> torch.Tensor:
         """Return float32[n_layers, n, length] for what `layer_inputs` returns in this step."""

@@ -139,12 +139,11 @@ class StepLaunches:
         frame, norm, links = self.frame, executor.branch.branch.post_norm, self.links
         if links is None:
             raise TypeError("a part of a sum without other ranks")
-        frame.is_part = True
+        part = frame.part = frame.zeros("part of a sum", h.shape[1])
         try:
             executor(frame, h, state)
-            part = frame.onto(h)
         finally:
-            frame.is_part = False
+            frame.part = None
         h = frame.settled()
         if not isinstance(norm, RMSNorm):
             operation(links.sum, part, h)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ....cuda_kernels.peer.links import MOST_RANKS, PeerLinks
 from ....errors import DeviceError
+from ...layers.dense_and_experts import DenseAndExperts
 from ...network.network import Network
 from ...parallel.group import Group
 from ..common.context import Context
@@ -90,7 +91,10 @@ def links_of(network: Network, context: Context) -> Links | None:
     if not group.ranks.one_host or group.size > MOST_RANKS or network.width % 4:
         return NcclLinks(group)
     counts = [stop - start for start, stop in zip((0, *share.ends), share.ends, strict=False)]
-    elements = STEP_ROWS * max(network.width, -(-max(counts, default=0) // 4) * 4)
+    branches = (branch for block in network.blocks for branch in block.branches)
+    # A dense layer and experts are summed in one exchange.
+    together = 1 + any(isinstance(branch.module, DenseAndExperts) for branch in branches)
+    elements = STEP_ROWS * max(together * network.width, -(-max(counts, default=0) // 4) * 4)
     try:
         found = PeerLinks(
             group.rank, group.size, elements, context.device, group.exchange, group.timeout
