@@ -21,6 +21,7 @@
 
 struct Index { unsigned x, y, z; };
 struct uint2 { unsigned x, y; };
+struct int2 { int x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
@@ -118,6 +119,20 @@ inline void load_a_turned(unsigned (&a)[4], const char* at, int stride, int lane
     exchange(at + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 16, [&](const char* const (&rows)[32], int lane) {
         for (int m = 0; m < 4; m++)
             for (int half = 0; half < 2; half++) memcpy((char*)&a[m] + 2 * half, rows[8 * m + 2 * (lane % 4) + half] + 2 * (lane / 4), 2);
+        return 0;
+    });
+}
+// Products of mma.m16n8k32: registers of four bytes.
+inline void mma_bytes(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const int (&c)[4]) {
+    struct Both { A a; B b; };
+    exchange(Both{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}}, [&](const Both (&w)[32], int lane) {
+        for (int i = 0; i < 4; i++) {
+            const int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+            d[i] = c[i];
+            for (int k = 0; k < 32; k++)
+                d[i] += (signed char)(w[row % 8 * 4 + k % 16 / 4].a.r[(row >= 8) + 2 * (k >= 16)] >> 8 * (k % 4)) *
+                        (signed char)(w[column * 4 + k % 16 / 4].b.r[k >= 16] >> 8 * (k % 4));
+        }
         return 0;
     });
 }

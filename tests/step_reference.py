@@ -54,7 +54,9 @@ def attention_error(
     g = torch.Generator(device).manual_seed(seed)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
     settings = CacheSettings(type_k, type_v, turned, turned)
-    cache, truth = (KVCache.alone(capacity, kv, dk, dv, settings, device) for _ in range(2))
+    cache, truth = (
+        KVCache.alone(capacity, kv, dk, dv, settings, device, by_fields=True) for _ in range(2)
+    )
     for storage in (cache.k, cache.v):
         storage.view(torch.uint8).fill_(0xFF)  # NaN where nothing was written
     past = random(n_past, kv, dk), random(n_past, kv, dv)
@@ -177,10 +179,11 @@ FEATURES = [
 
 
 def allowed(case: tuple) -> float:
-    """Return the allowed error. In bfloat16 on tensor cores queries and probabilities have 16
-    bits.
+    """Return the allowed error. In bfloat16 on tensor cores queries and probabilities have 16 bits,
+    and so have queries that multiply encoded keys.
     """
-    return 3e-5 if case[5] == case[6] == "bf16" else 5e-6
+    of_16_bits = case[5] == case[6] == "bf16" or case[5] not in ("f32", "f16", "bf16")
+    return 4e-5 if of_16_bits else 5e-6
 
 
 ROUTINGS = [

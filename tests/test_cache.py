@@ -20,6 +20,8 @@ from iqforge.runtime.state.hadamard import hadamard, hadamard_block
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
 
+CPU = torch.device("cpu")
+
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 30).tolist()]
 QUANTIZED = [name for name, type in CACHE_TYPES.items() if type.is_quantized]
 # Error of logits, relative to their size, that a cache of this type may make on the models below
@@ -165,6 +167,26 @@ def test_cached_rows_are_rows_of_the_type(type, n):
     random = torch.randint(0, 256, stored.shape, dtype=torch.uint8)  # every code, any scale
     expected = torch.from_numpy(codec.decode(ggml_type(cache_type.name), random.numpy(), n))
     assert torch.equal(cache_type.decode(random).nan_to_num(0), expected.nan_to_num(0))
+
+
+@pytest.mark.parametrize("name", [name for name in CACHE_TYPES if name != "q8_kv"])
+def test_rows_with_their_fields_together(name):
+    """They are the same rows, and can be put back into a cache of the other kind."""
+    x = torch.randn(5, 2, 64, generator=torch.Generator().manual_seed(3))
+    keys = "q8_kv" if name == "q8_0" else name
+    caches = [
+        KVCache.alone(256, 2, 64, 64, CacheSettings(keys, name), CPU, by_fields=together)
+        for together in (False, True)
+    ]
+    for cache in caches:
+        cache.write(3, x, 2 * x)
+    for first, second in zip(caches[0].save(3, 8), caches[1].save(3, 8), strict=True):
+        assert torch.equal(first, second)
+    caches[1].load(20, caches[0].save(3, 8))
+    for read, wanted in zip(caches[1].read(25, 20), caches[0].read(8, 3), strict=True):
+        assert torch.equal(read, wanted)
+    stored = [cache.v[3:8] for cache in caches]
+    assert torch.equal(*stored) == (not caches[0].type_v.is_quantized)
 
 
 def test_values_too_large_for_a_half_precision_scale_stay_finite():

@@ -21,7 +21,7 @@ from .kernels_on_host import (
     library,
     pointer,
 )
-from .step_reference import FEATURES, ROUTINGS, check_attention, router_case
+from .step_reference import FEATURES, ROUTINGS, attention_error, check_attention, router_case
 
 CPU = torch.device("cpu")
 
@@ -40,6 +40,13 @@ CPU = torch.device("cpu")
         (1, 8, 3, 128, 128, "q8_kv", "q8_0", 128, "neox", False, True),
         (3, 2, 1, 64, 32, "q8_kv", "f32", 64, "norm", True, False),
         (3, 8, 1, 64, 64, "q8_kv", "iq4_nl", 64, "norm", False, False),
+        (1, 4, 2, 128, 128, "q8_0", "q8_0", 128, "neox", False, True),
+        (1, 4, 1, 128, 128, "q8_0", "f16", 128, "neox", False, True),
+        (1, 2, 1, 128, 192, "q5_1", "q6_0", 64, "neox", True, True),
+        (4, 4, 2, 64, 64, "q4_0", "iq4_nl", 64, "neox", False, True),
+        (1, 8, 1, 256, 256, "q4_0", "q5_0", 64, "neox", False, True),
+        (1, 16, 1, 64, 64, "q6_0", "q4_1", 64, "neox", False, True),
+        (1, 16, 1, 96, 96, "q8_0", "q4_0", 64, "neox", False, True),
         (1, 8, 1, 256, 256, "f16", "f16", 64, "neox", False, True),  # six warps
     ],
     ids=lambda case: "-".join(map(str, case)),
@@ -53,7 +60,30 @@ def test_attention_that_only_some_models_have(case, features, tmp_path):
     _compare(case, tmp_path, **features)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_queries_in_bytes_that_are_no_numbers(value, tmp_path):
+    """They give no numbers, and those of other heads do."""
+    run, outs = _runner(tmp_path), []
+
+    def changed(shape, capacity, q, *rest):
+        q = q.clone()
+        q[0, 2, 5] = value
+        run(shape, capacity, q, *rest)
+        outs.append(rest[-3].clone())
+        rest[-3].zero_()
+
+    case = (1, 4, 1, 64, 64, "q8_0", "q8_0", 64, "norm", False, False)
+    attention_error(case, 40, 256, CPU, changed)
+    assert torch.isfinite(outs[0]).all(-1)[0].tolist() == [True, True, False, True]
+
+
 def _compare(case, tmp_path, **features):
+    # A block alone, also on a tile that is not full, and several that have to be joined.
+    check_attention(case, (0, 61, 300), 512, CPU, _runner(tmp_path), **features)
+
+
+def _runner(tmp_path):
+    """Return what runs a kernel on the CPU, compiled at the first call."""
     loaded = []
 
     def run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale, out, *more):
@@ -74,8 +104,7 @@ def _compare(case, tmp_path, **features):
             pointer(out),
         )
 
-    # A block alone, also on a tile that is not full, and several that have to be joined.
-    check_attention(case, (0, 61, 300), 512, CPU, run, **features)
+    return run
 
 
 @pytest.mark.parametrize(

@@ -161,9 +161,14 @@ class AttentionShape:
         """Return the bytes of shared memory, as `SHARED` of the kernel."""
         r, dk, dv = self.rows * self.group, self.key_length, self.value_length
         if self.is_by_warp:
-            padded = -(-r // 8) * 8
-            sums = padded * dk // 8 if self.type_k in ("Q4_1", "Q5_1") else 0
-            kept = 2 * padded * (2 * dk + 16) + self.rows * sum(self.pitches())
+            padded, blocks, sums = -(-r // 8) * 8, dk // 32, 0
+            coded = self.type_k not in ("F32", "F16", "BF16")
+            if coded:
+                # Units of queries, and what products of blocks need: sums, or both parts of them.
+                of_blocks = {"Q4_1": 1, "Q5_1": 1, "Q4_0": 2, "Q5_0": 2, "Q6_0": 2}
+                sums = 4 * padded * (1 + blocks * of_blocks.get(self.type_k, 0))
+            kept = 2 * padded * (dk + 32 if coded else 2 * dk + 16)
+            kept += self.rows * sum(self.pitches())
             kept += 4 * self.warps * max(dk, dv) + sums + 12 * r
             return self._tile_bytes(tile, stages) + kept
         if self.on_tensor_cores:
@@ -238,6 +243,7 @@ class AttentionShape:
             "TEMPERATURE": float(self.temperature[0]) if self.temperature else 0,
             "TEMPERATURE_LENGTH": self.temperature[1] if self.temperature else 1,
             "OWN_KV": int(self.own_kv),
+            "FIELDS": 1,
         }
         return tuple((key, str(value)) for key, value in values.items())
 

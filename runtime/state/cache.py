@@ -96,9 +96,12 @@ class KVStorage:
     """Keys and values of one attention layer for `n_rows` positions of any sequences.
 
     `k`, `v`: [n_rows, n_kv_heads, head size] in the type's own dtype, or uint8[n_rows, n_kv_heads,
-    row_bytes] of a quantized type. Keys are stored after norm and rotation, and after the Hadamard
-    transform in blocks of `hadamard_k` where that is not 0; values after that in blocks of
-    `hadamard_v`. Rows that no token has written are zero or left over.
+    row_bytes] of a quantized type, on a GPU with its fields together (`CacheType.by_fields`). Keys
+    are stored after norm and rotation, and after the Hadamard transform in blocks of `hadamard_k`
+    where that is not 0; values after that in blocks of `hadamard_v`. Rows that no token has written
+    are zero or left over.
+
+    by_fields: whether fields stand together; None: as the device wants it.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class KVStorage:
         value_length: int,
         settings: CacheSettings,
         device: torch.device,
+        by_fields: bool | None = None,
     ):
         self.n_rows, self.key_length, self.value_length, self.settings = (
             n_rows,
@@ -125,6 +129,9 @@ class KVStorage:
         )
         self.k = _rows(self.type_k, n_rows, n_kv_heads, key_length, device)
         self.v = _rows(self.type_v, n_rows, n_kv_heads, value_length, device)
+        together = device.type == "cuda" if by_fields is None else by_fields
+        self.order_k = _Order(self.type_k, key_length if together else 0, device)
+        self.order_v = _Order(self.type_v, value_length if together else 0, device)
 
     @staticmethod
     def bytes_per_token(
@@ -137,6 +144,23 @@ class KVStorage:
     @property
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
+
+
+class _Order:
+    """The order of bytes in rows of n elements; where n is 0, that of blocks."""
+
+    def __init__(self, type: CacheType, n: int, device: torch.device):
+        order = type.by_fields(n) if type.is_quantized and n else None
+        self._order = None if order is None else order.to(device)
+        self._back = None if order is None else order.argsort().to(device)
+
+    def as_stored(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows of blocks, uint8[..., row_bytes], with their fields together."""
+        return rows if self._order is None else rows[..., self._order]
+
+    def in_blocks(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what `as_stored` was given."""
+        return rows if self._back is None else rows[..., self._back]
 
 
 class KVCache:
@@ -161,9 +185,12 @@ class KVCache:
         value_length: int,
         settings: CacheSettings,
         device: torch.device,
+        by_fields: bool | None = None,
     ) -> KVCache:
         """A cache of one sequence with its own memory."""
-        storage = KVStorage(capacity, n_kv_heads, key_length, value_length, settings, device)
+        storage = KVStorage(
+            capacity, n_kv_heads, key_length, value_length, settings, device, by_fields
+        )
         return cls(storage, Table.alone(capacity))
 
     @property
@@ -198,20 +225,21 @@ class KVCache:
             k = hadamard(k, self.hadamard_k)
         if self.hadamard_v:
             v = hadamard(v, self.hadamard_v)
-        for type, storage, x in (
-            (self.type_k, self.storage.k, k),
-            (self.type_v, self.storage.v, v),
+        for type, storage, order, x in (
+            (self.type_k, self.storage.k, self.storage.order_k, k),
+            (self.type_v, self.storage.v, self.storage.order_v, v),
         ):
-            storage[rows] = (x if type.encode is None else type.encode(x)).to(storage.dtype)
+            stored = (x if type.encode is None else type.encode(x)).to(storage.dtype)
+            storage[rows] = order.as_stored(stored)
 
     def read(self, stop: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of positions first..stop, float32[n, n_kv_heads, head size], as stored:
         see `query` and `result`.
         """
-        rows = self._on_device(self.table.rows(first, stop))
+        rows, held = self._on_device(self.table.rows(first, stop)), self.storage
         return (
-            _decoded(self.type_k, self.storage.k[rows]),
-            _decoded(self.type_v, self.storage.v[rows]),
+            _decoded(self.type_k, held.order_k.in_blocks(held.k[rows])),
+            _decoded(self.type_v, held.order_v.in_blocks(held.v[rows])),
         )
 
     def _on_device(self, rows: slice | torch.Tensor) -> slice | torch.Tensor:
@@ -221,14 +249,16 @@ class KVCache:
         """Nothing to do: new tokens overwrite the rows."""
 
     def save(self, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of rows as they are stored."""
-        rows = self._on_device(self.table.rows(first, stop))
-        return self.storage.k[rows].clone(), self.storage.v[rows].clone()
+        """Return copies of rows, those of quantized types made of blocks."""
+        rows, held = self._on_device(self.table.rows(first, stop)), self.storage
+        k, v = held.k[rows], held.v[rows]
+        return held.order_k.in_blocks(k).clone(), held.order_v.in_blocks(v).clone()
 
     def load(self, first: int, saved: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Put back rows that `save` returned."""
         rows = self._on_device(self.table.rows(first, first + len(saved[0])))
-        self.storage.k[rows], self.storage.v[rows] = saved
+        held, (k, v) = self.storage, saved
+        held.k[rows], held.v[rows] = held.order_k.as_stored(k), held.order_v.as_stored(v)
 
     def query(self, q: torch.Tensor) -> torch.Tensor:
         """Queries [..., key_length] turned as the stored keys are, so that products stay what they

@@ -33,13 +33,15 @@ _LARGEST_HALF = 65504.0
 @dataclass(frozen=True)
 class CacheType:
     """`encode` float32[..., n] to uint8[..., row_bytes(n)] and `decode` back; both None for the
-    floating types, stored as `dtype`.
+    floating types, stored as `dtype`. fields: bytes of what a block consists of: scales, high bits,
+    codes; of a whole row, its header.
     """
 
     name: str
     dtype: torch.dtype
     encode: Callable[[torch.Tensor], torch.Tensor] | None = None
     decode: Callable[[torch.Tensor], torch.Tensor] | None = None
+    fields: tuple[int, ...] = ()
 
     @property
     def is_quantized(self) -> bool:
@@ -48,6 +50,16 @@ class CacheType:
     def row_bytes(self, n: int) -> int:
         """Bytes of one head of `n` elements."""
         return ggml_type(self.name).row_bytes(n)
+
+    def by_fields(self, n: int) -> torch.Tensor:
+        """Return int64[row_bytes(n)]: where the bytes of a row are if fields of one kind stand
+        together: codes of all blocks, high bits of all, scales of all. Kernels read it so, as most
+        fields begin at multiples of 4 bytes.
+        """
+        at = torch.arange(self.row_bytes(n))
+        fields = (*self.fields, n) if self.name == "Q8_KV" else self.fields
+        parts = at.view(-1, sum(fields)).split(fields, dim=1)
+        return torch.cat([part.flatten() for part in reversed(parts)])
 
 
 def _extreme(x: torch.Tensor) -> torch.Tensor:
@@ -218,13 +230,13 @@ CACHE_TYPES = {
         CacheType("F32", torch.float32),
         CacheType("F16", torch.float16),
         CacheType("BF16", torch.bfloat16),
-        CacheType("Q8_0", torch.uint8, _encode_q8_0, _decode_q8_0),
-        CacheType("Q6_0", torch.uint8, *_symmetric(6, *_SIX)),
-        CacheType("Q5_1", torch.uint8, *_with_minimum(5, *_FIVE)),
-        CacheType("Q5_0", torch.uint8, *_symmetric(5, *_FIVE)),
-        CacheType("Q4_1", torch.uint8, *_with_minimum(4, *_FOUR)),
-        CacheType("Q4_0", torch.uint8, *_symmetric(4, *_FOUR)),
-        CacheType("IQ4_NL", torch.uint8, _encode_iq4_nl, _decode_iq4_nl),
-        CacheType("Q8_KV", torch.uint8, _encode_q8_kv, _decode_q8_kv),
+        CacheType("Q8_0", torch.uint8, _encode_q8_0, _decode_q8_0, (2, 32)),
+        CacheType("Q6_0", torch.uint8, *_symmetric(6, *_SIX), (2, 8, 16)),
+        CacheType("Q5_1", torch.uint8, *_with_minimum(5, *_FIVE), (4, 4, 16)),
+        CacheType("Q5_0", torch.uint8, *_symmetric(5, *_FIVE), (2, 4, 16)),
+        CacheType("Q4_1", torch.uint8, *_with_minimum(4, *_FOUR), (4, 16)),
+        CacheType("Q4_0", torch.uint8, *_symmetric(4, *_FOUR), (2, 16)),
+        CacheType("IQ4_NL", torch.uint8, _encode_iq4_nl, _decode_iq4_nl, (2, 16)),
+        CacheType("Q8_KV", torch.uint8, _encode_q8_kv, _decode_q8_kv, (8,)),
     ]
 }

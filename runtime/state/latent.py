@@ -34,10 +34,11 @@ class LatentStorage:
         index_width: of a key of the indexer, 0 for none.
         """
         latent, index = settings_of(settings)
-        return cls(
-            KVStorage(n_rows, 1, width, 0, latent, device),
-            KVStorage(n_rows, 1, index_width, 0, index, device) if index_width else None,
-        )
+
+        def storage(length: int, of: CacheSettings) -> KVStorage:
+            return KVStorage(n_rows, 1, length, 0, of, device, by_fields=False)
+
+        return cls(storage(width, latent), storage(index_width, index) if index_width else None)
 
     @staticmethod
     def bytes_per_token(width: int, index_width: int, settings: CacheSettings) -> int:

@@ -44,7 +44,7 @@ constexpr int WIDER = DK > DV ? DK : DV;
 #if BY_WARP
 // Shared memory: rings of the warps | queries | new k | new v (as they are stored) | a row for each warp, later its maxima and sums |
 // sums of queries | maxima, sums. The parts to join replace the rings.
-constexpr int LOADED = WARPS * RING, SCORES = WARPS * WIDER, KEPT_K = PITCH_K, KEPT_V = PITCH_V, P_BYTES = Mixer::MINIMA ? DK / 32 * RP * 4 : 0;
+constexpr int LOADED = WARPS * RING, SCORES = WARPS * WIDER, KEPT_K = PITCH_K, KEPT_V = PITCH_V, P_BYTES = Mixer::SUMS_BYTES;
 static_assert(WIDER >= 2 * RP, "room for the sums of a warp");
 #else
 // Shared memory: tiles (encoded rows | the tile) | queries | new k | new v | scores (before: a row for each warp) |

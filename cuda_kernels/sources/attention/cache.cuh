@@ -1,11 +1,15 @@
 // Rows of the key/value cache: one head of one position, as floats or in blocks of 32, which Q8_KV puts after a header: the scale of the
-// row, and the sum of its codes. Byte maps: formats/codecs/legacy.py and floats.py.
+// row, and the sum of its codes. Byte maps: formats/codecs/legacy.py and floats.py. With FIELDS, what blocks have of one kind stands
+// together: codes (their low bits) of all blocks, high bits of all, scales (with minima) of all, or the header.
 // Encoders make the bytes of runtime/state/cache_types.py, which has the formulas.
 #pragma once
 #include "step/common.cuh"
 
 #ifndef MMA
 #define MMA 0  // tensor cores
+#endif
+#ifndef FIELDS
+#define FIELDS 0
 #endif
 
 enum CacheType { F32, F16, BF16, Q8_0, Q6_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL, Q8_KV };
@@ -19,6 +23,20 @@ __device__ constexpr int header_bytes(int type) { return type == Q8_KV ? 8 : 0; 
 
 __device__ constexpr bool is_float(int type) { return type <= BF16; }
 
+// Where the fields of block b are in an encoded row of N elements.
+template <int TYPE, int N>
+struct Places {
+    static constexpr bool BYTES = TYPE == Q8_0 || TYPE == Q8_KV, MIN = TYPE == Q4_1 || TYPE == Q5_1, FIFTHS = TYPE == Q5_0 || TYPE == Q5_1;
+    static constexpr int BLOCKS = N / 32, BLOCK = block_bytes(TYPE), HEADER = header_bytes(TYPE);
+    static constexpr int LOW = BYTES ? 32 : 16, HIGH = TYPE == Q6_0 ? 8 : FIFTHS ? 4 : 0, SCALE = BLOCK - LOW - HIGH;
+    static_assert(SCALE == (TYPE == Q8_KV ? 0 : MIN ? 4 : 2), "scales and minima are halves");
+
+    static __device__ constexpr int low(int b) { return FIELDS ? b * LOW : HEADER + b * BLOCK + SCALE + HIGH; }
+    static __device__ constexpr int high(int b) { return FIELDS ? BLOCKS * LOW + b * HIGH : HEADER + b * BLOCK + SCALE; }
+    static __device__ constexpr int scale(int b) { return FIELDS ? BLOCKS * (LOW + HIGH) + b * SCALE : HEADER + b * BLOCK; }
+    static __device__ constexpr int header() { return FIELDS ? BLOCKS * LOW : 0; }
+};
+
 // Bytes of a row in global memory, and of an element in the tile. Encoded types are decoded there:
 // to float16 for tensor cores (MMA), otherwise to float32.
 __device__ constexpr int row_bytes(int type, int n) { return header_bytes(type) + n * block_bytes(type) / 32; }
@@ -28,38 +46,39 @@ __device__ const signed char IQ4NL[16] = {-127, -104, -83, -65, -49, -35, -22, -
 
 __device__ __forceinline__ u32 two_bytes(const u8* p) { return *(const u16*)p; }
 
-// Elements 8 part .. 8 part + 7 of a row.
-template <int TYPE>
+// Elements 8 part .. 8 part + 7 of a row of N.
+template <int TYPE, int N>
 __device__ __forceinline__ void decode8(const u8* row, int part, float (&out)[8]) {
-    const u8* block = row + header_bytes(TYPE) + part / 4 * block_bytes(TYPE);
-    const int c = part % 4;
-    const float d = TYPE == Q8_KV ? *(const float*)row : half_to_float((u16)two_bytes(block));
-    const float m = TYPE == Q4_1 || TYPE == Q5_1 ? half_to_float((u16)two_bytes(block + 2)) : 0.f;
-    if constexpr (TYPE == Q8_0 || TYPE == Q8_KV) {
+    using At = Places<TYPE, N>;
+    const int b = part / 4, c = part % 4;
+    const u8 *codes = row + At::low(b), *scale = row + At::scale(b);
+    const float d = TYPE == Q8_KV ? *(const float*)(row + At::header()) : half_to_float((u16)two_bytes(scale));
+    const float m = At::MIN ? half_to_float((u16)two_bytes(scale + 2)) : 0.f;
+    if constexpr (At::BYTES) {
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
-            const u32 w = two_bytes(block + (TYPE == Q8_0 ? 2 : 0) + 8 * c + j);
+            const u32 w = two_bytes(codes + 8 * c + j);
             out[j] = d * (float)(signed char)(w & 255);
             out[j + 1] = d * (float)(signed char)(w >> 8);
         }
     } else {
-        constexpr int LOW = TYPE == Q6_0 ? 10 : TYPE == Q5_1 ? 8 : TYPE == Q5_0 ? 6 : TYPE == Q4_1 ? 4 : 2;
         constexpr int ZERO = TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;
+        const u8* highs = row + At::high(b);
         const int shift = 4 * (c >> 1);
         u32 fifths = 0;
-        if constexpr (TYPE == Q5_0 || TYPE == Q5_1) fifths = two_bytes(block + LOW - 4 + (c & 2)) >> 8 * (c & 1);
+        if constexpr (At::FIFTHS) fifths = two_bytes(highs + (c & 2)) >> 8 * (c & 1);
 #pragma unroll
         for (int j = 0; j < 8; j += 2) {
-            const u32 w = two_bytes(block + LOW + 8 * (c & 1) + j) >> shift;
+            const u32 w = two_bytes(codes + 8 * (c & 1) + j) >> shift;
             u32 high = 0;
-            if constexpr (TYPE == Q6_0) high = two_bytes(block + 2 + j) >> (4 * (c & 1) + 2 * (c >> 1));
+            if constexpr (TYPE == Q6_0) high = two_bytes(highs + j) >> (4 * (c & 1) + 2 * (c >> 1));
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 int q = w >> 8 * k & 15;
-                if constexpr (TYPE == Q5_0 || TYPE == Q5_1) q |= (fifths >> (j + k) & 1) << 4;
+                if constexpr (At::FIFTHS) q |= (fifths >> (j + k) & 1) << 4;
                 if constexpr (TYPE == Q6_0) q |= (high >> 8 * k & 3) << 4;
                 if constexpr (TYPE == IQ4_NL) out[j + k] = d * (float)IQ4NL[q];
-                else if constexpr (TYPE == Q4_1 || TYPE == Q5_1) out[j + k] = __fadd_rn(__fmul_rn(d, (float)q), m);
+                else if constexpr (At::MIN) out[j + k] = __fadd_rn(__fmul_rn(d, (float)q), m);
                 else out[j + k] = d * (float)(q - ZERO);
             }
         }
@@ -81,31 +100,21 @@ __device__ __forceinline__ int code(float x, float inverse, int low, int high) {
     return (int)fminf(fmaxf(rintf(__fmul_rn(x, inverse)), (float)low), (float)high);
 }
 
-// Write 32 elements, one per lane, to `block`. Return the value that will be read back for this
+// Write 32 elements, one per lane, to block b of a row of N. Return the value that will be read back for this
 // lane's element. All lanes take part.
-template <int TYPE>
-__device__ __forceinline__ float encode32(float x, int lane, u8* block) {
-    if constexpr (TYPE == F32) {
-        ((float*)block)[lane] = x;
-        return x;
-    } else if constexpr (TYPE == F16) {
-        const u16 h = float_to_half(x);
-        ((u16*)block)[lane] = h;
-        return half_to_float(h);
-    } else if constexpr (TYPE == BF16) {
-        const u16 h = float_to_bf16(x);
-        ((u16*)block)[lane] = h;
-        return bf16_to_float(h);
-    } else if constexpr (TYPE == Q8_0) {
+template <int TYPE, int N>
+__device__ __forceinline__ float encode32(float x, int lane, u8* row, int b) {
+    using At = Places<TYPE, N>;
+    u8 *codes = row + At::low(b), *scale = row + At::scale(b);
+    if constexpr (TYPE == Q8_0) {
         const Scale d = as_stored(__fdiv_rn(warp_max(fabsf(x)), 127.f));
         const int q = code(x, d.inverse, -127, 127);
-        if (lane == 0) *(u16*)block = d.bits;
-        block[2 + lane] = (u8)q;
+        if (lane == 0) *(u16*)scale = d.bits;
+        codes[lane] = (u8)q;
         return d.value * (float)q;
     } else {
-        constexpr bool MIN = TYPE == Q4_1 || TYPE == Q5_1;
-        constexpr int LEVELS = TYPE == Q6_0 ? 64 : TYPE == Q5_0 || TYPE == Q5_1 ? 32 : 16;
-        constexpr int LOW = TYPE == Q6_0 ? 10 : TYPE == Q5_1 ? 8 : TYPE == Q5_0 ? 6 : TYPE == Q4_1 ? 4 : 2;
+        constexpr bool MIN = At::MIN;
+        constexpr int LEVELS = TYPE == Q6_0 ? 64 : At::FIFTHS ? 32 : 16;
         const float high = warp_max(x), low = -warp_max(-x), extreme = high > -low ? high : low;
         Scale d, m = {};
         int q;
@@ -123,19 +132,19 @@ __device__ __forceinline__ float encode32(float x, int lane, u8* block) {
             d = as_stored(__fdiv_rn(extreme, -(float)(LEVELS / 2)));
             q = code(x, d.inverse, -LEVELS / 2, LEVELS / 2 - 1) + LEVELS / 2;
         }
-        if (lane == 0) *(u16*)block = d.bits;
-        if (MIN && lane == 0) *(u16*)(block + 2) = m.bits;
+        if (lane == 0) *(u16*)scale = d.bits;
+        if (MIN && lane == 0) *(u16*)(scale + 2) = m.bits;
         const int above = __shfl_down_sync(0xffffffff, q, 16);
-        if (lane < 16) block[LOW + lane] = (u8)((q & 15) | (above & 15) << 4);
+        if (lane < 16) codes[lane] = (u8)((q & 15) | (above & 15) << 4);
         if constexpr (LEVELS == 32) {
             const u32 fifths = __ballot_sync(0xffffffff, q >> 4 & 1);
-            if (lane < 4) block[LOW - 4 + lane] = (u8)(fifths >> 8 * lane);
+            if (lane < 4) row[At::high(b) + lane] = (u8)(fifths >> 8 * lane);
         }
         if constexpr (LEVELS == 64) {
             int pairs = (q >> 4 & 3) << (4 * ((lane & 15) >> 3) + 2 * (lane >> 4));
             pairs |= __shfl_xor_sync(0xffffffff, pairs, 8);
             pairs |= __shfl_xor_sync(0xffffffff, pairs, 16);
-            if (lane < 8) block[2 + lane] = (u8)pairs;
+            if (lane < 8) row[At::high(b) + lane] = (u8)pairs;
         }
         if constexpr (TYPE == IQ4_NL) return d.value * (float)IQ4NL[q];
         else if constexpr (MIN) return __fadd_rn(__fmul_rn(d.value, (float)q), m.value);
@@ -146,7 +155,20 @@ __device__ __forceinline__ float encode32(float x, int lane, u8* block) {
 // Write D elements of `row` to `to`. kept(i, x) is told element i as it will be read back, by one lane each. All lanes take part.
 template <int TYPE, int D, class Kept>
 __device__ __forceinline__ void encode_row(const float* row, u8* to, int lane, Kept&& kept) {
-    if constexpr (TYPE == Q8_KV) {
+    if constexpr (is_float(TYPE)) {
+#pragma unroll
+        for (int i = lane; i < D; i += 32) {
+            if constexpr (TYPE == F32) {
+                ((float*)to)[i] = row[i];
+                kept(i, row[i]);
+            } else {
+                const u16 h = TYPE == BF16 ? float_to_bf16(row[i]) : float_to_half(row[i]);
+                ((u16*)to)[i] = h;
+                kept(i, TYPE == BF16 ? bf16_to_float(h) : half_to_float(h));
+            }
+        }
+    } else if constexpr (TYPE == Q8_KV) {
+        using At = Places<TYPE, D>;
         float most = 0.f, sum = 0.f;
 #pragma unroll
         for (int i = lane; i < D; i += 32) most = fmaxf(most, fabsf(row[i]));
@@ -154,14 +176,14 @@ __device__ __forceinline__ void encode_row(const float* row, u8* to, int lane, K
 #pragma unroll
         for (int i = lane; i < D; i += 32) {
             const int q = code(row[i], inverse, -127, 127);
-            to[header_bytes(TYPE) + i] = (u8)q;
+            to[At::low(0) + i] = (u8)q;
             sum += (float)q;  // exact
             kept(i, d * (float)q);
         }
         sum = warp_sum(sum);
-        if (lane == 0) ((float*)to)[0] = d, ((int*)to)[1] = (int)sum;
+        if (lane == 0) *(float*)(to + At::header()) = d, *(int*)(to + At::header() + 4) = (int)sum;
     } else {
 #pragma unroll
-        for (int b = 0; b < D / 32; b++) kept(32 * b + lane, encode32<TYPE>(row[32 * b + lane], lane, to + b * block_bytes(TYPE)));
+        for (int b = 0; b < D / 32; b++) kept(32 * b + lane, encode32<TYPE, D>(row[32 * b + lane], lane, to, b));
     }
 }

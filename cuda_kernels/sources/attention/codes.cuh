@@ -1,5 +1,4 @@
-// Codes of encoded cache rows in registers, as operands of mma. Codes become halves through the
-// bits of 1024 + code, whose difference to 1024 + ZERO is exact.
+// Codes of encoded cache rows, with their FIELDS together, in registers: keys as bytes for products of integers, values as halves.
 #pragma once
 #include "attention/fragments.cuh"
 
@@ -21,87 +20,140 @@ __device__ __forceinline__ u32 fma_halves(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+
+// d = a b + c for 16 x 32 and 32 x 8 signed bytes.
+__device__ __forceinline__ void mma_bytes(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const int (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
 #endif
 
-template <int TYPE>
+// BYTES of shared memory at an address that is a multiple of ALIGNED.
+template <int BYTES, int ALIGNED>
+__device__ __forceinline__ void load_words(const char* at, u32 (&words)[(BYTES + 3) / 4]) {
+    if constexpr (BYTES == 2) {
+        words[0] = *(const u16*)at;
+    } else if constexpr (ALIGNED >= 16 && BYTES % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 16; i++) {
+            const uint4 w = ((const uint4*)at)[i];
+            words[4 * i] = w.x, words[4 * i + 1] = w.y, words[4 * i + 2] = w.z, words[4 * i + 3] = w.w;
+        }
+    } else if constexpr (ALIGNED >= 8 && BYTES % 8 == 0) {
+#pragma unroll
+        for (int i = 0; i < BYTES / 8; i++) {
+            const uint2 w = ((const uint2*)at)[i];
+            words[2 * i] = w.x, words[2 * i + 1] = w.y;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < BYTES / 4; i++) words[i] = ((const u32*)at)[i];
+    }
+}
+
+// Rows of N elements, which begin at multiples of ALIGNED.
+template <int TYPE, int N, int ALIGNED>
 struct Codes {
-    static constexpr int BLOCK = block_bytes(TYPE), HEADER = header_bytes(TYPE);
-    static constexpr bool BYTES = TYPE == Q8_0 || TYPE == Q8_KV;
-    static constexpr bool MIN = TYPE == Q4_1 || TYPE == Q5_1;
-    static constexpr bool FIFTHS = TYPE == Q5_0 || TYPE == Q5_1;
-    static constexpr int LOW = TYPE == Q8_KV ? 0 : TYPE == Q6_0 ? 10 : TYPE == Q5_1 ? 8 : TYPE == Q5_0 ? 6 : TYPE == Q4_1 ? 4 : 2;
-    static constexpr u32 ZERO = BYTES || TYPE == IQ4_NL ? 128 : TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;
+    using At = Places<TYPE, N>;
+    static_assert(FIELDS, "blocks are not read one by one");
+    static constexpr bool BYTES = At::BYTES, MIN = At::MIN, FIFTHS = At::FIFTHS, SIGNED = BYTES || TYPE == IQ4_NL;
+    static constexpr int ZERO = TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;  // the code of 0, where codes are not signed
+    static constexpr u32 SIGNS = 0x80808080u;
 
-    static __device__ __forceinline__ u16 scale(const char* block) { return *(const u16*)block; }
-    // The scale of block b of a row.
-    static __device__ __forceinline__ float factor(const char* row, int b) {
-        if constexpr (TYPE == Q8_KV) return *(const float*)row;
-        else return half_to_float(scale(row + b * BLOCK));
-    }
-    static __device__ __forceinline__ u16 minimum(const char* block) { return *(const u16*)(block + 2); }
-
-    // 4 bytes at p + at; `place`: where `at` is in the row, but for multiples of 4. Rows are multiples of 16.
-    static __device__ __forceinline__ u32 word(const char* p, int place) {
-        if (place % 4 == 0) return *(const u32*)p;
-        return *(const u16*)p | (u32) * (const u16*)(p + 2) << 16;
-    }
-
-    // The bytes that 4-bit codes stand for, one in each byte of x.
+    // What 4-bit codes stand for, one in each byte of x, plus 128.
     static __device__ __forceinline__ u32 looked_up(u32 x) {
-        if constexpr (TYPE != IQ4_NL) return x;
-        // Pairs of codes as nibbles; bit 3 chooses between halves of the table (values + 128).
+        // Pairs of codes as nibbles; bit 3 chooses between halves of the table.
         const u32 pairs = x | x >> 4, codes = (pairs & 0xff) | (pairs >> 8 & 0xff00), which = codes & 0x7777;
         const u32 low = __byte_perm(0x3f2d1801u, 0x766a5d4fu, which), high = __byte_perm(0xa6998d81u, 0xf1d9c5b5u, which);
         return __byte_perm(low, high, 0x3210 | (codes & 0x8888) >> 1);
     }
 
-    // Codes of elements 16 h + 4 t .. + 3 of block b of a row, for h = 0 and 1.
+    // Four neighbouring bits as bit 4 of the bytes of a word.
+    static __device__ __forceinline__ u32 spread(u32 bits) { return (bits & 15) * 0x00204081u << 4 & 0x10101010u; }
+
+    // Keys. Codes of block b: those of elements `element(8 t + i)` and `element(8 t + 4 + i)` for i = 0 .. 3, signed or from 0 on.
+    static __device__ __forceinline__ int place_of(int element) {  // the inverse: where `of_row` has an element of a block
+        return BYTES ? element : element % 16 / 4 * 8 + element / 16 * 4 + element % 4;
+    }
     static __device__ __forceinline__ void of_row(const char* row, int b, int t, u32 (&codes)[2]) {
-        const char* block = row + HEADER + b * BLOCK;
         if constexpr (BYTES) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) codes[h] = word(block + LOW + 16 * h + 4 * t, HEADER + b * BLOCK + LOW) ^ 0x80808080u;
+            load_words<8, ALIGNED>(row + At::low(b) + 8 * t, codes);
         } else {
-            const u32 low = word(block + LOW + 4 * t, b * BLOCK + LOW);
+            const u32 low = *(const u32*)(row + At::low(b) + 4 * t);
             u32 high = 0;
-            if constexpr (TYPE == Q6_0) high = word(block + 2 + t % 2 * 4, b * BLOCK + 2) >> t / 2 * 4;
+            if constexpr (TYPE == Q6_0) high = *(const u32*)(row + At::high(b) + t % 2 * 4) >> t / 2 * 4;
+            if constexpr (FIFTHS) high = *(const u32*)(row + At::high(b)) >> 4 * t;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 u32 x = low >> 4 * h & 0x0f0f0f0fu;
-                if constexpr (FIFTHS) x |= ((u32) * (const u16*)(block + LOW - 4 + 2 * h) >> 4 * t & 15) * 0x00204081u << 4 & 0x10101010u;
+                if constexpr (FIFTHS) x |= spread(high >> 16 * h);
                 if constexpr (TYPE == Q6_0) x |= (high >> 2 * h & 0x03030303u) << 4;
-                codes[h] = looked_up(x);
+                if constexpr (TYPE == IQ4_NL) x = looked_up(x) ^ SIGNS;
+                codes[h] = x;
             }
         }
     }
+    static __device__ __forceinline__ float factor(const char* row, int b) {
+        if constexpr (TYPE == Q8_KV) return *(const float*)(row + At::header());
+        else return half_to_float(*(const u16*)(row + At::scale(b)));
+    }
+    static __device__ __forceinline__ float minimum(const char* row, int b) { return half_to_float(*(const u16*)(row + At::scale(b) + 2)); }
 
-    // Codes of elements 16 h + 2 j, + 1 of a block of two rows: those of the first one are the low bytes.
-    static __device__ __forceinline__ void of_rows(const char* first, const char* second, int j, u32 (&codes)[2]) {
-        auto both = [&](int at) { return *(const u16*)(first + at) | (u32) * (const u16*)(second + at) << 16; };
+    // Values. Lane j of 8 takes 4 WORDS neighbouring elements of every 32 WORDS (of 4-bit codes: halves of each byte), all in one block: word k of
+    // its group g has elements `element(g, k, j, 0 .. 3)`.
+    static constexpr int WORDS = N % 256 == 0 ? 8 : N % 128 == 0 ? 4 : N % 64 == 0 ? 2 : 1, GROUPS = N / 32 / WORDS;
+    static constexpr int TAKEN = (BYTES ? 4 : 2) * WORDS;  // bytes of a lane
+    static constexpr bool TWO = !BYTES && WORDS == 1;      // bytes have both nibbles of one word
+    static_assert(TAKEN % (ALIGNED < TAKEN ? ALIGNED : TAKEN) == 0, "lanes begin where rows do");
+
+    static __device__ __forceinline__ int element(int g, int k, int j, int i) {
+        if constexpr (BYTES) return (8 * g + j) * 4 * WORDS + 4 * k + i;
+        const int byte = (8 * g + j) * TAKEN + (TWO ? i % 2 : k / 2 * 4 + i), half = TWO ? i / 2 : k % 2;
+        return byte / 16 * 32 + byte % 16 + 16 * half;
+    }
+    static __device__ __forceinline__ int block_of(int g, int j) { return g * WORDS + j * WORDS / 8; }
+
+    // The codes of a row, with 128 added to signed ones.
+    static __device__ __forceinline__ void of_group(const char* row, int g, int j, u32 (&codes)[WORDS]) {
+        u32 low[(TAKEN + 3) / 4];
+        load_words<TAKEN, (ALIGNED < TAKEN ? ALIGNED : TAKEN)>(row + At::low(0) + (8 * g + j) * TAKEN, low);
         if constexpr (BYTES) {
 #pragma unroll
-            for (int h = 0; h < 2; h++) codes[h] = both(LOW + 16 * h + 2 * j) ^ 0x80808080u;
+            for (int k = 0; k < WORDS; k++) codes[k] = low[k] ^ SIGNS;
+            return;
+        }
+        const int first = j * TAKEN % 16;  // byte of the block
+        const char* highs = row + At::high(0) + block_of(g, j) * At::HIGH;
+        u32 fifths = 0;
+        if constexpr (FIFTHS) fifths = *(const u32*)highs >> first;
+        if constexpr (TWO) {
+            u32 x = (low[0] & 0x0f0f) | (low[0] & 0xf0f0) << 12;
+            if constexpr (FIFTHS) x |= (fifths & 1) << 4 | (fifths & 2) << 11 | (fifths & 0x10000) << 4 | (fifths & 0x20000) << 11;
+            if constexpr (TYPE == Q6_0) {
+                const u32 high = (u32) * (const u16*)(highs + first % 8) >> first / 8 * 4;
+                x |= (high & 0x0303) << 4 | (high & 0x0c0c) << 18;
+            }
+            codes[0] = TYPE == IQ4_NL ? looked_up(x) : x;
         } else {
-            const u32 low = both(LOW + 2 * j);
-            u32 high = 0;
-            if constexpr (TYPE == Q6_0) high = both(2 + (2 * j & 7)) >> j / 4 * 4;
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                u32 x = low >> 4 * h & 0x0f0f0f0fu;
-                if constexpr (FIFTHS) {
-                    const u32 bits = both(LOW - 4 + 2 * h) >> 2 * j;
-                    x |= (bits & 0x00010001u) << 4 | (bits & 0x00020002u) << 11;
+            for (int w = 0; w < WORDS / 2; w++) {
+                u32 high = 0;
+                const int at = first + 4 * w;
+                if constexpr (TYPE == Q6_0) high = *(const u32*)(highs + at % 8) >> at / 8 * 4;
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    u32 x = low[w] >> 4 * h & 0x0f0f0f0fu;
+                    if constexpr (FIFTHS) x |= spread(fifths >> (16 * h + 4 * w));
+                    if constexpr (TYPE == Q6_0) x |= (high >> 2 * h & 0x03030303u) << 4;
+                    codes[2 * w + h] = TYPE == IQ4_NL ? looked_up(x) : x;
                 }
-                if constexpr (TYPE == Q6_0) x |= (high >> 2 * h & 0x03030303u) << 4;
-                codes[h] = looked_up(x);
             }
         }
     }
 
-    // Codes in bytes 0, 1 (low) or 2, 3 of x.
-    static __device__ __forceinline__ u32 low_pair(u32 x) { return minus_halves(__byte_perm(x, 0x64646464u, 0x4140), 0x64006400u | ZERO << 16 | ZERO); }
-    static __device__ __forceinline__ u32 high_pair(u32 x) { return minus_halves(__byte_perm(x, 0x64646464u, 0x4342), 0x64006400u | ZERO << 16 | ZERO); }
-    // Codes in bytes 0, 2 (even) or 1, 3.
-    static __device__ __forceinline__ u32 even_pair(u32 x) { return minus_halves(__byte_perm(x, 0x64646464u, 0x4240), 0x64006400u | ZERO << 16 | ZERO); }
-    static __device__ __forceinline__ u32 odd_pair(u32 x) { return minus_halves(__byte_perm(x, 0x64646464u, 0x4341), 0x64006400u | ZERO << 16 | ZERO); }
+    // Two codes of `of_group`, in bytes 0, 1 (low) or 2, 3 of x, as halves: 1024 + code has the code in its low byte, and the difference is exact.
+    static constexpr u32 NOTHING = 0x6400u + (SIGNED ? 128 : ZERO);
+    static __device__ __forceinline__ u32 low_pair(u32 x) { return minus_halves(__byte_perm(x, 0x64646464u, 0x4140), NOTHING << 16 | NOTHING); }
+    static __device__ __forceinline__ u32 high_pair(u32 x) { return minus_halves(__byte_perm(x, 0x64646464u, 0x4342), NOTHING << 16 | NOTHING); }
 };

@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_tile(char* tile, const u8* cache, int first
         for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
             const int row = i / PARTS, part = i % PARTS;
             float x[8];
-            decode8<TYPE>(cache + ((long long)(first + row) * HEADS_KV + head) * ROW, part, x);
+            decode8<TYPE, D>(cache + ((long long)(first + row) * HEADS_KV + head) * ROW, part, x);
             float4* to = (float4*)(tile + row * STRIDE + part * 32);
             to[0] = make_float4(x[0], x[1], x[2], x[3]);
             to[1] = make_float4(x[4], x[5], x[6], x[7]);
@@ -69,18 +69,18 @@ __device__ __forceinline__ u32 two_halves(float low, float high) {
 #endif
 }
 
-// Elements 8 part .. 8 part + 7 of a row, rounded to half precision.
-template <int TYPE>
+// Elements 8 part .. 8 part + 7 of a row of N, rounded to half precision.
+template <int TYPE, int N>
 __device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
 #ifndef ON_HOST
     if constexpr (TYPE == Q8_0) {
         // 1024 + code + 128 has the code in the low byte; the difference and the product are exact and rounded once.
-        const u8* block = row + part / 4 * block_bytes(TYPE);
-        const u32 d = two_bytes(block), scale = d | d << 16;
+        const u8* codes_at = row + Places<TYPE, N>::low(part / 4) + part % 4 * 8;
+        const u32 d = two_bytes(row + Places<TYPE, N>::scale(part / 4)), scale = d | d << 16;
         u32 out[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const u32 codes = (two_bytes(block + 2 + part % 4 * 8 + 2 * j) ^ 0x8080u);
+            const u32 codes = (two_bytes(codes_at + 2 * j) ^ 0x8080u);
             u32 x = __byte_perm(codes, 0x64646464u, 0x4140);
             asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(0x64806480u));
             asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out[j]) : "r"(x), "r"(scale));
@@ -90,7 +90,7 @@ __device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
 #endif
     float x[8];
     if constexpr (TYPE == F32) *(float4*)x = ((const float4*)row)[2 * part], *(float4*)(x + 4) = ((const float4*)row)[2 * part + 1];
-    else decode8<TYPE>(row, part, x);
+    else decode8<TYPE, N>(row, part, x);
     return make_uint4(two_halves(x[0], x[1]), two_halves(x[2], x[3]), two_halves(x[4], x[5]), two_halves(x[6], x[7]));
 }
 
@@ -100,7 +100,7 @@ __device__ __forceinline__ void decode_tile(char* tile, const char* rows, int co
     constexpr int PARTS = D / 8;
     for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
         const int row = i / PARTS, part = i % PARTS;
-        *(uint4*)(tile + row * STRIDE + part * 16) = decode_halves<TYPE>((const u8*)rows + row * ROW, part);
+        *(uint4*)(tile + row * STRIDE + part * 16) = decode_halves<TYPE, D>((const u8*)rows + row * ROW, part);
     }
 }
 
@@ -137,22 +137,10 @@ __device__ __forceinline__ void read8(const char* row, int i, float (&x)[8]) {
 // `kept` in the form of a tile row.
 template <int TYPE, int D>
 __device__ __forceinline__ void store_row(const float* row, u8* cache, char* kept, int lane) {
-    constexpr int WHOLE = D / 32 * 32;
-    encode_row<TYPE, WHOLE>(row, cache, lane, [&](int i, float back) {
+    encode_row<TYPE, D>(row, cache, lane, [&](int i, float back) {
         if constexpr (tile_bytes(TYPE) == 4) ((float*)kept)[i] = back;
         else ((u16*)kept)[i] = TYPE == BF16 ? float_to_bf16(back) : float_to_half(back);
     });
-    if constexpr (WHOLE < D) {  // floats only: encoded types need whole blocks
-        const int i = WHOLE + lane;
-        if (i < D) {
-            if constexpr (TYPE == F32) { ((float*)cache)[i] = row[i]; ((float*)kept)[i] = row[i]; }
-            else {
-                const u16 h = TYPE == BF16 ? float_to_bf16(row[i]) : float_to_half(row[i]);
-                ((u16*)cache)[i] = h;
-                ((u16*)kept)[i] = h;
-            }
-        }
-    }
 }
 
 // New rows that fall into the tile of positions first .. first+TILE-1 come from where `store_row` kept them.

@@ -4,8 +4,8 @@
 //
 // Products are turned: positions are the rows of the left operand, which has 16, and queries the columns of the right one, which
 // has 8. Queries and probabilities are split into two parts (mma.cuh); up to 4 queries have both parts in the same 8 columns.
-// Encoded rows are copied as they are stored, and decoded in registers: keys to their codes, whose scales multiply scores; values to
-// half precision.
+// Encoded rows are copied as they are stored. Their keys are multiplied as codes in bytes, by queries in two parts of 8 bits, and the scales of
+// keys multiply scores; values are decoded to half precision in registers.
 #pragma once
 #include "attention/codes.cuh"
 
@@ -16,7 +16,11 @@ constexpr bool CODED_K = !is_float(TYPE_K), CODED_V = !is_float(TYPE_V), PACKED 
 static_assert(TYPE_K == TYPE_V || ((CODED_K || TYPE_K == F16) && (CODED_V || TYPE_V == F16)), "products of one type of floats");
 static_assert(TYPE_V != Q8_KV, "values have a scale per block");
 constexpr int N_TILES = (R + 7) / 8, PARTS = PACKED ? 1 : 2, RP = 8 * N_TILES, M_TILES = TILE / 16;
-constexpr int STRIDE_Q = DK * 2 + 16;
+constexpr int STRIDE_Q = CODED_K ? DK + 32 : DK * 2 + 16;
+constexpr int STEPS = DK / (CODED_K ? 32 : 16);  // of a product
+constexpr int HIGH_BITS = 8, LARGEST = 127 << HIGH_BITS;  // of a query in two parts of 8 bits: high and low ones
+// Integers up to 2^22 have their value added to these bits, which are 1.5 * 2^23 as a float.
+constexpr int AS_FLOAT = 0x4b400000;
 constexpr float LET_GROW = 8.f;  // a power of 2: sums are scaled when a score exceeds the maximum so far by more
 static_assert(R <= 16 && TILE % 16 == 0 && DK % 16 == 0 && DV % 16 == 0 && ROW_K % 4 == 0 && ROW_V % 4 == 0, "a shape this is made for");
 
@@ -54,6 +58,7 @@ struct Rows {
     static constexpr bool WHOLE_PIECES = HEADS_KV * ROW % 16 == 0 && (16 - UNIT + ROW + 15) / 16 == (ROW + 15) / 16;
     static constexpr int BYTES = WHOLE_PIECES ? 16 : UNIT, PIECES = (ROW + BYTES - 1) / BYTES;
     static constexpr int STEP = HEADS_KV * ROW, PITCH = padded_row(ROW);
+    static constexpr int ALIGNED = WHOLE_PIECES ? UNIT : 16;  // where a row begins
 
     static __device__ __forceinline__ int shift(int head) { return WHOLE_PIECES ? head * ROW % 16 : 0; }
 
@@ -102,18 +107,28 @@ __device__ __forceinline__ void both_parts(float x, float y, u32& whole, u32& re
     whole = a | (u32)b << 16, rest = c | (u32)d << 16;
 }
 
+using Keys = Codes<CODED_K ? TYPE_K : Q8_0, CODED_K ? DK : 32, CODED_K ? Rows<ROW_K>::ALIGNED : 16>;
+using Values = Codes<CODED_V ? TYPE_V : Q8_0, CODED_V ? DV : 32, CODED_V ? Rows<ROW_V>::ALIGNED : 16>;
+
 struct Mixer {
     template <int TYPE, int D>
     static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_bytes<TYPE, D>(row, cache, kept, lane); }
 
     static constexpr int Q_PART = RP * STRIDE_Q, Q_BYTES = 2 * Q_PART, JOIN_BYTES = WARPS * R * DV * 4;
-    static constexpr bool MINIMA = CODED_K && Codes<CODED_K ? TYPE_K : Q8_0>::MIN;
-    static constexpr int K_STEPS = DK / 16;
-    static constexpr bool Q_IN_REGISTERS = K_STEPS * N_TILES * PARTS * 2 <= 32;
+    // Of queries that multiply codes: their units | sums of blocks, for minima | what codes of 0 add, for both parts.
+    static constexpr int MINIMA = CODED_K && Keys::MIN ? STEPS * RP : 0, ZEROS = CODED_K && Keys::ZERO ? 2 * STEPS * RP : 0;
+    static constexpr int SUMS_BYTES = CODED_K ? 4 * (RP + MINIMA + ZEROS) : 0;
+    static constexpr bool Q_IN_REGISTERS = STEPS * N_TILES * PARTS * 2 <= 32;
+    // Rows that lanes read at once begin in other banks of shared memory.
+    static constexpr bool ROTATED =
+        CODED_K && CODED_V && ((Keys::BYTES && Rows<ROW_K>::ALIGNED == 8) || (Values::BYTES && Rows<ROW_V>::ALIGNED == 8));
     // Lanes: `j` counts positions (or elements of V), and queries 2 t, 2 t + 1 of every 8 belong to a lane.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
     float mix[DV / 16][N_TILES][4] = {};
     float most[N_TILES][2], sum[N_TILES][2];
+
+    // The position of every 8 that is row i of products.
+    static __device__ __forceinline__ int position(int i) { return ROTATED ? i % 4 * 2 + i / 4 : i; }
 
     // A sink is a score without a value.
     __device__ __forceinline__ void start(const float* sinks, bool sink, int head) {
@@ -128,13 +143,40 @@ struct Mixer {
     }
 
     static __device__ __forceinline__ void put_query(char* q, float* sums, int r, const float* row, float scale, int lane) {
-        u16* to = (u16*)(q + r * STRIDE_Q);
-        for (int i = lane; i < DK; i += 32) two_parts(row[i] * scale, to + i, to + Q_PART / 2 + i);
-        if constexpr (MINIMA)
-            for (int b = 0; b < DK / 32; b++) {
-                const float all = warp_sum(row[32 * b + lane] * scale);
-                if (lane == 0) sums[b * RP + r] = all;
+        if constexpr (CODED_K) {
+            put_bytes(q, sums, r, row, scale, lane);
+        } else {
+            u16* to = (u16*)(q + r * STRIDE_Q);
+            for (int i = lane; i < DK; i += 32) two_parts(row[i] * scale, to + i, to + Q_PART / 2 + i);
+        }
+    }
+
+    static __device__ __forceinline__ void put_bytes(char* q, float* sums, int r, const float* row, float scale, int lane) {
+        float x[STEPS], largest = 0.f, odd = 0.f;
+#pragma unroll
+        for (int b = 0; b < STEPS; b++) {
+            x[b] = row[32 * b + lane] * scale;
+            largest = fmaxf(largest, fabsf(x[b])), odd += x[b] * 0.f;
+        }
+        // What is not a number stays none.
+        const float unit = __fdiv_rn(warp_max(largest), (float)LARGEST) + warp_sum(odd), inverse = unit == 0.f ? 0.f : __fdiv_rn(1.f, unit);
+        if (lane == 0) sums[r] = unit;
+        signed char* to = (signed char*)(q + r * STRIDE_Q);
+#pragma unroll
+        for (int b = 0; b < STEPS; b++) {
+            const int whole = max(-LARGEST, min(LARGEST, (int)rintf(x[b] * inverse)));
+            const int high = (whole + (1 << HIGH_BITS - 1)) >> HIGH_BITS, low = whole - (high << HIGH_BITS);
+            to[32 * b + Keys::place_of(lane)] = (signed char)high, to[Q_PART + 32 * b + Keys::place_of(lane)] = (signed char)low;
+            if constexpr (MINIMA) {
+                const float all = warp_sum(x[b]);
+                if (lane == 0) sums[RP + b * RP + r] = all;
             }
+            if constexpr (ZEROS) {
+                const float highs = warp_sum((float)high), lows = warp_sum((float)low);  // exact
+                int* zeros = (int*)(sums + RP + MINIMA) + b * RP + r;
+                if (lane == 0) zeros[0] = -Keys::ZERO * (int)highs, zeros[STEPS * RP] = -Keys::ZERO * (int)lows;
+            }
+        }
     }
 
     // Rows from R on have to be numbers.
@@ -143,9 +185,8 @@ struct Mixer {
             const int part = i / ((RP - R) * STRIDE_Q / 4), at = i % ((RP - R) * STRIDE_Q / 4);
             ((u32*)(q + part * Q_PART + R * STRIDE_Q))[at] = 0;
         }
-        if constexpr (MINIMA)
-            for (int i = threadIdx.x; i < DK / 32 * RP; i += THREADS)
-                if (i % RP >= R) sums[i] = 0.f;
+        for (int i = threadIdx.x; i < SUMS_BYTES / 4; i += THREADS)
+            if (i % RP >= R) sums[i] = 0.f;
     }
 
     // Step k of the products with queries 8 n .. 8 n + 7. Encoded keys have their elements in the order of `Codes::of_row`.
@@ -167,10 +208,10 @@ struct Mixer {
                                         const char* new_v, int first, int last, int p0, int head) {
         char* own = ring + warp * RING;
         const int tiles = (last - first + TILE - 1) / TILE, n_old = OWN_KV ? p0 : p0 + ROWS;
-        u32 held[Q_IN_REGISTERS ? K_STEPS : 1][N_TILES][PARTS][2];
+        u32 held[Q_IN_REGISTERS ? STEPS : 1][N_TILES][PARTS][2];
         if constexpr (Q_IN_REGISTERS)
 #pragma unroll
-            for (int k = 0; k < K_STEPS; k++)
+            for (int k = 0; k < STEPS; k++)
 #pragma unroll
                 for (int n = 0; n < N_TILES; n++)
 #pragma unroll
@@ -240,14 +281,33 @@ struct Mixer {
 
     template <int ROW, int PITCH>
     __device__ __forceinline__ void insert(char* tile, const char* kept, int at, int p0) const {
+#pragma unroll 1
         for (int i = 0; i < ROWS; i++) {
             const int row = p0 + i - at;
             if (row < 0 || row >= TILE) continue;
+#pragma unroll 1  // it runs once
             for (int w = lane; w < ROW / 4; w += 32) ((u32*)(tile + row * PITCH))[w] = ((const u32*)(kept + i * PITCH))[w];
         }
     }
 
-    // s[n]: positions j and j + 8, queries 2 t and 2 t + 1 of every 8.
+    // The product of codes of 16 positions in bytes with step b of a part of the queries, and AS_FLOAT added.
+    template <typename Held>
+    __device__ __forceinline__ void multiply_bytes(const u32 (&a)[4], const char* q, const Held& held, const float* sums_q, int b, int n, int part,
+                                                   int (&c)[4]) const {
+        int2 zeros = {0, 0};
+        if constexpr (ZEROS)
+            zeros = *(const int2*)((const int*)(sums_q + RP + MINIMA) + ((PACKED ? t / 2 : part) * STEPS + b) * RP + (PACKED ? 2 * t % 4 : 8 * n + 2 * t));
+        const int from[4] = {AS_FLOAT + zeros.x, AS_FLOAT + zeros.y, AS_FLOAT + zeros.x, AS_FLOAT + zeros.y};
+        if constexpr (Q_IN_REGISTERS) {
+            mma_bytes(c, a, held[b][n][part], from);
+        } else {
+            u32 of_q[2];
+            query(q, b, n, part, of_q);
+            mma_bytes(c, a, of_q, from);
+        }
+    }
+
+    // s[n]: positions of rows j and j + 8, queries 2 t and 2 t + 1 of every 8.
     template <typename Held>
     __device__ __forceinline__ void score(const char* tile_k, const char* q, const Held& held, const float* sums_q, float (&s)[N_TILES][4]) const {
         auto multiply = [&](int k, const u32(&a)[4], float(&c)[N_TILES][PARTS][4]) {
@@ -265,40 +325,46 @@ struct Mixer {
         };
         auto total = [&](const float(&c)[PARTS][4], int i) { return PACKED ? c[0][i] : c[0][i] + c[PARTS - 1][i]; };
         if constexpr (CODED_K) {
-            using Keys = Codes<TYPE_K>;
-            const char *row = tile_k + j * PITCH_K, *other = row + 8 * PITCH_K;
+            const char *row = tile_k + position(j) * PITCH_K, *other = row + 8 * PITCH_K;
+            float all[N_TILES][PARTS][4] = {}, minima[N_TILES][4] = {};
 #pragma unroll
-            for (int n = 0; n < N_TILES; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) s[n][i] = 0.f;
-#pragma unroll
-            for (int b = 0; b < DK / 32; b++) {
+            for (int b = 0; b < STEPS; b++) {
                 u32 x[2], y[2];
                 Keys::of_row(row, b, t, x);
                 Keys::of_row(other, b, t, y);
-                float c[N_TILES][PARTS][4] = {};
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const u32 a[4] = {Keys::low_pair(x[h]), Keys::low_pair(y[h]), Keys::high_pair(x[h]), Keys::high_pair(y[h])};
-                    multiply(2 * b + h, a, c);
-                }
+                const u32 a[4] = {x[0], y[0], x[1], y[1]};
                 const float d[2] = {Keys::factor(row, b), Keys::factor(other, b)};
 #pragma unroll
                 for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
-                    for (int i = 0; i < 4; i++) s[n][i] = fmaf(d[i / 2], total(c[n], i), s[n][i]);
-                    if constexpr (MINIMA) {
-                        const float2 all = *(const float2*)(sums_q + b * RP + 8 * n + 2 * t);
-                        const float m[2] = {half_to_float(Keys::minimum(row + b * Keys::BLOCK)), half_to_float(Keys::minimum(other + b * Keys::BLOCK))};
+                    for (int part = 0; part < PARTS; part++) {
+                        int c[4];
+                        multiply_bytes(a, q, held, sums_q, b, n, part, c);
 #pragma unroll
-                        for (int i = 0; i < 4; i++) s[n][i] = fmaf(m[i / 2], i % 2 ? all.y : all.x, s[n][i]);
+                        for (int i = 0; i < 4; i++) all[n][part][i] = fmaf(d[i / 2], __int_as_float(c[i]) - __int_as_float(AS_FLOAT), all[n][part][i]);
                     }
+                    if constexpr (MINIMA) {
+                        const float2 of_q = *(const float2*)(sums_q + RP + b * RP + 8 * n + 2 * t);
+                        const float m[2] = {Keys::minimum(row, b), Keys::minimum(other, b)};
+#pragma unroll
+                        for (int i = 0; i < 4; i++) minima[n][i] = fmaf(m[i / 2], i % 2 ? of_q.y : of_q.x, minima[n][i]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) {
+                constexpr float by = 1 << HIGH_BITS;
+                const float2 units = *(const float2*)(sums_q + (PACKED ? 2 * t % 4 : 8 * n + 2 * t));
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float parts = PACKED ? (t < 2 ? by : 1.f) * all[n][0][i] : fmaf(by, all[n][0][i], all[n][PARTS - 1][i]);
+                    s[n][i] = fmaf(i % 2 ? units.y : units.x, parts, minima[n][i]);
                 }
             }
         } else {
             float c[N_TILES][PARTS][4] = {};
 #pragma unroll
-            for (int k = 0; k < K_STEPS; k++) {
+            for (int k = 0; k < STEPS; k++) {
                 u32 a[4];
                 load_a(a, tile_k + 32 * k, PITCH_K, lane);
                 multiply(k, a, c);
@@ -325,7 +391,7 @@ struct Mixer {
                     float& x = s[m][n][i];
                     if (SOFTCAP) x = CAP * tanhf(x / CAP);
                     if (!inside) {
-                        const int p = at + 16 * m + 8 * (i / 2) + j, newest = p0 + query_of(n, i % 2) / GROUP;
+                        const int p = at + 16 * m + 8 * (i / 2) + position(j), newest = p0 + query_of(n, i % 2) / GROUP;
                         if (p > newest || (WINDOW && p <= newest - WINDOW)) x = -INFINITY;
                     }
                     grows |= x > most[n][i % 2] + LET_GROW;
@@ -371,30 +437,34 @@ struct Mixer {
                 for (int part = 0; part < PARTS; part++) mma(mix[v][n], a, p[n][part]);
         };
         if constexpr (CODED_V) {
-            using Values = Codes<TYPE_V>;
-            const char* rows[4];
+            const char* rows[4];  // of rows 2 t, 2 t + 1 of products, and 8 later
 #pragma unroll
-            for (int i = 0; i < 4; i++) rows[i] = tile_v + (2 * t + i % 2 + i / 2 * 8) * PITCH_V;
+            for (int i = 0; i < 4; i++) rows[i] = tile_v + (position(2 * t + i % 2) + i / 2 * 8) * PITCH_V;
 #pragma unroll
-            for (int b = 0; b < DV / 32; b++) {
-                u32 x[2][2], d[2], low[2];
+            for (int g = 0; g < Values::GROUPS; g++) {
+                u32 x[4][Values::WORDS], d[2], least[2];
+                auto both = [&](int i, int at) { return *(const u16*)(rows[2 * i] + at) | (u32) * (const u16*)(rows[2 * i + 1] + at) << 16; };
+                const int scale = Values::At::scale(0) + Values::block_of(g, j) * Values::At::SCALE;
 #pragma unroll
-                for (int i = 0; i < 2; i++) {  // positions 2 t, 2 t + 1, and 8 later
-                    const char *first = rows[2 * i] + b * Values::BLOCK, *second = rows[2 * i + 1] + b * Values::BLOCK;
-                    Values::of_rows(first, second, j, x[i]);
-                    d[i] = Values::scale(first) | (u32)Values::scale(second) << 16;
-                    if (Values::MIN) low[i] = Values::minimum(first) | (u32)Values::minimum(second) << 16;
+                for (int i = 0; i < 2; i++) {
+                    Values::of_group(rows[2 * i], g, j, x[2 * i]);
+                    Values::of_group(rows[2 * i + 1], g, j, x[2 * i + 1]);
+                    d[i] = both(i, scale);
+                    if (Values::MIN) least[i] = both(i, scale + 2);
                 }
                 auto value = [&](u32 codes, int i) {
-                    if constexpr (Values::MIN) return fma_halves(codes, d[i], low[i]);
+                    if constexpr (Values::MIN) return fma_halves(codes, d[i], least[i]);
                     else return times_halves(codes, d[i]);
                 };
 #pragma unroll
-                for (int h = 0; h < 2; h++) {  // elements 2 j and 2 j + 1
-                    const u32 a[4] = {value(Values::even_pair(x[0][h]), 0), value(Values::odd_pair(x[0][h]), 0), value(Values::even_pair(x[1][h]), 1),
-                                      value(Values::odd_pair(x[1][h]), 1)};
-                    multiply(2 * b + h, a);
-                }
+                for (int k = 0; k < Values::WORDS; k++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {  // elements 2 h and 2 h + 1 of word k
+                        const u32 first = __byte_perm(x[0][k], x[1][k], h ? 0x7362 : 0x5140), second = __byte_perm(x[2][k], x[3][k], h ? 0x7362 : 0x5140);
+                        const u32 a[4] = {value(Values::low_pair(first), 0), value(Values::high_pair(first), 0), value(Values::low_pair(second), 1),
+                                          value(Values::high_pair(second), 1)};
+                        multiply(2 * (g * Values::WORDS + k) + h, a);
+                    }
             }
         } else {
 #pragma unroll
@@ -451,7 +521,8 @@ struct Mixer {
                 for (int i = 0; i < 4; i++) {
                     float x = mix[v][n][i];
                     if constexpr (PACKED) x += __shfl_xor_sync(0xffffffff, x, 2);
-                    const int r = query_of(n, i % 2), element = 16 * v + (CODED_V ? 2 * j + i / 2 : j + 8 * (i / 2));
+                    const int r = query_of(n, i % 2), word = v / 2;
+                    const int element = CODED_V ? Values::element(word / Values::WORDS, word % Values::WORDS, j, v % 2 * 2 + i / 2) : 16 * v + j + 8 * (i / 2);
                     if (r < R && (!PACKED || t < 2)) joined[(warp * R + r) * DV + element] = x;
                 }
         __syncthreads();
