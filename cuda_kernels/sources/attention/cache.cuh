@@ -44,6 +44,26 @@ __device__ constexpr int tile_bytes(int type) { return type == F16 || type == BF
 
 __device__ const signed char IQ4NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
+#ifndef ON_HOST  // the test has its own of these: two halves at a time
+__device__ __forceinline__ u32 minus_halves(u32 a, u32 b) {
+    u32 c;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+__device__ __forceinline__ u32 times_halves(u32 a, u32 b) {
+    u32 c;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+__device__ __forceinline__ u32 fma_halves(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+#endif
+
 __device__ __forceinline__ u32 two_bytes(const u8* p) { return *(const u16*)p; }
 
 // Elements 8 part .. 8 part + 7 of a row of N.

@@ -3,24 +3,6 @@
 #include "attention/fragments.cuh"
 
 #ifndef ON_HOST
-__device__ __forceinline__ u32 minus_halves(u32 a, u32 b) {
-    u32 c;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
-__device__ __forceinline__ u32 times_halves(u32 a, u32 b) {
-    u32 c;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-
-__device__ __forceinline__ u32 fma_halves(u32 a, u32 b, u32 c) {
-    u32 d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
 // d = a b + c for 16 x 32 and 32 x 8 signed bytes.
 __device__ __forceinline__ void mma_bytes(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2], const int (&c)[4]) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"

@@ -72,22 +72,20 @@ __device__ __forceinline__ u32 two_halves(float low, float high) {
 // Elements 8 part .. 8 part + 7 of a row of N, rounded to half precision.
 template <int TYPE, int N>
 __device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
-#ifndef ON_HOST
     if constexpr (TYPE == Q8_0) {
         // 1024 + code + 128 has the code in the low byte; the difference and the product are exact and rounded once.
-        const u8* codes_at = row + Places<TYPE, N>::low(part / 4) + part % 4 * 8;
-        const u32 d = two_bytes(row + Places<TYPE, N>::scale(part / 4)), scale = d | d << 16;
+        const u8* codes = row + Places<TYPE, N>::low(part / 4) + part % 4 * 8;
+        const u32 d = two_bytes(row + Places<TYPE, N>::scale(part / 4));
         u32 out[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const u32 codes = (two_bytes(codes_at + 2 * j) ^ 0x8080u);
-            u32 x = __byte_perm(codes, 0x64646464u, 0x4140);
-            asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(x) : "r"(0x64806480u));
-            asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out[j]) : "r"(x), "r"(scale));
+            u32 word;
+            if constexpr (FIELDS && row_bytes(TYPE, N) % 4 == 0) word = ((const u32*)codes)[j / 2] >> j % 2 * 16;
+            else word = two_bytes(codes + 2 * j);
+            out[j] = times_halves(minus_halves(__byte_perm(word ^ 0x8080u, 0x64646464u, 0x4140), 0x64806480u), d | d << 16);
         }
         return make_uint4(out[0], out[1], out[2], out[3]);
     }
-#endif
     float x[8];
     if constexpr (TYPE == F32) *(float4*)x = ((const float4*)row)[2 * part], *(float4*)(x + 4) = ((const float4*)row)[2 * part + 1];
     else decode8<TYPE, N>(row, part, x);
