@@ -35,6 +35,7 @@ MODULES = (
     "peer.links",
     "peer.rows",
     "prompt.attention",
+    "prompt.cached",
     "prompt.delta",
     "prompt.experts",
     "prompt.grouped",

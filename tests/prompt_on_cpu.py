@@ -14,6 +14,7 @@ from iqforge.cuda_kernels.common.gating import Gating
 from iqforge.cuda_kernels.common.routing import Routing
 from iqforge.cuda_kernels.packed.decode import decode_matrix
 from iqforge.cuda_kernels.prompt import attention as prompt_attention
+from iqforge.cuda_kernels.prompt import cached as prompt_cached
 from iqforge.cuda_kernels.prompt import experts as prompt_experts
 from iqforge.cuda_kernels.prompt import mla as prompt_mla
 from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
@@ -28,6 +29,8 @@ from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.specs import FFNSpec
+from iqforge.runtime.state.cache_types import CACHE_TYPES
+from iqforge.runtime.state.hadamard import hadamard as turned
 from iqforge.runtime.state.recurrent import RecurrentState
 from torch.nn import functional as F
 
@@ -310,6 +313,17 @@ def scaled_sums(sums, of_rows, of_columns, out, bias=None):
     out.copy_(y if bias is None else y + bias.float())
 
 
+def store_rows(x, cache, type, hadamard=0):
+    kind = CACHE_TYPES[type.lower()]
+    rows = kind.encode(turned(x, hadamard) if hadamard else x)
+    cache.copy_(rows[..., kind.by_fields(x.shape[2])])
+
+
+def read_rows(cache, out, type):
+    kind = CACHE_TYPES[type.lower()]
+    out.copy_(kind.decode(cache[..., kind.by_fields(out.shape[2]).argsort()]))
+
+
 def install(monkeypatch) -> None:
     """Install a device that is the CPU, without grouped products."""
     Graph.replays = 0
@@ -326,6 +340,8 @@ def install(monkeypatch) -> None:
         monkeypatch.setattr(prompt_rows, kernel.__name__, kernel)
     for kernel in (rotate_heads, softmax_scores):
         monkeypatch.setattr(prompt_attention, kernel.__name__, kernel)
+    for kernel in (store_rows, read_rows):
+        monkeypatch.setattr(prompt_cached, kernel.__name__, kernel)
     for kernel in (route, group_rows):
         monkeypatch.setattr(prompt_experts, kernel.__name__, kernel)
     for kernel in (norm_rows, latent_rows, latent_heads, latent_keys):

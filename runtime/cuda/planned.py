@@ -132,8 +132,9 @@ def _attention(m: Attention, width: int, rows: int, keys: int, settings: CacheSe
         found["attention"] += rows * s.heads * (longest - s.value_length) * _HALF
     if s.softcap or max(s.key_length, s.value_length) > 256:
         found["attention"] += 2 * min(SCORE_BYTES, rows * s.heads * keys * _FLOAT)
-    if settings.k.is_quantized or settings.v.is_quantized:  # read in float32, then in float16
-        found["attention"] += keys * kv * (_FLOAT + _HALF) + rows * kv * _FLOAT
+    if settings.k.is_quantized or settings.v.is_quantized:  # written in float32, read in float16
+        found["decoded"] = keys * kv * _HALF
+        found["attention"] += rows * kv * _FLOAT
     return found
 
 

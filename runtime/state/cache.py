@@ -129,9 +129,9 @@ class KVStorage:
         )
         self.k = _rows(self.type_k, n_rows, n_kv_heads, key_length, device)
         self.v = _rows(self.type_v, n_rows, n_kv_heads, value_length, device)
-        together = device.type == "cuda" if by_fields is None else by_fields
-        self.order_k = _Order(self.type_k, key_length if together else 0, device)
-        self.order_v = _Order(self.type_v, value_length if together else 0, device)
+        self.by_fields = device.type == "cuda" if by_fields is None else by_fields
+        self.order_k = _Order(self.type_k, key_length if self.by_fields else 0, device)
+        self.order_v = _Order(self.type_v, value_length if self.by_fields else 0, device)
 
     @staticmethod
     def bytes_per_token(

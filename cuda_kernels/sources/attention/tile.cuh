@@ -58,40 +58,6 @@ __device__ __forceinline__ void load_rows(char* to, const u8* cache, int first, 
     }
 }
 
-// Two float32 as halves, the first one low.
-__device__ __forceinline__ u32 two_halves(float low, float high) {
-#ifndef ON_HOST
-    u32 both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-#else
-    return float_to_half(low) | (u32)float_to_half(high) << 16;
-#endif
-}
-
-// Elements 8 part .. 8 part + 7 of a row of N, rounded to half precision.
-template <int TYPE, int N>
-__device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
-    if constexpr (TYPE == Q8_0) {
-        // 1024 + code + 128 has the code in the low byte; the difference and the product are exact and rounded once.
-        const u8* codes = row + Places<TYPE, N>::low(part / 4) + part % 4 * 8;
-        const u32 d = two_bytes(row + Places<TYPE, N>::scale(part / 4));
-        u32 out[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            u32 word;
-            if constexpr (FIELDS && row_bytes(TYPE, N) % 4 == 0) word = ((const u32*)codes)[j / 2] >> j % 2 * 16;
-            else word = two_bytes(codes + 2 * j);
-            out[j] = times_halves(minus_halves(__byte_perm(word ^ 0x8080u, 0x64646464u, 0x4140), 0x64806480u), d | d << 16);
-        }
-        return make_uint4(out[0], out[1], out[2], out[3]);
-    }
-    float x[8];
-    if constexpr (TYPE == F32) *(float4*)x = ((const float4*)row)[2 * part], *(float4*)(x + 4) = ((const float4*)row)[2 * part + 1];
-    else decode8<TYPE, N>(row, part, x);
-    return make_uint4(two_halves(x[0], x[1]), two_halves(x[2], x[3]), two_halves(x[4], x[5]), two_halves(x[6], x[7]));
-}
-
 // The first `count` rows of `load_rows` to a tile of halves.
 template <int TYPE, int D, int STRIDE, int ROW>
 __device__ __forceinline__ void decode_tile(char* tile, const char* rows, int count) {

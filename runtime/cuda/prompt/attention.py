@@ -13,6 +13,7 @@ from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.attention import Attention, temperature
 from ...layers.batch import Batch
 from ...state.cache import KVCache
+from ..common import cached
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage, Staged
@@ -167,7 +168,7 @@ class PromptAttention(Staged):
             if _reads(held):
                 k, v, cache = held.k[first:n], held.v[first:n], None
             else:
-                (k, v), cache = held.read(n, first), held
+                (k, v), cache = cached.load(held, n, first, self.context), held
         k, v = (x.to(self.context.device) for x in (k, v))
         if k.dtype not in _FLOATS:
             k, v = k.half(), v.half()
@@ -199,18 +200,18 @@ class PromptAttention(Staged):
     def _converted(
         self, qkv: _Products, cache: KVCache, first: int, n: int, batch: Batch
     ) -> torch.Tensor:
-        """Other caches are written and read as on the reference path; attention reads their values
-        in float16.
-        """
+        """Other caches get what is stored in them from float32; attention reads them in float16."""
         m = self.m
         k, v = (
             torch.empty(len(qkv.joined), m.spec.kv_heads, length, device=qkv.joined.device)
             for length in (m.spec.key_length, m.spec.value_length)
         )
         q = self._heads(qkv, k, v, 0, batch)
-        cache.write(first, k, v)
-        k, v = (x.half() for x in cache.read(n, self._first_seen(first)))
-        if m.spec.kv_shared and batch.states is None:
+        cached.store(cache, first, k, v)
+        # Shared ones are kept until later layers have run.
+        kept = m.spec.kv_shared and batch.states is None
+        k, v = cached.load(cache, n, self._first_seen(first), None if kept else self.context)
+        if kept:
             batch.scratch["kv", batch.layer] = k, v, cache
         return cache.result(self._attend(cache.query(q).half(), k, v, batch).float())
 

@@ -1,0 +1,27 @@
+// Rows of quantized caches in prompts: new ones are encoded, those that attention reads become halves.
+//
+// Compiled per ROW_TYPE (of the cache), LENGTH (elements of a row) and HADAMARD (block of the transform, or 0).
+#define FIELDS 1
+#include "attention/cache.cuh"
+#include "attention/rows.cuh"
+
+constexpr int WARPS = 8, ROW = row_bytes(ROW_TYPE, LENGTH), UNITS = LENGTH / 8;
+
+// x float32[rows, LENGTH], cache u8[rows, ROW]; a warp for each row.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) store_rows(const float* x, u8* cache, int rows) {
+    __shared__ float held[WARPS][LENGTH];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const long long row = (long long)blockIdx.x * WARPS + warp;
+    if (row >= rows) return;
+    float* mine = held[warp];
+    for (int i = lane; i < LENGTH; i += 32) mine[i] = x[row * LENGTH + i];
+    __syncwarp();
+    if (HADAMARD) hadamard_row(mine, LENGTH, HADAMARD, lane);
+    encode_row<ROW_TYPE, LENGTH>(mine, cache + row * ROW, lane, [](int, float) {});
+}
+
+// out half[rows, LENGTH], float16; a thread for each 8 elements.
+extern "C" __global__ void __launch_bounds__(256) read_rows(const u8* cache, uint4* out, long long units) {
+    const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (i < units) out[i] = decode_halves<ROW_TYPE, LENGTH>(cache + i / UNITS * ROW, i % UNITS);
+}

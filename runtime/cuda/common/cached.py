@@ -1,0 +1,60 @@
+"""Caches that attention of prompts cannot read as they are: kernels encode and decode rows of
+quantized types where the positions of a sequence follow each other.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....cuda_kernels.prompt import cached as prompt_cached
+from ...state.cache import KVCache
+from .context import Context
+from .executor import operation
+
+
+def store(cache: KVCache, first: int, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Store k and v, contiguous float32[n, heads, length], at positions from `first`."""
+    if not _has_kernels(cache):
+        cache.write(first, k, v)
+        return
+    for type, held, block, x in (
+        (cache.type_k, cache.k, cache.hadamard_k, k),
+        (cache.type_v, cache.v, cache.hadamard_v, v),
+    ):
+        rows = held[first : first + len(x)]
+        if type.is_quantized:
+            operation(prompt_cached.store_rows, x, rows, type.name, block)
+        else:
+            rows.copy_(x)
+
+
+def load(
+    cache: KVCache, stop: int, first: int, context: Context | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values of positions first..stop, float16[n, heads, length], as stored; in
+    buffers of `context`, without one in new memory.
+    """
+    if not _has_kernels(cache):
+        k, v = cache.read(stop, first)
+        return k.half(), v.half()
+
+    def decoded(name: str, held: torch.Tensor, length: int) -> torch.Tensor:
+        type, rows = (cache.type_k if name == "keys" else cache.type_v), held[first:stop]
+        if not type.is_quantized:
+            return rows.half()
+        shape = (*rows.shape[:2], length)
+        if context is None:
+            out = torch.empty(shape, dtype=torch.float16, device=rows.device)
+        else:
+            out = context.buffer(f"decoded {name}", shape, torch.float16)
+        operation(prompt_cached.read_rows, rows, out, type.name)
+        return out
+
+    return (
+        decoded("keys", cache.k, cache.key_length),
+        decoded("values", cache.v, cache.value_length),
+    )
+
+
+def _has_kernels(cache: KVCache) -> bool:
+    return cache.is_whole and cache.storage.by_fields
