@@ -70,13 +70,19 @@ def latent_error(
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
     s = shape
     type = CACHE_TYPES[s.type.lower()]
-    store = type.encode or (lambda x: x.to(type.dtype))
-    block = s.hadamard  # an empty tensor has no blocks
-    encode = (lambda x: store(hadamard(x, block) if len(x) else x)) if block else store
-    # What the kernels read: rows that are not in half precision are rounded to it.
-    decode = (lambda x: type.decode(x).half()) if type.decode else (lambda x: x)
-    if s.type == "F32":
-        decode = lambda x: x.half()  # noqa: E731
+    order = type.by_fields(s.width) if type.is_quantized else None
+
+    def encode(x: torch.Tensor) -> torch.Tensor:
+        if s.hadamard and len(x):  # an empty tensor has no blocks
+            x = hadamard(x, s.hadamard)
+        return x.to(type.dtype) if type.encode is None else type.encode(x)[..., order]
+
+    def decode(x: torch.Tensor) -> torch.Tensor:
+        """What the kernels read: rows that are not in half precision are rounded to it."""
+        if type.decode is None or order is None:
+            return x.half() if s.type == "F32" else x
+        return type.decode(x[..., order.argsort()]).half()
+
     empty = torch.full((capacity, 1, s.width), float("nan"), device=device)
     cache = encode(empty.nan_to_num(1e4) if type.is_quantized else empty)
     cache[:n_past] = encode(random(n_past, 1, s.width))

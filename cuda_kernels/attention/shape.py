@@ -243,7 +243,6 @@ class AttentionShape:
             "TEMPERATURE": float(self.temperature[0]) if self.temperature else 0,
             "TEMPERATURE_LENGTH": self.temperature[1] if self.temperature else 1,
             "OWN_KV": int(self.own_kv),
-            "FIELDS": 1,
         }
         return tuple((key, str(value)) for key, value in values.items())
 

@@ -36,7 +36,7 @@ class LatentStorage:
         latent, index = settings_of(settings)
 
         def storage(length: int, of: CacheSettings) -> KVStorage:
-            return KVStorage(n_rows, 1, length, 0, of, device, by_fields=False)
+            return KVStorage(n_rows, 1, length, 0, of, device)
 
         return cls(storage(width, latent), storage(index_width, index) if index_width else None)
 
@@ -71,7 +71,7 @@ class LatentCache:
         """Nothing to do: new tokens overwrite the rows."""
 
     def save(self, first: int, stop: int) -> tuple[torch.Tensor, ...]:
-        """Return copies of rows as they are stored."""
+        """Return what `KVCache.save` returns for each kind of rows."""
         return tuple(x for cache in self._caches for x in cache.save(first, stop))
 
     def load(self, first: int, saved: tuple[torch.Tensor, ...]) -> None:

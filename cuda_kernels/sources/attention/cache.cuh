@@ -1,15 +1,12 @@
-// Rows of the key/value cache: one head of one position, as floats or in blocks of 32, which Q8_KV puts after a header: the scale of the
-// row, and the sum of its codes. Byte maps: formats/codecs/legacy.py and floats.py. With FIELDS, what blocks have of one kind stands
-// together: codes (their low bits) of all blocks, high bits of all, scales (with minima) of all, or the header.
+// Rows of the key/value cache: one head of one position, as floats or encoded. An encoded row has the fields of ggml's blocks of 32
+// (formats/codecs/legacy.py and q8.py), those of one kind together: codes (their low bits) of all blocks, high bits of all, scales with
+// minima of all; Q8_KV has a header instead of scales: the scale of the row, and the sum of its codes.
 // Encoders make the bytes of runtime/state/cache_types.py, which has the formulas.
 #pragma once
 #include "step/common.cuh"
 
 #ifndef MMA
 #define MMA 0  // tensor cores
-#endif
-#ifndef FIELDS
-#define FIELDS 0
 #endif
 
 enum CacheType { F32, F16, BF16, Q8_0, Q6_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL, Q8_KV };
@@ -27,14 +24,14 @@ __device__ constexpr bool is_float(int type) { return type <= BF16; }
 template <int TYPE, int N>
 struct Places {
     static constexpr bool BYTES = TYPE == Q8_0 || TYPE == Q8_KV, MIN = TYPE == Q4_1 || TYPE == Q5_1, FIFTHS = TYPE == Q5_0 || TYPE == Q5_1;
-    static constexpr int BLOCKS = N / 32, BLOCK = block_bytes(TYPE), HEADER = header_bytes(TYPE);
-    static constexpr int LOW = BYTES ? 32 : 16, HIGH = TYPE == Q6_0 ? 8 : FIFTHS ? 4 : 0, SCALE = BLOCK - LOW - HIGH;
+    static constexpr int BLOCKS = N / 32;
+    static constexpr int LOW = BYTES ? 32 : 16, HIGH = TYPE == Q6_0 ? 8 : FIFTHS ? 4 : 0, SCALE = block_bytes(TYPE) - LOW - HIGH;
     static_assert(SCALE == (TYPE == Q8_KV ? 0 : MIN ? 4 : 2), "scales and minima are halves");
 
-    static __device__ constexpr int low(int b) { return FIELDS ? b * LOW : HEADER + b * BLOCK + SCALE + HIGH; }
-    static __device__ constexpr int high(int b) { return FIELDS ? BLOCKS * LOW + b * HIGH : HEADER + b * BLOCK + SCALE; }
-    static __device__ constexpr int scale(int b) { return FIELDS ? BLOCKS * (LOW + HIGH) + b * SCALE : HEADER + b * BLOCK; }
-    static __device__ constexpr int header() { return FIELDS ? BLOCKS * LOW : 0; }
+    static __device__ constexpr int low(int b) { return b * LOW; }
+    static __device__ constexpr int high(int b) { return BLOCKS * LOW + b * HIGH; }
+    static __device__ constexpr int scale(int b) { return BLOCKS * (LOW + HIGH) + b * SCALE; }
+    static __device__ constexpr int header() { return BLOCKS * LOW; }
 };
 
 // Bytes of a row in global memory, and of an element in the tile. Encoded types are decoded there:
@@ -127,7 +124,7 @@ __device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             u32 word;
-            if constexpr (FIELDS && row_bytes(TYPE, N) % 4 == 0) word = ((const u32*)codes)[j / 2] >> j % 2 * 16;
+            if constexpr (row_bytes(TYPE, N) % 4 == 0) word = ((const u32*)codes)[j / 2] >> j % 2 * 16;
             else word = two_bytes(codes + 2 * j);
             out[j] = times_halves(minus_halves(__byte_perm(word ^ 0x8080u, 0x64646464u, 0x4140), 0x64806480u), d | d << 16);
         }

@@ -1,4 +1,4 @@
-// Codes of encoded cache rows, with their FIELDS together, in registers: keys as bytes for products of integers, values as halves.
+// Codes of encoded cache rows in registers: keys as bytes for products of integers, values as halves.
 #pragma once
 #include "attention/fragments.cuh"
 
@@ -38,7 +38,6 @@ __device__ __forceinline__ void load_words(const char* at, u32 (&words)[(BYTES +
 template <int TYPE, int N, int ALIGNED>
 struct Codes {
     using At = Places<TYPE, N>;
-    static_assert(FIELDS, "blocks are not read one by one");
     static constexpr bool BYTES = At::BYTES, MIN = At::MIN, FIFTHS = At::FIFTHS, SIGNED = BYTES || TYPE == IQ4_NL;
     static constexpr int ZERO = TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;  // the code of 0, where codes are not signed
     static constexpr u32 SIGNS = 0x80808080u;

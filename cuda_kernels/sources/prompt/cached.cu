@@ -1,7 +1,6 @@
 // Rows of quantized caches in prompts: new ones are encoded, those that attention reads become halves.
 //
 // Compiled per ROW_TYPE (of the cache), LENGTH (elements of a row) and HADAMARD (block of the transform, or 0).
-#define FIELDS 1
 #include "attention/cache.cuh"
 #include "attention/rows.cuh"
 

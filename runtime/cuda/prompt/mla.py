@@ -17,7 +17,8 @@ from ...layers.latent import PerHead
 from ...layers.mla import MLA
 from ...state.cache import KVCache
 from ...state.hadamard import hadamard
-from ...state.latent import read_keys, settings_of, write_keys
+from ...state.latent import read_keys, settings_of
+from ..common import cached
 from ..common.context import Context
 from ..common.latent_weights import HeadMatrices
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
@@ -182,12 +183,14 @@ class PromptLatent(Staged):
     def _converted(
         self, kv: torch.Tensor, cache: KVCache, first: int, n: int, batch: Batch
     ) -> torch.Tensor:
-        """Other caches are written and read as on the reference path."""
+        """Other caches get what is stored in them from float32, and are read in float16."""
         width = self.m.spec.cache_width
         rows = torch.empty(len(kv), width, device=kv.device)
-        write_keys(cache, first, self._rows(kv, rows, 0, batch))
-        rows = read_keys(cache, n)
-        return (hadamard(rows, cache.hadamard_k) if cache.hadamard_k else rows).half()
+        keys = self._rows(kv, rows, 0, batch)[:, None]
+        cached.store(cache, first, keys, keys.new_empty(len(keys), 1, 0))
+        if cache.hadamard_k:
+            return hadamard(read_keys(cache, n), cache.hadamard_k).half()
+        return cached.load(cache, n, 0, self.context)[0][:, 0]
 
     def _is_absorbed(self, q: torch.Tensor, rows: torch.Tensor, batch: Batch) -> bool:
         return (
