@@ -62,11 +62,14 @@ struct Rows {
 
     static __device__ __forceinline__ int shift(int head) { return WHOLE_PIECES ? head * ROW % 16 : 0; }
 
-    // TILE rows from position `at` on, by a warp. Those from `until` on become 0. Lanes divide a row's pieces in powers of 2.
-    static __device__ __forceinline__ void copy(char* to, const u8* cache, int at, int until, int head) {
-        const u8* from = cache + (long long)at * STEP + (head * ROW - shift(head));
-        if (until - at >= TILE) pieces<true>(to, from, TILE);
-        else pieces<false>(to, from, until - at);
+    // What is copied of the row of position `at`, and the bytes from the tile of a warp to its next.
+    static __device__ __forceinline__ const u8* row(const u8* cache, int at, int head) { return cache + (long long)at * STEP + (head * ROW - shift(head)); }
+    static constexpr int NEXT = WARPS * TILE * STEP;
+
+    // TILE rows from `from` on, by a warp. Those from `count` on become 0. Lanes divide a row's pieces in powers of 2.
+    static __device__ __forceinline__ void copy(char* to, const u8* from, int count) {
+        if (count >= TILE) pieces<true>(to, from, TILE);
+        else pieces<false>(to, from, count);
     }
 
     template <bool ALL, int DONE = 0>
@@ -217,10 +220,11 @@ struct Mixer {
 #pragma unroll
                     for (int part = 0; part < PARTS; part++) query(q, k, n, part, held[k][n][part]);
         const int shift_k = Rows<ROW_K>::shift(head), shift_v = Rows<ROW_V>::shift(head);
-        int stage = 0;
+        int stage = 0, next = warp + STAGES * WARPS, left = min(last, n_old) - (first + next * TILE);  // positions from the next tile to copy on
+        const u8 *next_k = Rows<ROW_K>::row(cache_k, first + next * TILE, head), *next_v = Rows<ROW_V>::row(cache_v, first + next * TILE, head);
         for (int tile = warp; tile < tiles; tile += WARPS) {
             char *tile_k = own + stage * RING_STAGE, *tile_v = tile_k + TILE * PITCH_K;
-            const int at = first + tile * TILE, next = tile + STAGES * WARPS;
+            const int at = first + tile * TILE;
             const bool has_new = OWN_KV && at + TILE > p0, inside = at + TILE <= p0 + 1 && (!WINDOW || at >= p0 + ROWS - WINDOW);
             wait_for_copies<2 * STAGES - 1>();
             __syncwarp();
@@ -233,7 +237,7 @@ struct Mixer {
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) score(tile_k + shift_k + 16 * m * PITCH_K, q, held, sums_q, s[m]);
             __syncwarp();
-            if (next < tiles) Rows<ROW_K>::copy(tile_k, cache_k, first + next * TILE, min(last, n_old), head);
+            if (next < tiles) Rows<ROW_K>::copy(tile_k, next_k, left);
             end_of_copies();
 
             probabilities(s, at, p0, inside);
@@ -259,8 +263,9 @@ struct Mixer {
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) add(tile_v + shift_v + 16 * m * PITCH_V, p[m]);
             __syncwarp();
-            if (next < tiles) Rows<ROW_V>::copy(tile_v, cache_v, first + next * TILE, min(last, n_old), head);
+            if (next < tiles) Rows<ROW_V>::copy(tile_v, next_v, left);
             end_of_copies();
+            next += WARPS, left -= WARPS * TILE, next_k += Rows<ROW_K>::NEXT, next_v += Rows<ROW_V>::NEXT;
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
@@ -272,9 +277,9 @@ struct Mixer {
         for (int s = 0; s < STAGES; s++) {
             const int tile = warp + s * WARPS, at = first + tile * TILE;
             char* to = ring + warp * RING + s * RING_STAGE;
-            if (tile < tiles) Rows<ROW_K>::copy(to, cache_k, at, min(last, n_old), head);
+            if (tile < tiles) Rows<ROW_K>::copy(to, Rows<ROW_K>::row(cache_k, at, head), min(last, n_old) - at);
             end_of_copies();
-            if (tile < tiles) Rows<ROW_V>::copy(to + TILE * PITCH_K, cache_v, at, min(last, n_old), head);
+            if (tile < tiles) Rows<ROW_V>::copy(to + TILE * PITCH_K, Rows<ROW_V>::row(cache_v, at, head), min(last, n_old) - at);
             end_of_copies();
         }
     }
