@@ -46,6 +46,8 @@ CPU = torch.device("cpu")
         (4, 4, 2, 64, 64, "q4_0", "iq4_nl", 64, "neox", False, True),
         (1, 8, 1, 256, 256, "q4_0", "q5_0", 64, "neox", False, True),
         (1, 16, 1, 64, 64, "q6_0", "q4_1", 64, "neox", False, True),
+        (1, 4, 1, 64, 96, "iq4_nl", "q5_1", 64, "neox", False, True),
+        (1, 4, 1, 64, 32, "q5_0", "q4_1", 64, "neox", False, True),
         (1, 16, 1, 96, 96, "q8_0", "q4_0", 64, "neox", False, True),
         (1, 8, 1, 256, 256, "f16", "f16", 64, "neox", False, True),  # six warps
     ],

@@ -42,11 +42,15 @@ struct Codes {
     static constexpr int ZERO = TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;  // the code of 0, where codes are not signed
     static constexpr u32 SIGNS = 0x80808080u;
 
-    // What 4-bit codes stand for, one in each byte of x, plus 128.
-    static __device__ __forceinline__ u32 looked_up(u32 x) {
-        // Pairs of codes as nibbles; bit 3 chooses between halves of the table.
-        const u32 pairs = x | x >> 4, codes = (pairs & 0xff) | (pairs >> 8 & 0xff00), which = codes & 0x7777;
-        const u32 low = __byte_perm(0x3f2d1801u, 0x766a5d4fu, which), high = __byte_perm(0xa6998d81u, 0xf1d9c5b5u, which);
+    // Codes of IQ4_NL are looked up as they stand: the low and the high one of a byte become neighbours.
+    static constexpr bool NEIGHBOURS = TYPE == IQ4_NL;
+
+    // What the lower four of 8 neighbouring codes stand for, plus 128 or signed.
+    template <bool PLUS_128>
+    static __device__ __forceinline__ u32 looked_up(u32 codes) {
+        constexpr u32 FLIP = PLUS_128 ? 0 : SIGNS;
+        const u32 which = codes & 0x7777;  // bit 3 chooses between halves of the table
+        const u32 low = __byte_perm(0x3f2d1801u ^ FLIP, 0x766a5d4fu ^ FLIP, which), high = __byte_perm(0xa6998d81u ^ FLIP, 0xf1d9c5b5u ^ FLIP, which);
         return __byte_perm(low, high, 0x3210 | (codes & 0x8888) >> 1);
     }
 
@@ -55,7 +59,9 @@ struct Codes {
 
     // Keys. Codes of block b: those of elements `element(8 t + i)` and `element(8 t + 4 + i)` for i = 0 .. 3, signed or from 0 on.
     static __device__ __forceinline__ int place_of(int element) {  // the inverse: where `of_row` has an element of a block
-        return BYTES ? element : element % 16 / 4 * 8 + element / 16 * 4 + element % 4;
+        if (BYTES) return element;
+        const int byte = element % 16, half = element / 16;
+        return NEIGHBOURS ? 2 * byte + half : byte / 4 * 8 + half * 4 + byte % 4;
     }
     static __device__ __forceinline__ void of_row(const char* row, int b, int t, u32 (&codes)[2]) {
         if constexpr (BYTES) {
@@ -70,8 +76,7 @@ struct Codes {
                 u32 x = low >> 4 * h & 0x0f0f0f0fu;
                 if constexpr (FIFTHS) x |= spread(high >> 16 * h);
                 if constexpr (TYPE == Q6_0) x |= (high >> 2 * h & 0x03030303u) << 4;
-                if constexpr (TYPE == IQ4_NL) x = looked_up(x) ^ SIGNS;
-                codes[h] = x;
+                codes[h] = NEIGHBOURS ? looked_up<false>(low >> 16 * h) : x;
             }
         }
     }
@@ -86,11 +91,13 @@ struct Codes {
     static constexpr int WORDS = N % 256 == 0 ? 8 : N % 128 == 0 ? 4 : N % 64 == 0 ? 2 : 1, GROUPS = N / 32 / WORDS;
     static constexpr int TAKEN = (BYTES ? 4 : 2) * WORDS;  // bytes of a lane
     static constexpr bool TWO = !BYTES && WORDS == 1;      // bytes have both nibbles of one word
+    static_assert(!TWO || MIN, "rows of other types are no multiples of 4 bytes");
     static_assert(TAKEN % (ALIGNED < TAKEN ? ALIGNED : TAKEN) == 0, "lanes begin where rows do");
 
     static __device__ __forceinline__ int element(int g, int k, int j, int i) {
         if constexpr (BYTES) return (8 * g + j) * 4 * WORDS + 4 * k + i;
-        const int byte = (8 * g + j) * TAKEN + (TWO ? i % 2 : k / 2 * 4 + i), half = TWO ? i / 2 : k % 2;
+        const int byte = (8 * g + j) * TAKEN + (TWO ? i % 2 : NEIGHBOURS ? k * 2 + i / 2 : k / 2 * 4 + i);
+        const int half = TWO ? i / 2 : NEIGHBOURS ? i % 2 : k % 2;
         return byte / 16 * 32 + byte % 16 + 16 * half;
     }
     static __device__ __forceinline__ int block_of(int g, int j) { return g * WORDS + j * WORDS / 8; }
@@ -111,11 +118,7 @@ struct Codes {
         if constexpr (TWO) {
             u32 x = (low[0] & 0x0f0f) | (low[0] & 0xf0f0) << 12;
             if constexpr (FIFTHS) x |= (fifths & 1) << 4 | (fifths & 2) << 11 | (fifths & 0x10000) << 4 | (fifths & 0x20000) << 11;
-            if constexpr (TYPE == Q6_0) {
-                const u32 high = (u32) * (const u16*)(highs + first % 8) >> first / 8 * 4;
-                x |= (high & 0x0303) << 4 | (high & 0x0c0c) << 18;
-            }
-            codes[0] = TYPE == IQ4_NL ? looked_up(x) : x;
+            codes[0] = x;
         } else {
 #pragma unroll
             for (int w = 0; w < WORDS / 2; w++) {
@@ -127,7 +130,7 @@ struct Codes {
                     u32 x = low[w] >> 4 * h & 0x0f0f0f0fu;
                     if constexpr (FIFTHS) x |= spread(fifths >> (16 * h + 4 * w));
                     if constexpr (TYPE == Q6_0) x |= (high >> 2 * h & 0x03030303u) << 4;
-                    codes[2 * w + h] = TYPE == IQ4_NL ? looked_up(x) : x;
+                    codes[2 * w + h] = NEIGHBOURS ? looked_up<true>(low[w] >> 16 * h) : x;
                 }
             }
         }
