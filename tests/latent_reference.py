@@ -50,6 +50,7 @@ WIDE_SHAPES = [
     LatentShape(1, 16, 128, 64, 512, 128, "Q6_0", F16, hadamard=64),
     LatentShape(8, 128, 128, 64, 512, 128, "Q4_0", F16, hadamard=64),
     LatentShape(1, 64, 192, 64, 512, 256, "Q8_0", F16, chosen=2048),
+    LatentShape(1, 64, 192, 64, 512, 256, "F32", F16, chosen=2048),
     LatentShape(1, 16, 128, 64, 512, 128, "F16", F16),
     LatentShape(8, 16, 128, 64, 512, 128, "BF16", BF16),
     LatentShape(2, 128, 128, 64, 512, 128, "F16", F16),

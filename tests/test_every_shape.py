@@ -152,7 +152,7 @@ def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
     [(name, "BF16", "f16", False) for name in SHAPES]
     + [(name, "IQ4_K", "q8_0", False) for name in SHAPES]
     + [(name, "IQ4_K", "q4_0", True) for name in LATENT]
-    + [(name, "IQ4_K", "f32", False) for name in LATENT if SHAPES[name].indexer is None],
+    + [(name, "IQ4_K", "f32", False) for name in LATENT],
 )
 def test_no_layer_is_slow_with_floats_or_an_encoded_cache(name, type, cache, turned, monkeypatch):
     monkeypatch.setitem(SHAPES, "short", shortened(name))

@@ -15,7 +15,7 @@ from .kernels_on_host import library, pointer
 
 RUN = """
 extern "C" void run_rows(float* q, const float* k, const float* weight, const float* bias,
-                     float eps, const float* angles, u16* cache, const int* position, int n) {
+                     float eps, const float* angles, void* cache, const int* position, int n) {
     launch_on_host((n * (HEADS + 1) + WARPS - 1) / WARPS, 1, THREADS, [&] {
         index_rows(q, k, weight, bias, eps, angles, cache, position, n);
     });
@@ -69,7 +69,11 @@ def kernels(request, tmp_path):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(
     "shape",
-    [IndexShape(3, 64, 32, "F16", 8), IndexShape(32, 128, 64, "BF16", 2048, neox=True)],
+    [
+        IndexShape(3, 64, 32, "F16", 8),
+        IndexShape(32, 128, 64, "BF16", 2048, neox=True),
+        IndexShape(4, 128, 64, "F32", 8),
+    ],
     ids=str,
 )
 def test_scores(device, shape, kernels):
@@ -77,7 +81,11 @@ def test_scores(device, shape, kernels):
     run, s, n, n_past, capacity = kernels(device, shape), shape, 2, 300, 512
     g = torch.Generator().manual_seed(3)
     random = lambda *size: torch.randn(*size, generator=g).to(device)  # noqa: E731
-    stored = torch.float16 if s.type == "F16" else torch.bfloat16
+    stored, close = {
+        "F32": (torch.float32, 1e-5),
+        "F16": (torch.float16, 1e-3),
+        "BF16": (torch.bfloat16, 1e-2),
+    }[s.type]
     cache = torch.full((capacity, 1, s.length), float("nan"), dtype=stored, device=device)
     cache[:n_past] = random(n_past, 1, s.length).to(stored)
     q, k, weights = random(n, s.heads, s.length), 2 + random(n, s.length), random(n, s.heads)
@@ -92,7 +100,7 @@ def test_scores(device, shape, kernels):
     )
     torch.testing.assert_close(q, expected_q, rtol=1e-5, atol=1e-5)
     found = cache[n_past : n_past + n].float()
-    torch.testing.assert_close(found, key, rtol=1e-3 if s.type == "F16" else 1e-2, atol=1e-3)
+    torch.testing.assert_close(found, key, rtol=close, atol=min(close, 1e-3))
     scores = torch.full((n, capacity), float("nan"), device=device)
     run.index_scores(s, q.view(n, -1), weights, cache, positions.int(), scores)
     keys = cache[: n_past + n, 0].double()

@@ -33,7 +33,7 @@ class IndexShape:
     def fits(self) -> bool:
         """Return whether there are kernels for the shape."""
         return (
-            self.type in ("F16", "BF16")
+            self.type in ("F32", "F16", "BF16")
             and self.length % 32 == 0
             and self.length <= 128
             and self.rotated % 2 == 0

@@ -11,12 +11,13 @@
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, SELECT = 1024;
 static_assert(LENGTH % 32 == 0 && LENGTH <= 128 && N_ROT % 2 == 0 && N_ROT <= LENGTH, "a shape this is made for");
-static_assert(HEADS * LENGTH * 4 <= 40 * 1024 && (TYPE_K == F16 || TYPE_K == BF16), "a shape this is made for");
+static_assert(HEADS * LENGTH * 4 <= 40 * 1024 && is_float(TYPE_K), "a shape this is made for");
+constexpr int KEY_UNITS = row_bytes(TYPE_K, LENGTH) / 16, IN_UNIT = LENGTH / KEY_UNITS;
 
 // q float32[n, HEADS, LENGTH], rotated in place; k float32[n, LENGTH]; weight, bias float32[LENGTH], bias may be null; angles
 // float32[n, N_ROT/2, 2]; cache [capacity, LENGTH]; position: cached positions before these rows. A warp takes a head.
 extern "C" __global__ void __launch_bounds__(THREADS)
-index_rows(float* q, const float* k, const float* weight, const float* bias, float eps, const float* angles, u16* cache,
+index_rows(float* q, const float* k, const float* weight, const float* bias, float eps, const float* angles, void* cache,
            const int* position, int n) {
     __shared__ float rows[WARPS][LENGTH];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, job = blockIdx.x * WARPS + warp, p0 = *position;
@@ -44,8 +45,10 @@ index_rows(float* q, const float* k, const float* weight, const float* bias, flo
     x.put(row, lane);
     turns.template apply<NEOX_PAIRS>(row, lane);
     for (int e = lane; e < LENGTH; e += 32) {
+        const long long at = (long long)(p0 + i) * LENGTH + e;
         if (head < HEADS) q[(i * HEADS + head) * LENGTH + e] = row[e];
-        else cache[(long long)(p0 + i) * LENGTH + e] = TYPE_K == BF16 ? float_to_bf16(row[e]) : float_to_half(row[e]);
+        else if (TYPE_K == F32) ((float*)cache)[at] = row[e];
+        else ((u16*)cache)[at] = TYPE_K == BF16 ? float_to_bf16(row[e]) : float_to_half(row[e]);
     }
 }
 
@@ -61,13 +64,13 @@ index_scores(const float* q, const float* weights, const uint4* keys, const int*
     start_dependents();
     float key[LENGTH];
 #pragma unroll
-    for (int u = 0; u < LENGTH / 8; u++) {
-        const uint4 w = at < p0 + n ? __ldcg(keys + (long long)at * (LENGTH / 8) + u) : make_uint4(0, 0, 0, 0);
+    for (int u = 0; u < KEY_UNITS; u++) {
+        const uint4 w = at < p0 + n ? __ldcg(keys + (long long)at * KEY_UNITS + u) : make_uint4(0, 0, 0, 0);
         const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
+        for (int e = 0; e < IN_UNIT; e++) {
             const u16 bits = (u16)(words[e / 2] >> 16 * (e % 2));
-            key[8 * u + e] = TYPE_K == BF16 ? bf16_to_float(bits) : half_to_float(bits);
+            key[IN_UNIT * u + e] = TYPE_K == F32 ? __uint_as_float(words[e]) : TYPE_K == BF16 ? bf16_to_float(bits) : half_to_float(bits);
         }
     }
 #pragma unroll 1
