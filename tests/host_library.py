@@ -8,7 +8,8 @@ from pathlib import Path
 def host_library(path: Path, program: str) -> ctypes.CDLL:
     """Compile `program`, which includes one of the *_on_host.hpp of this folder and the expanded
     sources, next to `path` (without suffix). <cstdint> defines the integer types, with int64_t as
-    long, and the header defines shared memory.
+    long, and the header defines shared memory. A load or store at an address that a GPU would
+    refuse, as it is no multiple of the size, ends the process.
     """
     lines = (
         line
@@ -23,6 +24,8 @@ def host_library(path: Path, program: str) -> ctypes.CDLL:
             "g++",
             "-std=c++17",
             "-O1",
+            "-fsanitize=alignment",
+            "-fsanitize-undefined-trap-on-error",
             "-ffp-contract=off",
             "-shared",
             "-fPIC",
