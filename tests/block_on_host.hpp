@@ -23,7 +23,7 @@ struct dim3_ { int x, y; };
 static dim3_ threadIdx, blockDim, blockIdx, gridDim;
 struct int2 { int x, y; };
 struct int4 { int x, y, z, w; };
-struct float4 { float x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }

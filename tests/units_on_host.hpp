@@ -16,8 +16,8 @@ static const struct { int x = 0; } threadIdx;
 static const struct { int x = 1; } blockDim;
 inline void __syncthreads() {}
 
-struct uint2 { uint32_t x, y; };
-struct uint4 { uint32_t x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct ushort2 { uint16_t x, y; };
 struct float2 { float x, y; };
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
