@@ -80,6 +80,8 @@ def _run(words: list[str]) -> int:
     args = parser.read(rest)
     quiet: AbstractContextManager = nullcontext()
     command = COMMANDS[name]
+    if hasattr(args, "split_mode") and _has_nothing_to_do(name, args.split_mode):
+        return 0
     if (command.ranks or command.chunks) and args.split_mode is not None:
         shares_chunks = args.split_mode == "data"
         if shares_chunks and not command.chunks:
@@ -99,6 +101,25 @@ def _run(words: list[str]) -> int:
         from . import api
 
         return module.run(args, api) or 0
+
+
+def _has_nothing_to_do(name: str, mode: str | None) -> bool:
+    """Return whether this process is another than the first of several that torchrun has started,
+    for a command that runs in one; and say so.
+    """
+    from .runtime.parallel.modes import has_ranks
+    from .runtime.parallel.ranks import Ranks
+
+    ranks, command = Ranks.here(), COMMANDS[name]
+    shared = command.chunks if mode == "data" else command.ranks and has_ranks(mode)
+    if shared or ranks is None or ranks.rank == 0:
+        return False
+    print(
+        f"note: process {ranks.rank} of {ranks.size} does nothing: {name}"
+        f"{'' if mode is None else f' -sm {mode}'} runs in one process",
+        file=sys.stderr,
+    )
+    return True
 
 
 def _no_more(name: str, rest: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from .parallel.modes import (
     DEFAULT_TIMEOUT,
     EXPERT_CHOICES,
     MODES,
+    MOST_TIMEOUT,
     REDUCE_TYPES,
     Split,
     planned_split,
@@ -119,14 +121,14 @@ class LoadOptions(Options):
         " layers on each, for slow links; data: the whole model on each, with other chunks of a"
         " text; none: one GPU (default); row, attn and tensor mean graph",
     )
-    tensor_split: str | None = option(
+    tensor_split: str | Sequence[float] | None = option(
         None,
         "-ts",
         "--tensor-split",
         kind=str,
         metavar="A,B,..",
-        help="shares of the GPUs, such as 3,1 (default: equal); with --device cpu and -sm graph or"
-        " layer so many processes",
+        help="shares of the GPUs, such as 3,1 (default: equal); with --device cpu and -sm graph,"
+        " layer or data so many processes",
     )
     main_gpu: int | None = option(
         None,
@@ -267,6 +269,11 @@ class LoadOptions(Options):
         """UsageError for numbers that no model can have."""
         if self.ubatch is not None and self.ubatch > MOST_TOKENS:
             raise UsageError(f"ubatch (-ub) is {self.ubatch}, expected at most {MOST_TOKENS}")
+        if self.timeout > MOST_TIMEOUT:
+            raise UsageError(
+                f"timeout (--timeout) is {self.timeout:g}, expected at most {MOST_TIMEOUT:.0f}"
+                " seconds"
+            )
         check_layers(self.gpu_layers or 0, "n_cpu_moe (--n-cpu-moe)", self.n_cpu_moe or 0)
 
     def settings(self, device: torch.device) -> dict[str, Any]:

@@ -98,9 +98,17 @@ def network_of(
     """Build the network of a model, or of a rank's share of it, on the CPU, with no matrix read
     yet.
     """
+    return network_and_weights(source, switches, share)[0]
+
+
+def network_and_weights(
+    source: Source, switches: Switches = Switches(), share: Share | None = None
+) -> tuple[Network, Weights]:
+    """Return what `network_of` returns, and the weights that it has asked for."""
     p = Hyperparameters(source.metadata, os.fspath(source.path))
     placement = Placement(CPU, p.integer("block_count", 0))
-    return build_network(p, Weights(source, placement, DecodeCache(), switches, share))
+    weights = Weights(source, placement, DecodeCache(), switches, share)
+    return build_network(p, weights), weights
 
 
 def sums_of(block: Block) -> int:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
 from ..formats.source import Source, TensorInfo
 from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from .layers.block import Mixer
@@ -16,7 +14,7 @@ from .layers.delta_net import DeltaNet
 from .layers.mla import MLA
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
-from .parallel.share import Share
+from .parallel.share import NoMeeting, Share
 from .parallel.simulate import H200, Costs, Prediction, Work, simulate
 from .split_model import make_plan, network_of, sums_of
 from .state.cache import CacheSettings
@@ -50,7 +48,8 @@ class SplitReport:
 
     weights: bytes of each rank, the sum over `roles`. copied: those of them that every rank has.
     whole: bytes of the model. context: tokens of the sequence whose cache takes `cache` bytes on
-    each rank. prediction: for `len(weights)` GPUs, whether there are any or not. alone: for one.
+    each rank, and `whole_cache` on one GPU. prediction: for `len(weights)` GPUs, whether there are
+    any or not. alone: for one.
     """
 
     model: str
@@ -62,13 +61,25 @@ class SplitReport:
     whole: int
     context: int
     cache: tuple[int, ...]
+    whole_cache: int
     costs: Costs
     prediction: Prediction
     alone: Prediction
 
+    @property
+    def fits(self) -> bool:
+        """Return whether weights and cache fit the GPUs that the prediction is for."""
+        both = zip(self.weights, self.cache, strict=True)
+        return max(map(sum, both)) <= self.costs.memory
+
+    @property
+    def fits_alone(self) -> bool:
+        """Return whether weights and cache fit one of them."""
+        return self.whole + self.whole_cache <= self.costs.memory
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON can have it."""
-        found = asdict(self)
+        found = asdict(self) | {"fits": self.fits, "fits_alone": self.fits_alone}
         plan = found.pop("plan")
         found["shares"], found["layers"] = plan["shares"], plan["layers"]
         found["tensors"] = plan["tensors"]
@@ -76,28 +87,6 @@ class SplitReport:
             one: Prediction = getattr(self, which)
             found[which] |= {"step_rate": one.step_rate, "prompt_rate": one.prompt_rate}
         return found
-
-
-class _Alone:
-    """The meeting of a rank that only describes itself."""
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("no ranks are running")
-
-    def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
-        raise RuntimeError("no ranks are running")
-
-    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("no ranks are running")
-
-    def from_first(self, value: Any) -> Any:
-        raise RuntimeError("no ranks are running")
-
-    def await_first(self) -> None:
-        raise RuntimeError("no ranks are running")
-
-    def exchange(self, value: Any) -> list[Any]:
-        raise RuntimeError("no ranks are running")
 
 
 def split_report(
@@ -122,7 +111,7 @@ def split_report(
     settings = replace(settings, swa_full=True)  # as kernels need
     whole = network_of(source, switches)
     tensors = _used(source, plan)
-    ranks = [network_of(source, switches, Share(plan, r, _Alone())) for r in range(plan.n_ranks)]
+    ranks = [network_of(source, switches, Share(plan, r, NoMeeting())) for r in range(plan.n_ranks)]
     options: dict[str, Any] = {
         "n_prompt": n_prompt,
         "reduce_bytes": reduce_bytes,
@@ -143,6 +132,7 @@ def split_report(
         sum(t.n_bytes for t in tensors),
         context,
         tuple(local),
+        whole.state_bytes(context, settings, n_prompt),
         costs,
         simulate(tensors, plan, work, n_hosts=n_hosts, **options),
         simulate(tensors, _ONE, whole_work, **options),

@@ -155,8 +155,10 @@ def joined_part(
         )
         idle = [str(i) for i in range(group.size) if shares[i] > 0 and not found.layers_of(i)]
         if idle and group.rank == 0:
-            named = f"rank {' and rank '.join(idle)}"
-            print(f"note: no layers for {named}: the others cannot be divided", file=sys.stderr)
+            named, n_layers = f"rank {' and rank '.join(idle)}", found.ends[-1]
+            few = n_layers < sum(share > 0 for share in shares)
+            why = f"the model has {n_layers}" if few else "the others cannot be divided"
+            print(f"note: no layers for {named}: {why}", file=sys.stderr)
         return found
 
     if options.split_mode == "layer":

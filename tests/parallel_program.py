@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from itertools import product
@@ -137,8 +138,8 @@ def main() -> None:
         folder, *names = sys.argv[2:]
         Path(folder, f"{ranks.rank}.json").write_text(json.dumps(models(names, ranks)))
         return
-    # Without `late`, longer than the test allows.
-    group = Group(ranks, torch.device("cpu"), timeout=3 if case == "late" else 600)
+    # Without these two, longer than the test allows.
+    group = Group(ranks, torch.device("cpu"), timeout=3 if case in ("late", "stopped") else 600)
     if case == "collectives":
         Path(sys.argv[2], f"{ranks.rank}.json").write_text(json.dumps(collectives(group)))
     group.wait()
@@ -148,6 +149,8 @@ def main() -> None:
         raise SystemExit("the file of rank 1 is broken")
     if case == "late" and ranks.rank == 1:
         time.sleep(600)
+    if case == "stopped" and ranks.rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
     group.sum(torch.ones(4, 4))
     group.close()
 

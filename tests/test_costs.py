@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from iqforge.runtime import memory
 from iqforge.runtime.bench.cost import Cost
+from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.layers.costs import pairs
-from iqforge.runtime.model import load_model
+from iqforge.runtime.model import Model, load_model
+from iqforge.runtime.parallel.share import NoMeeting, Share
+from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.state.cache import CacheSettings
 
 from .shared import shared
@@ -63,6 +66,20 @@ def test_experts_are_counted_by_the_share_of_their_layer():
         net = (160 + 96 + 6 + 6) * width + 96 * width + 160 * 4
         attention = (128 + 32 + 32 + 64) * width
         assert Cost.of(model).token_flop == 2 * (4 * ffn + 3 * net + attention)
+
+
+def test_a_part_of_a_model_costs_what_the_whole_does():
+    """Also where a rank has no experts of a layer."""
+    spec = "gemma4-tiny:IQ4_K"
+    plan = make_plan(SyntheticSource(spec), (1, 1), experts="columns")
+    with Model(SyntheticSource(spec), "cpu") as model:
+        wanted = Cost.of(model, model.new_state(512))
+    for rank in range(2):
+        share = Share(plan, rank, NoMeeting())
+        with Model(SyntheticSource(spec), "cpu", share=share) as model:
+            found = Cost.of(model, model.new_state(512))
+        assert found.generation_bytes(300, 4) == wanted.generation_bytes(300, 4)
+        assert found.prompt_flop(300, 64, 32) == wanted.prompt_flop(300, 64, 32)
 
 
 def test_one_row_of_every_embedding_is_read():

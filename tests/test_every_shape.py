@@ -11,7 +11,7 @@ from iqforge.runtime.cuda import engine  # noqa: F401, it declares executors
 from iqforge.runtime.cuda.common.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
 from iqforge.runtime.model import Model
-from iqforge.runtime.parallel.share import Share
+from iqforge.runtime.parallel.share import NoMeeting, Share
 from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.state.cache import CacheSettings
 
@@ -79,21 +79,12 @@ def test_no_layer_is_slow(name):
         assert not slow_layers(model)
 
 
-class Alone:
-    """The meeting of a rank whose sums nobody asks for."""
-
-    size = 3
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize("name", EACH)
 def test_no_layer_is_slow_on_ranks(name):
     spec, shares = f"{name}:IQ4_K", (3, 1, 2)
     plan = make_plan(SyntheticSource(spec), shares)
     for rank in range(len(shares)):
-        with Model(SyntheticSource(spec), "cpu", share=Share(plan, rank, Alone())) as model:
+        with Model(SyntheticSource(spec), "cpu", share=Share(plan, rank, NoMeeting())) as model:
             assert not slow_layers(model)
 
 

@@ -218,6 +218,8 @@ def test_two_hosts(each, tmp_path):
             *("refused", 1, "rank 1 of 3 has failed:\nthe file of rank 1 is broken"), marks=FULL
         ),
         pytest.param("late", 1, "s for results of rank 1, at most 3 s (--timeout)", marks=FULL),
+        # The store in which ranks say that they wait is in it.
+        pytest.param("stopped", 1, "s for results of rank 0, at most 3 s (--timeout)", marks=FULL),
     ],
 )
 def test_a_rank_that_fails_ends_all(case, status, said, capfd):

@@ -24,7 +24,16 @@ WHOLE = "one device has the whole model (-sm graph and -sm layer split it)"
 
 
 @pytest.mark.parametrize(
-    "text, shares", [("1", (1,)), ("3,1", (3, 1)), ("0.5/.5", (0.5, 0.5)), ("0;1.", (0, 1))]
+    "text, shares",
+    [
+        ("1", (1,)),
+        ("3,1", (3, 1)),
+        ("0.5/.5", (0.5, 0.5)),
+        ("0;1.", (0, 1)),
+        ((3, 1), (3, 1)),
+        ([0.25, 1e-6], (0.25, 1e-6)),
+        (2, (2,)),
+    ],
 )
 def test_shares(text, shares):
     assert parse_shares(text) == shares
@@ -32,7 +41,10 @@ def test_shares(text, shares):
 
 @pytest.mark.parametrize(
     "text",
-    ["0", "0,0", "-1,1", "a", "1,,2", "1,", "nan", "inf", "1e3", "9" * 400, "0." + "0" * 400 + "1"],
+    [
+        *["0", "0,0", "-1,1", "a", "1,,2", "1,", "nan", "inf", "1e3", "9" * 400],
+        *["0." + "0" * 400 + "1", (), (0, 0.0), (1, "x"), (1, None), (1, float("inf"))],
+    ],
 )
 def test_wrong_shares(text):
     with pytest.raises(UsageError, match="^-ts is '"):
@@ -192,6 +204,25 @@ def test_every_combination_does_what_the_table_says(mode):
         else:
             assert one.effect == "works" and one.layer
             assert planned_split(options, GPU, 2).mode == mode
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e30, 10_000_001])
+def test_a_wait_without_end_is_refused(seconds):
+    with pytest.raises(UsageError, match="timeout .* expected at most 10000000 seconds"):
+        LoadOptions(timeout=seconds).check_sizes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["perplexity", "-f", "x"], ["imatrix", "-f", "x", "-sm", "layer"], ["hessian", "-sm", "data"]],
+    ids=" ".join,
+)
+def test_processes_that_share_no_work_leave_it_to_the_first(words, monkeypatch, capsys):
+    """torchrun starts several of a command that runs in one."""
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert main([*words, "-m", "no such file"]) == 0
+    assert "note: process 1 of 2 does nothing" in capsys.readouterr().err
 
 
 def test_the_interface_needs_processes():

@@ -71,6 +71,23 @@ def test_what_is_not_possible_is_refused(capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+def test_gpus_that_cannot_hold_a_model_have_no_speed(capsys):
+    assert main(["plan-split", "--simulate", "deepseek-v3:IQ4_K", "-ts", "1,1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("does not fit") == 4 and "faster" not in out
+    assert main(["plan-split", "--simulate", "deepseek-v3:IQ4_K", "-ts", "1,1,1,1"]) == 0
+    assert capsys.readouterr().out.count("does not fit") == 2
+
+
+def test_what_changes_nothing_in_a_plan_is_said(capsys):
+    model = ["plan-split", "--synthetic", "llama-8b:IQ4_K", "-ts"]
+    assert main([*model, "1,0,3"]) == 0
+    said = capsys.readouterr()
+    assert "over 2 ranks (25.0 %, 75.0 %)" in said.out and "1 of 3 shares of -ts are 0" in said.err
+    assert main([*model, "1,1", "--hosts", "2", "-d", "9"]) == 0
+    assert "note: --hosts, -d change nothing here" in capsys.readouterr().err
+
+
 def test_ranks_hold_the_model_and_the_copies():
     found = report("qwen3-30b-a3b:IQ4_KS", 4)
     # Columns that are cut have their row header on every rank; here experts are whole.

@@ -17,6 +17,7 @@ from ...runtime.commands.flags import (
     add_load_flags,
     add_model_flag,
     chunks_per_pass,
+    on_one_device,
     open_model,
 )
 from ...runtime.commands.watch import watched
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace, api) -> int:
             " other kinds of text; add -f default, or set --hessian-shrink there",
             file=sys.stderr,
         )
+    on_one_device(args)
     load = LoadOptions.from_flags(args)
     options = HessianOptions.from_flags(args, batch_tokens=batch_tokens(args, load))
     rows = options.tokens_per_pass(load.ubatch)

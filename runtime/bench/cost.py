@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from ..layers.block import Mixer
 from ..model import Model
+from ..split_model import network_and_weights
 from ..state.cache import CacheSettings
 from ..state.sequence import State
 from ..weights.linear import Embedding
@@ -34,16 +35,19 @@ class Cost:
 
     @classmethod
     def of(cls, model: Model, state: State | None = None) -> Cost:
-        """Return the cost of a model; with a `state`, also of reading it."""
+        """Return the cost of a model, of which this process may have a part; with a `state`, also
+        of reading it.
+        """
+        whole, weights = model.network, model.weights
+        if weights.share is not None:
+            whole, weights = network_and_weights(model.source, weights.switches)
         tensors = {
-            tensor.name: tensor
-            for tensor in model.source.tensors
-            if model.weights.uses(tensor.name)
+            tensor.name: tensor for tensor in model.source.tensors if weights.uses(tensor.name)
         }
         output = OUTPUT if OUTPUT in tensors else TOKEN_EMBEDDING
         # Tables of embeddings, of which a token reads one row.
-        tables = {p.name for p in model.weights.parameters if p.role == Embedding.role} - {output}
-        blocks = model.network.blocks
+        tables = {p.name for p in weights.parameters if p.role == Embedding.role} - {output}
+        blocks = whole.blocks
         # Of the expert tensors of each layer.
         shares = [min((m.expert_share for m in block.row_layers), default=1.0) for block in blocks]
         step_bytes = token_flop = output_flop = last_flop = 0.0

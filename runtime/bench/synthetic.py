@@ -47,7 +47,7 @@ class SyntheticSource(Source):
             for part in self.overrides
             if not any(part in tensor.name for tensor in self.tensors)
         ]:
-            raise UsageError(f"--synthetic {spec}: no tensor has '{unused[0]}' in its name")
+            raise UsageError(f"synthetic model {spec}: no tensor has '{unused[0]}' in its name")
         for tensor in self.tensors:
             _check(tensor)
         self.metadata = self.shape.metadata(self.type)
@@ -148,16 +148,16 @@ def _parse(spec: str) -> tuple[Shape, GGMLType, dict[str, GGMLType]]:
     name, _, rest = spec.partition(":")
     if name not in SHAPES:
         raise NotFoundError(
-            f"--synthetic {spec}: there is no shape '{name}'; known are {', '.join(SHAPES)}"
+            f"synthetic model {spec}: there is no shape '{name}'; known are {', '.join(SHAPES)}"
         )
     base, *words = rest.split(",")
     if not base:
-        raise UsageError(f"--synthetic {spec}: a type is needed, as in {name}:IQ4_K")
+        raise UsageError(f"synthetic model {spec}: a type is needed, as in {name}:IQ4_K")
     shape, overrides = SHAPES[name], {}
     for word in words:
         part, equals, value = word.partition("=")
         if not equals or not part:
-            raise UsageError(f"--synthetic {spec}: '{word}' is not NAME=TYPE or layers=N")
+            raise UsageError(f"synthetic model {spec}: '{word}' is not NAME=TYPE or layers=N")
         if part == "layers":
             shape = _with_layers(shape, value, spec)
         else:
@@ -170,7 +170,7 @@ def _with_layers(shape: Shape, value: str, spec: str) -> Shape:
     least = shape.least_layers
     if not (value.isascii() and value.isdigit() and least <= int(value) <= shape.n_layers):
         raise UsageError(
-            f"--synthetic {spec}: '{value}' layers, expected {least} to {shape.n_layers}"
+            f"synthetic model {spec}: '{value}' layers, expected {least} to {shape.n_layers}"
         )
     return shape.with_layers(int(value))
 

@@ -214,7 +214,7 @@ def measure(
                     said=said,
                 )
                 on_open()
-                loaded_as, limits = load_as, _whole_on(opened, device) and facts
+                loaded_as, limits = load_as, _limits(opened, device, facts)
             for test in tests:
                 time.sleep(args.delay)
                 what, say = f"{which}: {test.label}", None
@@ -236,7 +236,7 @@ def measure(
                         setting,
                         device=str(device),
                         facts=facts,
-                        limits=limits or None,
+                        limits=limits,
                         version=__version__,
                     ),
                     result,
@@ -278,9 +278,16 @@ def open_source(api, which: str, synthetic: bool) -> Source:
     return (api.random_source if synthetic else api.open_source)(which)
 
 
-def _whole_on(model: Model, device: torch.device) -> bool:
-    """Return whether all matrices are on the device: else its limits say nothing."""
-    return set(model.weights.bytes_by_device()) == {device}
+def _limits(model: Model, device: torch.device, facts: DeviceFacts | None) -> DeviceFacts | None:
+    """Return what all devices that evaluate a token together could do, if they are like `device`;
+    None if a matrix is elsewhere, as the limits of `device` say nothing then.
+    """
+    if facts is None or set(model.weights.bytes_by_device()) != {device}:
+        return None
+    share = model.weights.share
+    n = 1 if share is None else share.plan.n_ranks
+    bandwidth, rate = (None if x is None else n * x for x in (facts.bandwidth, facts.bf16_rate))
+    return replace(facts, bandwidth=bandwidth, bf16_rate=rate)
 
 
 def _facts(device: torch.device) -> DeviceFacts | None:

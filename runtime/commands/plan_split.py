@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..parallel.modes import EXPERT_CHOICES, parse_shares
-from .flags import MODEL_HELP
+from .flags import MODEL_HELP, note
 
 if TYPE_CHECKING:
     from ..split_report import SplitReport
@@ -93,6 +94,17 @@ def run(args: argparse.Namespace, api) -> int:
         if value < least:
             raise UsageError(f"{flag} is {value}, expected at least {least}")
     shares = parse_shares(args.tensor_split)
+    if zeros := shares.count(0):
+        print(
+            f"note: {zeros} of {len(shares)} shares of -ts are 0: these GPUs are left out, as by"
+            " -sm graph (processes of torchrun keep what every rank has)",
+            file=sys.stderr,
+        )
+        shares = tuple(share for share in shares if share)
+    if args.simulate is None:
+        given = {"--hosts": args.hosts != 1, "-d": args.n_depth != 0}
+        if flags := ", ".join(flag for flag, one in given.items() if one):
+            note(flags, "they are for the speeds that --simulate predicts")
     if len(shares) % args.hosts:
         raise UsageError(f"{len(shares)} ranks cannot be on {args.hosts} hosts with as many each")
     report = api.plan_split(
@@ -157,9 +169,11 @@ def _speeds(report: SplitReport) -> list[str]:
             f"{p.step_rate:,.1f}",
             f"{100 * p.sums_of_step / p.step:.0f} %",
         ]
-        for n, size, p in (
-            (1, report.whole, report.alone),
-            (report.plan.n_ranks, max(report.weights), report.prediction),
+        if fits
+        else [str(n), _mib(size), "does not fit", "", "does not fit", ""]
+        for n, size, p, fits in (
+            (1, report.whole, report.alone, report.fits_alone),
+            (report.plan.n_ranks, max(report.weights), report.prediction, report.fits),
         )
     ]
     n_prompt = report.prediction.n_prompt
@@ -167,11 +181,11 @@ def _speeds(report: SplitReport) -> list[str]:
         f"Predicted from what products and sums cost on {c.name}s ({c.read / 1e12:.1f} TB/s and"
         f" {c.product * 1e6:.1f} us for a product of a step, {c.multiply / 1e12:.0f} and"
         f" {c.multiply_experts / 1e12:.0f} TFLOP/s for prompts, from {c.step_sum[0] * 1e6:.1f} us"
-        " on for a sum):",
+        f" on for a sum); weights and cache of {report.context} tokens fit {_mib(c.memory)}:",
         *_table(["GPUs", "weights", f"pp{n_prompt}", "of it sums", "tg", "of it sums"], rows),
     ]
-    if report.prediction.step > report.alone.step:
-        found.append("One GPU generates faster, if the model fits it.")
+    if report.fits_alone and report.prediction.step > report.alone.step:
+        found.append("One GPU generates faster.")
     return found
 
 

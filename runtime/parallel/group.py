@@ -11,8 +11,11 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -49,7 +52,8 @@ class Group:
         self._calls = self._pauses = 0
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self._store = _joined(ranks, device, timeout)
+        with _ended_after(timeout, f"rank {ranks.rank} of {ranks.size} cannot reach the others"):
+            self._store = _joined(ranks, device, timeout)
 
     def __repr__(self) -> str:
         return f"<Group rank {self.rank} of {self.size} on {self.device}>"
@@ -180,15 +184,7 @@ class Group:
 
     def _explained(self, what: str, seconds: float, error: str) -> str:
         """Say for whom this rank has waited: for those that do not say that they wait as well."""
-        missing = []
-        try:
-            self._store.set(f"waits/{self.rank}", str(self._calls))
-            time.sleep(_GRACE)
-            missing = [
-                str(rank) for rank in range(self.size) if not self._store.check([f"waits/{rank}"])
-            ]
-        except RuntimeError:  # the store was in a rank that is gone
-            missing = ["0"] if self.rank else []
+        missing = self._missing()
         named = f"rank {' and rank '.join(missing)}" if missing else "other ranks"
         last = error.strip().splitlines()[-1] if error.strip() else "no reason given"
         return (
@@ -196,8 +192,48 @@ class Group:
             f" at most {self.timeout:.0f} s (--timeout): {last[:200]}"
         )
 
+    def _missing(self) -> list[str]:
+        """Return the ranks that do not say that they wait."""
+        first, found = ["0"] if self.rank else [], []
+
+        def ask() -> None:
+            try:
+                self._store.set(f"waits/{self.rank}", str(self._calls))
+                time.sleep(_GRACE)
+                here = [self._store.check([f"waits/{rank}"]) for rank in range(self.size)]
+                found.append([str(rank) for rank, waits in enumerate(here) if not waits])
+            except RuntimeError:  # the store was in a rank that is gone
+                found.append(first)
+
+        # The store is in rank 0: if that hangs, there is no answer.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(2 * _GRACE)
+        return found[0] if found else first
+
 
 _CPU = torch.device("cpu")
+
+
+@contextmanager
+def _ended_after(seconds: float, what: str) -> Iterator[None]:
+    """End this process if the context is open for longer: torch waits without end for a store that
+    accepts a connection and does not answer.
+    """
+
+    def end() -> None:
+        # Other ranks than the first print nothing to sys.stderr.
+        line = f"error: {what} within {seconds:.0f} s (--timeout)"
+        print(line, file=sys.__stderr__, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds + _GRACE, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _joined(ranks: Ranks, device: torch.device, timeout: float) -> Any:

@@ -24,6 +24,7 @@ MOST_RANKS = 8
 REDUCE_TYPES = ("f32", "bf16", "f16", "q8_0")
 EXPERT_CHOICES = ("auto", "columns", "whole")
 DEFAULT_TIMEOUT = 600.0  # seconds
+MOST_TIMEOUT = 1e7
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,13 @@ def has_ranks(mode: str | None) -> bool:
     return is_graph(mode) or mode in ("layer", "data")
 
 
-def parse_shares(text: str) -> tuple[float, ...]:
-    """Return the shares of devices from `3,1` (or `3/1`). UsageError for anything else."""
+def parse_shares(text: str | Sequence[float]) -> tuple[float, ...]:
+    """Return the shares of devices from `3,1` (or `3/1`), or from numbers. UsageError for anything
+    else.
+    """
+    if not isinstance(text, str):
+        numbers = text if isinstance(text, Sequence) else (text,)
+        text = ",".join(f"{x:.12f}" if isinstance(x, float) else str(x) for x in numbers)
     if not _SHARES.fullmatch(text):
         raise UsageError(
             f"-ts is '{printable(text, 40)}', expected shares such as 3,1, not all of them 0"

@@ -44,6 +44,28 @@ class Meeting(Protocol):
         ...
 
 
+class NoMeeting:
+    """The meeting of a rank that only describes itself."""
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no ranks are running")
+
+    def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
+        raise RuntimeError("no ranks are running")
+
+    def tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no ranks are running")
+
+    def from_first(self, value: Any) -> Any:
+        raise RuntimeError("no ranks are running")
+
+    def await_first(self) -> None:
+        raise RuntimeError("no ranks are running")
+
+    def exchange(self, value: Any) -> list[Any]:
+        raise RuntimeError("no ranks are running")
+
+
 class Peers(Protocol):
     """Ranks that each have the whole model and evaluate other windows of a text; `group.Group`
     between processes. This one is `rank` of `size`.

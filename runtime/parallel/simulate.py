@@ -32,10 +32,11 @@ class Costs:
     delta_row, latent_row: seconds for each token of a prompt and such mixer. step_sum: seconds of a
     sum of one token's row over 2 ranks, and what each further rank adds. link: bytes per second
     that a rank sends. prompt_sum: seconds that starting a sum of a prompt takes. host_sum,
-    host_link: as step_sum and link, between hosts.
+    host_link: as step_sum and link, between hosts. memory: bytes.
     """
 
     name: str
+    memory: float
     read: float
     product: float
     experts: float
@@ -65,6 +66,7 @@ class Costs:
 # hosts (400 Gbit/s), are assumed.
 H200 = Costs(
     "H200",
+    memory=139 * 2**30,
     read=3.45e12,
     product=1.4e-6,
     experts=5.2e-6,
