@@ -64,10 +64,13 @@ def test_kernels_store_and_load_what_torch_does(name, on_host):
     cached.store(cache, 7, k, v)
     for stored, expected in zip(cache.save(7, 12), wanted.save(7, 12), strict=True):
         assert torch.equal(stored, expected)
-    for context in (None, Context(CPU)):
-        found = cached.load(cache, 12, 8, context)
+    context = Context(CPU)
+    for way in (None, context):
+        found = cached.load(cache, 12, 8, way)
         for x, expected in zip(found, wanted.read(12, 8), strict=True):
             assert x.dtype == torch.float16 and torch.equal(x, expected.half())
+    cached.load(cache, 256, 0, context)
+    assert not context.growths, "graphs of prompts would be captured again in every pass"
 
 
 def test_turned_keys_beside_floats(on_host):

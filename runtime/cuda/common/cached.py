@@ -42,11 +42,12 @@ def load(
         type, rows = (cache.type_k if name == "keys" else cache.type_v), held[first:stop]
         if not type.is_quantized:
             return rows.half()
-        shape = (*rows.shape[:2], length)
+        n, heads = rows.shape[:2]
         if context is None:
-            out = torch.empty(shape, dtype=torch.float16, device=rows.device)
-        else:
-            out = context.buffer(f"decoded {name}", shape, torch.float16)
+            out = torch.empty(n, heads, length, dtype=torch.float16, device=rows.device)
+        else:  # of its largest size from the beginning: graphs end where a buffer grows
+            shape = (cache.capacity, heads, length)
+            out = context.buffer(f"decoded {name}", shape, torch.float16)[:n]
         operation(prompt_cached.read_rows, rows, out, type.name)
         return out
 
