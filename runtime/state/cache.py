@@ -5,6 +5,7 @@ sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -150,17 +151,24 @@ class _Order:
     """The order of bytes in rows of n elements; where n is 0, that of blocks."""
 
     def __init__(self, type: CacheType, n: int, device: torch.device):
-        order = type.by_fields(n) if type.is_quantized and n else None
-        self._order = None if order is None else order.to(device)
-        self._back = None if order is None else order.argsort().to(device)
+        self._type, self._n, self._device = type, n if type.is_quantized else 0, device
+
+    @cached_property
+    def _order(self) -> torch.Tensor:
+        """Made when it is needed: kernels store and load rows without it."""
+        return self._type.by_fields(self._n).to(self._device)
+
+    @cached_property
+    def _back(self) -> torch.Tensor:
+        return self._order.argsort()
 
     def as_stored(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows of blocks, uint8[..., row_bytes], with their fields together."""
-        return rows if self._order is None else rows[..., self._order]
+        return rows[..., self._order] if self._n else rows
 
     def in_blocks(self, rows: torch.Tensor) -> torch.Tensor:
         """Return what `as_stored` was given."""
-        return rows if self._back is None else rows[..., self._back]
+        return rows[..., self._back] if self._n else rows
 
 
 class KVCache:
