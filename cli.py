@@ -116,7 +116,8 @@ def _has_nothing_to_do(name: str, mode: str | None) -> bool:
         return False
     print(
         f"note: process {ranks.rank} of {ranks.size} does nothing: {name}"
-        f"{'' if mode is None else f' -sm {mode}'} runs in one process",
+        f"{'' if mode is None else f' -sm {mode}'} runs in one process, and the environment's RANK"
+        " and WORLD_SIZE say that others were started",
         file=sys.stderr,
     )
     return True
