@@ -111,12 +111,14 @@ def network_and_weights(
     return build_network(p, weights), weights
 
 
+def exchanges_of(block: Block) -> int:
+    """Return in how many exchanges the ranks of a split add up what a step gives in a block."""
+    return sum(not isinstance(branch.module, LayerInput) for branch in block.branches)
+
+
 def sums_of(block: Block) -> int:
-    """Return how many partial results the ranks of a split add up in a block."""
-    found = 0
-    for branch in block.branches:
-        if isinstance(branch.module, DenseAndExperts):
-            found += 2
-        elif not isinstance(branch.module, LayerInput):
-            found += 1
-    return found
+    """Return how many partial results the ranks of a split add up in a block. A step adds up those
+    of a dense layer and of experts next to it together.
+    """
+    both = sum(isinstance(branch.module, DenseAndExperts) for branch in block.branches)
+    return exchanges_of(block) + both

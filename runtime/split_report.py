@@ -16,7 +16,7 @@ from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
 from .parallel.share import NoMeeting, Share
 from .parallel.simulate import H200, Costs, Prediction, Work, simulate
-from .split_model import make_plan, network_of, sums_of
+from .split_model import exchanges_of, make_plan, network_of, sums_of
 from .state.cache import CacheSettings
 from .weights.shard import local_tensor
 from .weights.split_plan import SplitPlan
@@ -180,6 +180,7 @@ def _work(
         used,
         experts,
         tuple(sums_of(block) for block in whole.blocks),
+        tuple(exchanges_of(block) for block in whole.blocks),
         tuple(_mixer(block.mixer) for block in whole.blocks),
         n_past,
         tuple(

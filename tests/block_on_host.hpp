@@ -21,8 +21,8 @@
 
 struct dim3_ { int x, y; };
 static dim3_ threadIdx, blockDim, blockIdx, gridDim;
-struct int2 { int x, y; };
-struct int4 { int x, y, z, w; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }

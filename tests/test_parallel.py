@@ -230,6 +230,18 @@ def test_a_rank_that_fails_ends_all(case, status, said, capfd):
     assert not running("parallel_program.py")
 
 
+@pytest.mark.full
+def test_a_rank_that_cannot_join_ends():
+    """torch itself waits without end where a store takes a connection and is silent."""
+    program = (
+        "from iqforge.runtime.parallel import group; import time; group._GRACE = 0.1\n"
+        "with group._ended_after(0.4, 'rank 1 of 2 cannot reach the others'): time.sleep(99)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: rank 1 of 2 cannot reach the others within 0 s (--timeout)\n"
+
+
 def test_ranks_end_with_who_started_them():
     """Also if that is killed, and cannot end them."""
     mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"

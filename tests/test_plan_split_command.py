@@ -14,6 +14,7 @@ from iqforge.runtime import start_ranks
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.expert_mode import busiest_share
+from iqforge.runtime.parallel.simulate import H200
 from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.split_report import faster_alone, split_report
 from iqforge.runtime.weights.switches import Switches
@@ -79,6 +80,13 @@ def test_gpus_that_cannot_hold_a_model_have_no_speed(capsys):
     assert capsys.readouterr().out.count("does not fit") == 2
 
 
+def test_a_step_adds_up_a_dense_layer_and_experts_together():
+    found = report("gemma4:IQ4_K", 2).prediction
+    assert found.n_sums == 30 * 3
+    first, _ = H200.step_sum
+    assert found.sums_of_step == pytest.approx((30 * 2 + 1) * first)
+
+
 def test_what_changes_nothing_in_a_plan_is_said(capsys):
     model = ["plan-split", "--synthetic", "llama-8b:IQ4_K", "-ts"]
     assert main([*model, "1,0,3"]) == 0
@@ -86,6 +94,10 @@ def test_what_changes_nothing_in_a_plan_is_said(capsys):
     assert "over 2 ranks (25.0 %, 75.0 %)" in said.out and "1 of 3 shares of -ts are 0" in said.err
     assert main([*model, "1,1", "--hosts", "2", "-d", "9"]) == 0
     assert "note: --hosts, -d change nothing here" in capsys.readouterr().err
+    assert main([*model, "0,1"]) != 0
+    assert "-ts is '0,1': one GPU alone has a share" in capsys.readouterr().err
+    assert main([*model, "1,0", "--hosts", "2"]) == 0  # torchrun starts both
+    assert "over 2 ranks (100.0 %, 0.0 %)" in capsys.readouterr().out
 
 
 def test_ranks_hold_the_model_and_the_copies():

@@ -145,10 +145,11 @@ def test_caches_hold_the_bytes_that_they_hold_on_the_cpu(type, hadamard):
     for cache in caches:
         cache.write(5, x.to(cache.k.device), 2 * x.to(cache.k.device))
     host, gpu = caches
-    for a, b in ((host.k, gpu.k), (host.v, gpu.v)):
+    for a, b in zip(host.save(5, 55), gpu.save(5, 55)):
         assert torch.equal(a.view(torch.uint8), b.cpu().view(torch.uint8))
-    for a, b in zip(host.read(60), gpu.read(60)):
-        assert torch.equal(a, b.cpu())
+    gpu.load(100, host.save(5, 55))  # as states are that come from a file
+    for a, b, c in zip(host.read(55, 5), gpu.read(55, 5), gpu.read(150, 100)):
+        assert torch.equal(a, b.cpu()) and torch.equal(a, c.cpu())
 
 
 @pytest.mark.parametrize(

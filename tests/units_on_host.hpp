@@ -18,8 +18,8 @@ inline void __syncthreads() {}
 
 struct alignas(8) uint2 { uint32_t x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct ushort2 { uint16_t x, y; };
-struct float2 { float x, y; };
+struct alignas(4) ushort2 { uint16_t x, y; };
+struct alignas(8) float2 { float x, y; };
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 

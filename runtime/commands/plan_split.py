@@ -94,13 +94,15 @@ def run(args: argparse.Namespace, api) -> int:
         if value < least:
             raise UsageError(f"{flag} is {value}, expected at least {least}")
     shares = parse_shares(args.tensor_split)
-    if zeros := shares.count(0):
+    if args.hosts == 1 and (zeros := shares.count(0)):
         print(
             f"note: {zeros} of {len(shares)} shares of -ts are 0: these GPUs are left out, as by"
             " -sm graph (processes of torchrun keep what every rank has)",
             file=sys.stderr,
         )
         shares = tuple(share for share in shares if share)
+        if len(shares) == 1:
+            raise UsageError(f"-ts is '{args.tensor_split}': one GPU alone has a share")
     if args.simulate is None:
         given = {"--hosts": args.hosts != 1, "-d": args.n_depth != 0}
         if flags := ", ".join(flag for flag, one in given.items() if one):

@@ -156,8 +156,10 @@ def _latent(m: MLA, width: int, rows: int, keys: int, settings: CacheSettings) -
     }
     if m.q_a is not None:
         found |= {"queries of latent": of_q, "query latent": rows * m.q.cols * _HALF}
-    if settings.k.is_quantized:
+    if settings.k.is_quantized and settings.hadamard_k:  # read in float32, and turned back
         found["attention"] += keys * s.cache_width * (2 * _FLOAT + _HALF)
+    elif settings.k.is_quantized:
+        found["decoded"] = keys * s.cache_width * _HALF
     if m.top_k and keys > m.top_k:
         part = min(rows, CHOSEN_ROWS)
         tiles = part * -(-s.heads // 16)

@@ -95,9 +95,10 @@ class Work:
     """What a model has besides its tensors.
 
     width: of the residual stream. n_vocab: logits of a row. n_used, n_experts: of each layer; 0 for
-    layers without experts. sums: partial results of each layer. mixers: of each layer, `attention`,
-    `delta` or `latent`. n_past: tokens before. cache_read, attended: bytes of the cache that a step
-    reads, and operations of attention that a prompt takes because of these tokens, by rank.
+    layers without experts. sums: partial results of each layer; exchanges: those in which a step
+    adds them up. mixers: of each layer, `attention`, `delta` or `latent`. n_past: tokens before.
+    cache_read, attended: bytes of the cache that a step reads, and operations of attention that a
+    prompt takes because of these tokens, by rank.
     """
 
     width: int
@@ -105,6 +106,7 @@ class Work:
     n_used: tuple[int, ...]
     n_experts: tuple[int, ...]
     sums: tuple[int, ...]
+    exchanges: tuple[int, ...]
     mixers: tuple[str, ...]
     n_past: int
     cache_read: tuple[float, ...]
@@ -193,7 +195,8 @@ def simulate(
     step_sum = first + more * max(0, n_ranks // n_hosts - 2)
     step_sum += costs.host_sum if n_hosts > 1 else 0.0
     row_bytes = n_prompt * work.width * reduce_bytes
-    sums_of_step = n_sums * step_sum + (step_sum if n_sums else 0.0)
+    # And one that joins the logits.
+    sums_of_step = (sum(work.exchanges) + 1) * step_sum if n_sums else 0.0
     sums_of_prompt = n_sums * (costs.prompt_sum + sent * row_bytes / link)
     logits = 4.0 * work.n_vocab * (n_ranks - 1) / n_ranks
     return Prediction(

@@ -263,9 +263,9 @@ class KVCache:
         return held.order_k.in_blocks(k).clone(), held.order_v.in_blocks(v).clone()
 
     def load(self, first: int, saved: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Put back rows that `save` returned."""
+        """Put back rows that `save` returned, which can be on another device."""
         rows = self._on_device(self.table.rows(first, first + len(saved[0])))
-        held, (k, v) = self.storage, saved
+        held, (k, v) = self.storage, (x.to(self.storage.k.device) for x in saved)
         held.k[rows], held.v[rows] = held.order_k.as_stored(k), held.order_v.as_stored(v)
 
     def query(self, q: torch.Tensor) -> torch.Tensor:

@@ -52,9 +52,9 @@ class CacheType:
         return ggml_type(self.name).row_bytes(n)
 
     def by_fields(self, n: int) -> torch.Tensor:
-        """Return int64[row_bytes(n)]: where the bytes of a row are if fields of one kind stand
-        together: codes of all blocks, high bits of all, scales of all. Kernels read it so, as most
-        fields begin at multiples of 4 bytes.
+        """Return int64[row_bytes(n)], an order in which fields of one kind stand together: codes of
+        all blocks, high bits of all, scales of all. Byte i in this order is byte `by_fields[i]` of
+        a row made of blocks. Kernels read rows so, as most fields begin at multiples of 4 bytes.
         """
         at = torch.arange(self.row_bytes(n))
         fields = (*self.fields, n) if self.name == "Q8_KV" else self.fields

@@ -16,7 +16,7 @@ __device__ constexpr int block_bytes(int type) {  // of 32 elements
          : type == Q5_1 ? 24 : type == Q5_0 ? 22 : type == Q4_1 ? 20 : 18;
 }
 
-__device__ constexpr int header_bytes(int type) { return type == Q8_KV ? 8 : 0; }  // before the first block of a row
+__device__ constexpr int header_bytes(int type) { return type == Q8_KV ? 8 : 0; }  // of a row
 
 __device__ constexpr bool is_float(int type) { return type <= BF16; }
 
