@@ -71,18 +71,17 @@ def latent_error(
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
     s = shape
     type = CACHE_TYPES[s.type.lower()]
-    order = type.by_fields(s.width) if type.is_quantized else None
 
     def encode(x: torch.Tensor) -> torch.Tensor:
         if s.hadamard and len(x):  # an empty tensor has no blocks
             x = hadamard(x, s.hadamard)
-        return x.to(type.dtype) if type.encode is None else type.encode(x)[..., order]
+        return x.to(type.dtype) if type.encode is None else type.by_fields(type.encode(x))
 
     def decode(x: torch.Tensor) -> torch.Tensor:
         """What the kernels read: rows that are not in half precision are rounded to it."""
-        if type.decode is None or order is None:
+        if type.decode is None:
             return x.half() if s.type == "F32" else x
-        return type.decode(x[..., order.argsort()]).half()
+        return type.decode(type.in_blocks(x)).half()
 
     empty = torch.full((capacity, 1, s.width), float("nan"), device=device)
     cache = encode(empty.nan_to_num(1e4) if type.is_quantized else empty)

@@ -315,13 +315,12 @@ def scaled_sums(sums, of_rows, of_columns, out, bias=None):
 
 def store_rows(x, cache, type, hadamard=0):
     kind = CACHE_TYPES[type.lower()]
-    rows = kind.encode(turned(x, hadamard) if hadamard else x)
-    cache.copy_(rows[..., kind.by_fields(x.shape[2])])
+    cache.copy_(kind.by_fields(kind.encode(turned(x, hadamard) if hadamard else x)))
 
 
 def read_rows(cache, out, type):
     kind = CACHE_TYPES[type.lower()]
-    out.copy_(kind.decode(cache[..., kind.by_fields(out.shape[2]).argsort()]))
+    out.copy_(kind.decode(kind.in_blocks(cache)))
 
 
 def install(monkeypatch) -> None:

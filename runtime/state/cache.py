@@ -5,7 +5,6 @@ sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -131,8 +130,6 @@ class KVStorage:
         self.k = _rows(self.type_k, n_rows, n_kv_heads, key_length, device)
         self.v = _rows(self.type_v, n_rows, n_kv_heads, value_length, device)
         self.by_fields = device.type == "cuda" if by_fields is None else by_fields
-        self.order_k = _Order(self.type_k, key_length if self.by_fields else 0, device)
-        self.order_v = _Order(self.type_v, value_length if self.by_fields else 0, device)
 
     @staticmethod
     def bytes_per_token(
@@ -145,30 +142,6 @@ class KVStorage:
     @property
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
-
-
-class _Order:
-    """The order of bytes in rows of n elements; where n is 0, that of blocks."""
-
-    def __init__(self, type: CacheType, n: int, device: torch.device):
-        self._type, self._n, self._device = type, n if type.is_quantized else 0, device
-
-    @cached_property
-    def _order(self) -> torch.Tensor:
-        """Made when it is needed: kernels store and load rows without it."""
-        return self._type.by_fields(self._n).to(self._device)
-
-    @cached_property
-    def _back(self) -> torch.Tensor:
-        return self._order.argsort()
-
-    def as_stored(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows of blocks, uint8[..., row_bytes], with their fields together."""
-        return rows[..., self._order] if self._n else rows
-
-    def in_blocks(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what `as_stored` was given."""
-        return rows[..., self._back] if self._n else rows
 
 
 class KVCache:
@@ -233,22 +206,33 @@ class KVCache:
             k = hadamard(k, self.hadamard_k)
         if self.hadamard_v:
             v = hadamard(v, self.hadamard_v)
-        for type, storage, order, x in (
-            (self.type_k, self.storage.k, self.storage.order_k, k),
-            (self.type_v, self.storage.v, self.storage.order_v, v),
+        for type, storage, x in (
+            (self.type_k, self.storage.k, k),
+            (self.type_v, self.storage.v, v),
         ):
-            stored = (x if type.encode is None else type.encode(x)).to(storage.dtype)
-            storage[rows] = order.as_stored(stored)
+            encoded = (x if type.encode is None else type.encode(x)).to(storage.dtype)
+            storage[rows] = self._as_stored(type, encoded)
 
     def read(self, stop: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of positions first..stop, float32[n, n_kv_heads, head size], as stored:
         see `query` and `result`.
         """
+        k, v = self._in_blocks(first, stop)
+        return _decoded(self.type_k, k), _decoded(self.type_v, v)
+
+    def _as_stored(self, type: CacheType, rows: torch.Tensor) -> torch.Tensor:
+        together = self.storage.by_fields and type.is_quantized and rows.shape[-1]
+        return type.by_fields(rows) if together else rows
+
+    def _in_blocks(self, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows of positions, those of quantized types made of blocks."""
         rows, held = self._on_device(self.table.rows(first, stop)), self.storage
-        return (
-            _decoded(self.type_k, held.order_k.in_blocks(held.k[rows])),
-            _decoded(self.type_v, held.order_v.in_blocks(held.v[rows])),
+        found = (self.type_k, held.k[rows]), (self.type_v, held.v[rows])
+        k, v = (
+            type.in_blocks(x) if held.by_fields and type.is_quantized and x.shape[-1] else x
+            for type, x in found
         )
+        return k, v
 
     def _on_device(self, rows: slice | torch.Tensor) -> slice | torch.Tensor:
         return rows if isinstance(rows, slice) else rows.to(self.storage.k.device)
@@ -258,15 +242,15 @@ class KVCache:
 
     def save(self, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of rows, those of quantized types made of blocks."""
-        rows, held = self._on_device(self.table.rows(first, stop)), self.storage
-        k, v = held.k[rows], held.v[rows]
-        return held.order_k.in_blocks(k).clone(), held.order_v.in_blocks(v).clone()
+        k, v = self._in_blocks(first, stop)
+        return k.clone(), v.clone()
 
     def load(self, first: int, saved: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Put back rows that `save` returned, which can be on another device."""
         rows = self._on_device(self.table.rows(first, first + len(saved[0])))
         held, (k, v) = self.storage, (x.to(self.storage.k.device) for x in saved)
-        held.k[rows], held.v[rows] = held.order_k.as_stored(k), held.order_v.as_stored(v)
+        held.k[rows] = self._as_stored(self.type_k, k)
+        held.v[rows] = self._as_stored(self.type_v, v)
 
     def query(self, q: torch.Tensor) -> torch.Tensor:
         """Queries [..., key_length] turned as the stored keys are, so that products stay what they

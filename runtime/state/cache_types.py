@@ -51,15 +51,25 @@ class CacheType:
         """Bytes of one head of `n` elements."""
         return ggml_type(self.name).row_bytes(n)
 
-    def by_fields(self, n: int) -> torch.Tensor:
-        """Return int64[row_bytes(n)], an order in which fields of one kind stand together: codes of
-        all blocks, high bits of all, scales of all. Byte i in this order is byte `by_fields[i]` of
-        a row made of blocks. Kernels read rows so, as most fields begin at multiples of 4 bytes.
+    def by_fields(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows uint8[..., row_bytes] of a quantized type with fields of one kind together:
+        codes of all blocks, high bits of all, scales of all. Kernels read them so, as most fields
+        begin at multiples of 4 bytes.
         """
-        at = torch.arange(self.row_bytes(n))
-        fields = (*self.fields, n) if self.name == "Q8_KV" else self.fields
-        parts = at.view(-1, sum(fields)).split(fields, dim=1)
-        return torch.cat([part.flatten() for part in reversed(parts)])
+        fields = self._fields(rows.shape[-1])
+        parts = rows.unflatten(-1, (-1, sum(fields))).split(fields, dim=-1)
+        return torch.cat([part.flatten(-2) for part in reversed(parts)], dim=-1)
+
+    def in_blocks(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what `by_fields` was given."""
+        fields = self._fields(rows.shape[-1])
+        blocks = rows.shape[-1] // sum(fields)
+        parts = rows.split([blocks * size for size in reversed(fields)], dim=-1)
+        return _joined(*(part.unflatten(-1, (blocks, -1)) for part in reversed(parts)))
+
+    def _fields(self, row_bytes: int) -> tuple[int, ...]:
+        """Return bytes of the fields of a block; Q8_KV has one for the whole row."""
+        return (*self.fields, row_bytes - 8) if self.name == "Q8_KV" else self.fields
 
 
 def _extreme(x: torch.Tensor) -> torch.Tensor:
