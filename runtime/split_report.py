@@ -79,7 +79,8 @@ class SplitReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON can have it."""
-        found = asdict(self) | {"fits": self.fits, "fits_alone": self.fits_alone}
+        found: dict[str, Any] = asdict(self)
+        found |= {"fits": self.fits, "fits_alone": self.fits_alone}
         plan = found.pop("plan")
         found["shares"], found["layers"] = plan["shares"], plan["layers"]
         found["tensors"] = plan["tensors"]
