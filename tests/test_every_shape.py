@@ -81,6 +81,7 @@ def test_no_layer_is_slow(name):
 
 @pytest.mark.parametrize("name", EACH)
 def test_no_layer_is_slow_on_ranks(name):
+    """By their descriptions, also where a rank has a part of a layer, or none."""
     spec, shares = f"{name}:IQ4_K", (3, 1, 2)
     plan = make_plan(SyntheticSource(spec), shares)
     for rank in range(len(shares)):

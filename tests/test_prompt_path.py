@@ -25,8 +25,9 @@ from iqforge.runtime.cuda.prompt import rounded
 from iqforge.runtime.cuda.prompt import weights as prompt_weights
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.cuda.prompt.stream import Stream
+from iqforge.runtime.layers import attention
 from iqforge.runtime.model import Model, load_model
-from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.state.cache import CacheSettings, KVStorage
 from iqforge.runtime.weights.ranges import RangeName, recording
 from iqforge.runtime.weights.switches import Switches
 
@@ -94,6 +95,37 @@ def test_last_rows_are_those_of_all(opened, spec, settings):
         torch.testing.assert_close(normed(model, rows[1]), normed(model, rows[0][-1:]), **PRECISION)
     for one, other in zip(*(state.layers for state in states), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.read(21), other.read(21), strict=True))
+
+
+class _ByFields(KVStorage):
+    """Memory as it is on a GPU."""
+
+    def __init__(self, *words):
+        super().__init__(*words, by_fields=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [CacheSettings("q8_0", "q4_0"), CacheSettings("q8_kv", "q5_1", True, True)],
+    ids=lambda s: s.type_k,
+)
+def test_a_quantized_cache_that_kernels_read(monkeypatch, opened, settings):
+    """Passes give what they give with blocks, and repeat graphs while the cache fills."""
+    prompt_on_cpu.captures(monkeypatch)
+    tokens, found = TOKENS.reshape(1, -1)[:, :54], []
+    for storage in (KVStorage, _ByFields):
+        monkeypatch.setattr(attention, "KVStorage", storage)
+        model, _, path = opened("llama-tiny:Q8_0", settings)
+        state, rows, replays = model.new_state(64, settings), [], []
+        for first in range(0, 54, 9):
+            before = prompt_on_cpu.Graph.replays
+            rows.append(path.run(tokens[:, first : first + 9], first, state).clone())
+            replays.append(prompt_on_cpu.Graph.replays - before)
+            state.advance(9)
+        assert len(set(replays[2:])) == 1 and replays[2] > 0
+        found.append(torch.cat(rows))
+        assert state.layers[0].storage.by_fields == (storage is _ByFields)
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("value_head", [32, 96])

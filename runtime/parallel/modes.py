@@ -60,16 +60,18 @@ def parse_shares(text: str | Sequence[float]) -> tuple[float, ...]:
     """Return the shares of devices from `3,1` (or `3/1`), or from numbers. UsageError for anything
     else.
     """
-    if not isinstance(text, str):
-        numbers = text if isinstance(text, Sequence) else (text,)
-        text = ",".join(f"{x:.12f}" if isinstance(x, float) else str(x) for x in numbers)
-    if not _SHARES.fullmatch(text):
-        raise UsageError(
-            f"-ts is '{printable(text, 40)}', expected shares such as 3,1, not all of them 0"
-        )
-    shares = tuple(float(word) for word in re.split("[,/;]", text))
+    shown = printable(str(text), 40)
+    if isinstance(text, str):
+        numbers = re.split("[,/;]", text) if _SHARES.fullmatch(text) else ()
+    else:
+        given = text if isinstance(text, Sequence) else (text,)
+        are_shares = all(isinstance(x, (int, float)) and x >= 0 for x in given)
+        numbers = given if are_shares else ()
+    if not numbers:
+        raise UsageError(f"-ts is '{shown}', expected shares such as 3,1, not all of them 0")
+    shares = tuple(map(float, numbers))
     if not 0 < sum(shares) < math.inf:
-        raise UsageError(f"-ts is '{printable(text, 40)}', shares that are too large or too small")
+        raise UsageError(f"-ts is '{shown}', shares that are too large or too small")
     return shares
 
 

@@ -101,7 +101,7 @@ class KVStorage:
     where that is not 0; values after that in blocks of `hadamard_v`. Rows that no token has written
     are zero or left over.
 
-    by_fields: whether fields stand together; None: as the device wants it.
+    by_fields: whether fields stand together; None: on a GPU alone.
     """
 
     def __init__(
@@ -221,17 +221,16 @@ class KVCache:
         return _decoded(self.type_k, k), _decoded(self.type_v, v)
 
     def _as_stored(self, type: CacheType, rows: torch.Tensor) -> torch.Tensor:
-        together = self.storage.by_fields and type.is_quantized and rows.shape[-1]
-        return type.by_fields(rows) if together else rows
+        return type.by_fields(rows) if self._is_rearranged(type, rows) else rows
+
+    def _is_rearranged(self, type: CacheType, rows: torch.Tensor) -> bool:
+        return self.storage.by_fields and type.is_quantized and rows.shape[-1] > 0
 
     def _in_blocks(self, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return rows of positions, those of quantized types made of blocks."""
         rows, held = self._on_device(self.table.rows(first, stop)), self.storage
         found = (self.type_k, held.k[rows]), (self.type_v, held.v[rows])
-        k, v = (
-            type.in_blocks(x) if held.by_fields and type.is_quantized and x.shape[-1] else x
-            for type, x in found
-        )
+        k, v = (type.in_blocks(x) if self._is_rearranged(type, x) else x for type, x in found)
         return k, v
 
     def _on_device(self, rows: slice | torch.Tensor) -> slice | torch.Tensor:

@@ -34,11 +34,10 @@ class LatentStorage:
         index_width: of a key of the indexer, 0 for none.
         """
         latent, index = settings_of(settings)
-
-        def storage(length: int, of: CacheSettings) -> KVStorage:
-            return KVStorage(n_rows, 1, length, 0, of, device)
-
-        return cls(storage(width, latent), storage(index_width, index) if index_width else None)
+        return cls(
+            KVStorage(n_rows, 1, width, 0, latent, device),
+            KVStorage(n_rows, 1, index_width, 0, index, device) if index_width else None,
+        )
 
     @staticmethod
     def bytes_per_token(width: int, index_width: int, settings: CacheSettings) -> int:

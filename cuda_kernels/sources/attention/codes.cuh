@@ -57,8 +57,8 @@ struct Codes {
     // Four neighbouring bits as bit 4 of the bytes of a word.
     static __device__ __forceinline__ u32 spread(u32 bits) { return (bits & 15) * 0x00204081u << 4 & 0x10101010u; }
 
-    // Keys. Codes of block b: those of elements `element(8 t + i)` and `element(8 t + 4 + i)` for i = 0 .. 3, signed or from 0 on.
-    static __device__ __forceinline__ int place_of(int element) {  // the inverse: where `of_row` has an element of a block
+    // Keys. `of_row` gives lane t of 4 the codes of block b at places 8 t .. 8 t + 7, signed or from 0 on.
+    static __device__ __forceinline__ int place_of(int element) {  // of a block
         if (BYTES) return element;
         const int byte = element % 16, half = element / 16;
         return NEIGHBOURS ? 2 * byte + half : byte / 4 * 8 + half * 4 + byte % 4;

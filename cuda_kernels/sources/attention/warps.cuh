@@ -122,7 +122,7 @@ struct Mixer {
     static constexpr int MINIMA = CODED_K && Keys::MIN ? STEPS * RP : 0, ZEROS = CODED_K && Keys::ZERO ? 2 * STEPS * RP : 0;
     static constexpr int SUMS_BYTES = CODED_K ? 4 * (RP + MINIMA + ZEROS) : 0;
     static constexpr bool Q_IN_REGISTERS = STEPS * N_TILES * PARTS * 2 <= 32;
-    // Rows that lanes read at once begin in other banks of shared memory.
+    // Positions are taken in another order, so that rows which lanes read at once begin in different banks of shared memory.
     static constexpr bool ROTATED =
         CODED_K && CODED_V && ((Keys::BYTES && Rows<ROW_K>::ALIGNED == 8) || (Values::BYTES && Rows<ROW_V>::ALIGNED == 8));
     // Lanes: `j` counts positions (or elements of V), and queries 2 t, 2 t + 1 of every 8 belong to a lane.
@@ -161,7 +161,7 @@ struct Mixer {
             x[b] = row[32 * b + lane] * scale;
             largest = fmaxf(largest, fabsf(x[b])), odd += x[b] * 0.f;
         }
-        // What is not a number stays none.
+        // NaN and infinities make all scores of the query NaN.
         const float unit = __fdiv_rn(warp_max(largest), (float)LARGEST) + warp_sum(odd), inverse = unit == 0.f ? 0.f : __fdiv_rn(1.f, unit);
         if (lane == 0) sums[r] = unit;
         signed char* to = (signed char*)(q + r * STRIDE_Q);
@@ -206,7 +206,7 @@ struct Mixer {
     // The query that column e (0 or 1) of a lane belongs to.
     __device__ __forceinline__ int query_of(int n, int e) const { return PACKED ? (2 * t + e) % 4 : 8 * n + 2 * t + e; }
 
-    // Tiles of positions first .. last-1 of the block. `old`: positions that are in memory; later ones are in new_k, new_v.
+    // Tiles of positions first .. last-1 of the block. Those from p0 on are in new_k and new_v, if this layer stores them (OWN_KV).
     __device__ __forceinline__ void run(char* ring, const char* q, const float* sums_q, const u8* cache_k, const u8* cache_v, const char* new_k,
                                         const char* new_v, int first, int last, int p0, int head) {
         char* own = ring + warp * RING;

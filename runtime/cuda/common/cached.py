@@ -37,24 +37,24 @@ def load(
     if not _has_kernels(cache):
         k, v = cache.read(stop, first)
         return k.half(), v.half()
-
-    def decoded(name: str, held: torch.Tensor, length: int) -> torch.Tensor:
-        type, rows = (cache.type_k if name == "keys" else cache.type_v), held[first:stop]
+    found = []
+    for name, type, held, length in (
+        ("keys", cache.type_k, cache.k, cache.key_length),
+        ("values", cache.type_v, cache.v, cache.value_length),
+    ):
+        rows = held[first:stop]
         if not type.is_quantized:
-            return rows.half()
+            found.append(rows.half())
+            continue
         n, heads = rows.shape[:2]
         if context is None:
             out = torch.empty(n, heads, length, dtype=torch.float16, device=rows.device)
-        else:  # of its largest size from the beginning: graphs end where a buffer grows
+        else:  # as large as it can become: graphs of prompts end where a buffer grows
             shape = (cache.capacity, heads, length)
             out = context.buffer(f"decoded {name}", shape, torch.float16)[:n]
         operation(prompt_cached.read_rows, rows, out, type.name)
-        return out
-
-    return (
-        decoded("keys", cache.k, cache.key_length),
-        decoded("values", cache.v, cache.value_length),
-    )
+        found.append(out)
+    return found[0], found[1]
 
 
 def _has_kernels(cache: KVCache) -> bool:
