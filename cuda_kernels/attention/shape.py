@@ -185,7 +185,8 @@ class AttentionShape:
         """
         r, dv = self.rows * self.group, self.value_length
         if self.is_by_warp:
-            return self.warps * max(stages * tile * sum(self.pitches()), 4 * r * dv)
+            joined = 4 * r * (self.warps * _joined_row(dv) + (dv if self.hadamard_v else 0))
+            return max(self.warps * stages * tile * sum(self.pitches()), joined)
         groups = 32 * WARPS // (dv // 4)
         parts = (
             (1 if self.hadamard_v else 0)
@@ -261,6 +262,11 @@ class AttentionShape:
         return KernelSpec(
             name, ("attention/attention.cu",), self.defines(tile, stages), ("attention",)
         )
+
+
+def _joined_row(length: int) -> int:
+    """Return the floats of a row that warps join, as `Mixer::JOINED` of the kernel."""
+    return (length + length // 16 + 11) // 16 * 16 + 4
 
 
 def shared_limit(device: torch.device) -> int:

@@ -57,6 +57,8 @@ constexpr int SCORES = R * TILE > WARPS * WIDER ? R * TILE : WARPS * WIDER;
 constexpr int TILES = LOADED > Mixer::JOIN_BYTES ? LOADED : Mixer::JOIN_BYTES;
 constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * KEPT_K, AT_S = AT_V + ROWS * KEPT_V,
               AT_P = AT_S + SCORES * 4, AT_M = AT_P + P_BYTES, SHARED = AT_M + 3 * R * 4;
+// Blocks of a multiprocessor for which there are registers: with at most 128 in each thread, a block of the next launch fits next to this one.
+constexpr int FITTING = BY_WARP && THREADS <= 256 && DK + DV <= 256 ? 2 : RESIDENT;
 constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
@@ -80,7 +82,7 @@ __device__ __forceinline__ float temperature(int position) {
 // q float32[ROWS, HEADS, DK], with GATE [ROWS, HEADS, 2 * DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
 // biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2]; caches [capacity, HEADS_KV, row]; position: cached positions before these rows;
 // partial float32[HEADS_KV, splits, PART]; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, FITTING)
 attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
           const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,
           const int* __restrict__ position, float scale, const float* __restrict__ q_bias, const float* __restrict__ k_bias,
@@ -279,7 +281,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 #endif
 
     // This range is either the whole result or a part of it.
-    float* joined = (float*)shared;
+    float *joined = (float*)shared, *answers = joined + Mixer::ANSWERS;
     auto place_of = [&](int r) { return (r / GROUP) * HEADS + head * GROUP + r % GROUP; };
     auto gate = [&](int r, int i) {  // of element i of a result
         if (!GATE) return 1.f;
@@ -287,7 +289,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         return __fdiv_rn(1.f, 1.f + expf(-g));
     };
     auto answer = [&](int r, int i, float x, float y) {
-        if (HAD_V) *(float2*)(joined + r * DV + i) = make_float2(x, y);
+        if (HAD_V) *(float2*)(answers + r * DV + i) = make_float2(x, y);
         else *(float2*)(out + place_of(r) * DV + i) = make_float2(x * gate(r, i), y * gate(r, i + 1));
     };
     float* mine = partial + (long long)(head * gridDim.x + blockIdx.x) * PART;
@@ -305,7 +307,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         __syncthreads();
         for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
             const int r = i / DV;
-            const float4 sum = join_ranges<PART>(parts + i, 0, active, share + r * active);
+            const float4 sum = join_ranges<PART, BY_WARP ? 16 : 8>(parts + i, 0, active, share + r * active);
             answer(r, i % DV, sum.x, sum.y);
             answer(r, i % DV + 2, sum.z, sum.w);
         }
@@ -313,8 +315,8 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     if (HAD_V) {
         __syncthreads();
         for (int r = warp; r < R; r += WARPS) {
-            hadamard_row(joined + r * DV, DV, HAD_V, lane);
-            for (int i = lane; i < DV; i += 32) out[place_of(r) * DV + i] = joined[r * DV + i] * gate(r, i);
+            hadamard_row(answers + r * DV, DV, HAD_V, lane);
+            for (int i = lane; i < DV; i += 32) out[place_of(r) * DV + i] = answers[r * DV + i] * gate(r, i);
         }
     }
 }

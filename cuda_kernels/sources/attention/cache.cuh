@@ -234,7 +234,10 @@ __device__ __forceinline__ void encode_row(const float* row, u8* to, int lane, K
         sum = warp_sum(sum);
         if (lane == 0) *(float*)(to + At::header()) = d, *(int*)(to + At::header() + 4) = (int)sum;
     } else {
+        float x[D / 32];  // read before the first store, so that blocks do not wait for each other
 #pragma unroll
-        for (int b = 0; b < D / 32; b++) kept(32 * b + lane, encode32<TYPE, D>(row[32 * b + lane], lane, to, b));
+        for (int b = 0; b < D / 32; b++) x[b] = row[32 * b + lane];
+#pragma unroll
+        for (int b = 0; b < D / 32; b++) kept(32 * b + lane, encode32<TYPE, D>(x[b], lane, to, b));
     }
 }

@@ -80,11 +80,25 @@ struct Codes {
             }
         }
     }
-    static __device__ __forceinline__ float factor(const char* row, int b) {
-        if constexpr (TYPE == Q8_KV) return *(const float*)(row + At::header());
-        else return half_to_float(*(const u16*)(row + At::scale(b)));
-    }
-    static __device__ __forceinline__ float minimum(const char* row, int b) { return half_to_float(*(const u16*)(row + At::scale(b) + 2)); }
+
+    // The scales of a row, with minima: halves as they are stored, or the one float of Q8_KV.
+    struct Scales {
+        static constexpr int BYTES = TYPE == Q8_KV ? 4 : At::BLOCKS * At::SCALE, AT = TYPE == Q8_KV ? At::header() : At::scale(0);
+        static constexpr int UNIT = AT % ALIGNED == 0 ? ALIGNED : AT % 8 == 0 && ALIGNED % 8 == 0 ? 8 : 4;
+        u32 words[(BYTES + 3) / 4];
+
+        __device__ __forceinline__ explicit Scales(const char* row) {
+            if constexpr (BYTES % 4 == 0) {
+                load_words<BYTES, UNIT>(row + AT, words);
+            } else {  // rows of an odd number of blocks
+#pragma unroll
+                for (int i = 0; i < (BYTES + 3) / 4; i++) words[i] = two_bytes((const u8*)row + AT + 4 * i) | (4 * i + 2 < BYTES ? two_bytes((const u8*)row + AT + 4 * i + 2) << 16 : 0);
+            }
+        }
+        __device__ __forceinline__ float half(int i) const { return half_to_float((u16)(words[i / 2] >> i % 2 * 16)); }
+        __device__ __forceinline__ float factor(int b) const { return TYPE == Q8_KV ? __int_as_float((int)words[0]) : half(MIN ? 2 * b : b); }
+        __device__ __forceinline__ float minimum(int b) const { return half(2 * b + 1); }
+    };
 
     // Values. Lane j of 8 takes 4 WORDS neighbouring elements of every 32 WORDS (of 4-bit codes: halves of each byte), all in one block: word k of
     // its group g has elements `element(g, k, j, 0 .. 3)`.

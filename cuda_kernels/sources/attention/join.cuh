@@ -36,11 +36,26 @@ __device__ __forceinline__ void add_range(float4& sum, float factor, float4 x) {
     sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
 }
 
-// The sum of four elements, at mixes[s * PART] of range s, over ranges from .. until-1 in their order.
-template <int PART, int UNROLL = 8>
+// Add N ranges from `first` on, of which those from `until` on do not count.
+template <int PART, int N, bool ALL>
+__device__ __forceinline__ void add_ranges(float4& sum, const float* mixes, int first, int until, const float* share) {
+    const float* parts = mixes + (long long)first * PART;
+    float4 x[N];  // all are read before the first is added
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = __ldcg((const float4*)(parts + (ALL ? i : min(i, until - first - 1)) * PART));
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if (ALL || first + i < until) add_range(sum, share[first + i], x[i]);
+}
+
+// The sum of four elements, at mixes[s * PART] of range s, over ranges from .. until-1 in their order. AHEAD (8 or more) are read at once.
+template <int PART, int AHEAD = 8>
 __device__ __forceinline__ float4 join_ranges(const float* mixes, int from, int until, const float* share) {
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll UNROLL
-    for (int s = from; s < until; s++) add_range(sum, share[s], __ldcg((const float4*)(mixes + s * PART)));
+    int s = from;
+#pragma unroll 1
+    for (; until - s >= AHEAD; s += AHEAD) add_ranges<PART, AHEAD, true>(sum, mixes, s, until, share);
+#pragma unroll 1
+    for (; s < until; s += 8) add_ranges<PART, 8, false>(sum, mixes, s, until, share);
     return sum;
 }

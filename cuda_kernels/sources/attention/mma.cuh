@@ -16,7 +16,7 @@ struct Mixer {
     static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_row<TYPE, D>(row, cache, kept, lane); }
 
     static constexpr int Q_PART = 16 * M_TILES * STRIDE_Q, P_PART = 16 * M_TILES * STRIDE_P;
-    static constexpr int Q_BYTES = 2 * Q_PART, P_BYTES = 2 * P_PART, JOIN_BYTES = HAD_V ? R * DV * 4 : 0;
+    static constexpr int Q_BYTES = 2 * Q_PART, P_BYTES = 2 * P_PART, JOIN_BYTES = HAD_V ? R * DV * 4 : 0, ANSWERS = 0;
     const int warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x % 32;
     float mix[M_TILES][N_TILES][4] = {};
 

@@ -117,7 +117,12 @@ struct Mixer {
     template <int TYPE, int D>
     static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_bytes<TYPE, D>(row, cache, kept, lane); }
 
-    static constexpr int Q_PART = RP * STRIDE_Q, Q_BYTES = 2 * Q_PART, JOIN_BYTES = WARPS * R * DV * 4;
+    static constexpr int Q_PART = RP * STRIDE_Q, Q_BYTES = 2 * Q_PART;
+    // Floats of a row that warps join: a word more after every 16, and rows that begin 4 banks apart, so that what lanes store goes to different
+    // banks. Rows to transform have their place after those of all warps.
+    static constexpr int JOINED = (DV + DV / 16 + 11) / 16 * 16 + 4, ANSWERS = WARPS * R * JOINED;
+    static constexpr int JOIN_BYTES = 4 * (ANSWERS + (HAD_V ? R * DV : 0));
+    static __device__ constexpr int joined_at(int r, int i) { return r * JOINED + i + i / 16; }
     // Of queries that multiply codes: their units | sums of blocks, for minima | what codes of 0 add, for both parts.
     static constexpr int MINIMA = CODED_K && Keys::MIN ? STEPS * RP : 0, ZEROS = CODED_K && Keys::ZERO ? 2 * STEPS * RP : 0;
     static constexpr int SUMS_BYTES = CODED_K ? 4 * (RP + MINIMA + ZEROS) : 0;
@@ -162,7 +167,8 @@ struct Mixer {
             largest = fmaxf(largest, fabsf(x[b])), odd += x[b] * 0.f;
         }
         // NaN and infinities make all scores of the query NaN.
-        const float unit = __fdiv_rn(warp_max(largest), (float)LARGEST) + warp_sum(odd), inverse = unit == 0.f ? 0.f : __fdiv_rn(1.f, unit);
+        const float unit = __any_sync(0xffffffff, odd != 0.f) ? __int_as_float(0x7fffffff) : __fdiv_rn(warp_max(largest), (float)LARGEST);
+        const float inverse = unit == 0.f ? 0.f : __fdiv_rn(1.f, unit);
         if (lane == 0) sums[r] = unit;
         signed char* to = (signed char*)(q + r * STRIDE_Q);
 #pragma unroll
@@ -175,9 +181,9 @@ struct Mixer {
                 if (lane == 0) sums[RP + b * RP + r] = all;
             }
             if constexpr (ZEROS) {
-                const float highs = warp_sum((float)high), lows = warp_sum((float)low);  // exact
+                const int both = __reduce_add_sync(0xffffffff, high * 0x10000 + low), lows = (short)both, highs = (both - lows) >> 16;
                 int* zeros = (int*)(sums + RP + MINIMA) + b * RP + r;
-                if (lane == 0) zeros[0] = -Keys::ZERO * (int)highs, zeros[STEPS * RP] = -Keys::ZERO * (int)lows;
+                if (lane == 0) zeros[0] = -Keys::ZERO * highs, zeros[STEPS * RP] = -Keys::ZERO * lows;
             }
         }
     }
@@ -226,10 +232,11 @@ struct Mixer {
             char *tile_k = own + stage * RING_STAGE, *tile_v = tile_k + TILE * PITCH_K;
             const int at = first + tile * TILE;
             const bool has_new = OWN_KV && at + TILE > p0, inside = at + TILE <= p0 + 1 && (!WINDOW || at >= p0 + ROWS - WINDOW);
-            wait_for_copies<2 * STAGES - 1>();
+            wait_for_copies<2 * STAGES - 2>();
             __syncwarp();
             if (has_new) {
                 insert<ROW_K, PITCH_K>(tile_k + shift_k, new_k, at, p0);
+                insert<ROW_V, PITCH_V>(tile_v + shift_v, new_v, at, p0);
                 __syncwarp();
             }
 
@@ -254,12 +261,6 @@ struct Mixer {
                         else p[m][n][0][half] = turned(whole), p[m][n][PARTS - 1][half] = turned(rest);
                     }
 
-            wait_for_copies<2 * STAGES - 1>();
-            __syncwarp();
-            if (has_new) {
-                insert<ROW_V, PITCH_V>(tile_v + shift_v, new_v, at, p0);
-                __syncwarp();
-            }
 #pragma unroll
             for (int m = 0; m < M_TILES; m++) add(tile_v + shift_v + 16 * m * PITCH_V, p[m]);
             __syncwarp();
@@ -331,6 +332,7 @@ struct Mixer {
         auto total = [&](const float(&c)[PARTS][4], int i) { return PACKED ? c[0][i] : c[0][i] + c[PARTS - 1][i]; };
         if constexpr (CODED_K) {
             const char *row = tile_k + position(j) * PITCH_K, *other = row + 8 * PITCH_K;
+            const typename Keys::Scales scales[2] = {typename Keys::Scales(row), typename Keys::Scales(other)};
             float all[N_TILES][PARTS][4] = {}, minima[N_TILES][4] = {};
 #pragma unroll
             for (int b = 0; b < STEPS; b++) {
@@ -338,7 +340,7 @@ struct Mixer {
                 Keys::of_row(row, b, t, x);
                 Keys::of_row(other, b, t, y);
                 const u32 a[4] = {x[0], y[0], x[1], y[1]};
-                const float d[2] = {Keys::factor(row, b), Keys::factor(other, b)};
+                const float d[2] = {scales[0].factor(b), scales[1].factor(b)};
 #pragma unroll
                 for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
@@ -350,7 +352,7 @@ struct Mixer {
                     }
                     if constexpr (MINIMA) {
                         const float2 of_q = *(const float2*)(sums_q + RP + b * RP + 8 * n + 2 * t);
-                        const float m[2] = {Keys::minimum(row, b), Keys::minimum(other, b)};
+                        const float m[2] = {scales[0].minimum(b), scales[1].minimum(b)};
 #pragma unroll
                         for (int i = 0; i < 4; i++) minima[n][i] = fmaf(m[i / 2], i % 2 ? of_q.y : of_q.x, minima[n][i]);
                     }
@@ -448,14 +450,17 @@ struct Mixer {
 #pragma unroll
             for (int g = 0; g < Values::GROUPS; g++) {
                 u32 x[4][Values::WORDS], d[2], least[2];
-                auto both = [&](int i, int at) { return *(const u16*)(rows[2 * i] + at) | (u32) * (const u16*)(rows[2 * i + 1] + at) << 16; };
                 const int scale = Values::At::scale(0) + Values::block_of(g, j) * Values::At::SCALE;
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     Values::of_group(rows[2 * i], g, j, x[2 * i]);
                     Values::of_group(rows[2 * i + 1], g, j, x[2 * i + 1]);
-                    d[i] = both(i, scale);
-                    if (Values::MIN) least[i] = both(i, scale + 2);
+                    if constexpr (Values::MIN) {
+                        const u32 first = *(const u32*)(rows[2 * i] + scale), second = *(const u32*)(rows[2 * i + 1] + scale);
+                        d[i] = __byte_perm(first, second, 0x5410), least[i] = __byte_perm(first, second, 0x7632);
+                    } else {
+                        d[i] = *(const u16*)(rows[2 * i] + scale) | (u32) * (const u16*)(rows[2 * i + 1] + scale) << 16;
+                    }
                 }
                 auto value = [&](u32 codes, int i) {
                     if constexpr (Values::MIN) return fma_halves(codes, d[i], least[i]);
@@ -528,17 +533,17 @@ struct Mixer {
                     if constexpr (PACKED) x += __shfl_xor_sync(0xffffffff, x, 2);
                     const int r = query_of(n, i % 2), word = v / 2;
                     const int element = CODED_V ? Values::element(word / Values::WORDS, word % Values::WORDS, j, v % 2 * 2 + i / 2) : 16 * v + j + 8 * (i / 2);
-                    if (r < R && (!PACKED || t < 2)) joined[(warp * R + r) * DV + element] = x;
+                    if (r < R && (!PACKED || t < 2)) joined[joined_at(warp * R + r, element)] = x;
                 }
         __syncthreads();
-        for (int i = 2 * threadIdx.x; i < R * DV; i += 2 * THREADS) {  // nobody else reads elements i, i + 1
-            float2 all = *(const float2*)(joined + i);
+        for (int i = 2 * threadIdx.x; i < R * DV; i += 2 * THREADS) {
+            float x = 0.f, y = 0.f;
 #pragma unroll
-            for (int w = 1; w < WARPS; w++) {
-                const float2 other = *(const float2*)(joined + w * R * DV + i);
-                all.x += other.x, all.y += other.y;
+            for (int w = 0; w < WARPS; w++) {
+                const float* other = joined + joined_at(w * R + i / DV, i % DV);
+                x += other[0], y += other[1];
             }
-            put(i / DV, i % DV, all.x, all.y);
+            put(i / DV, i % DV, x, y);
         }
     }
 };

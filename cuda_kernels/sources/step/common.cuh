@@ -94,18 +94,28 @@ __device__ __forceinline__ void store_in_block(float*, int, float4) {}
 __device__ __forceinline__ void store_in_block(float*, int, float) {}
 #endif
 
+// Count one more at a counter of the device and return how many that are. What the thread has written before, or seen written at a barrier,
+// is visible to whoever counts later, and to those who meet that thread at a barrier.
+#ifndef ON_HOST
+__device__ __forceinline__ u32 count_arrival(u32* counter) {
+    u32 before;
+    asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before + 1;
+}
+#else
+__device__ __forceinline__ u32 count_arrival(u32* counter) { return atomicAdd(counter, 1) + 1; }
+#endif
+
 // Return true for the last of `count` blocks that arrive at a counter, which is reset to 0. The
 // earlier writes of the others are visible to this block. The counter decides only which block does
 // the rest of the work, not the order of additions.
 __device__ __forceinline__ bool last_to_arrive(u32* counter, u32 count) {
     __shared__ u32 arrived;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        arrived = atomicAdd(counter, 1) + 1;
+        arrived = count_arrival(counter);
         if (arrived == count) *counter = 0;
     }
     __syncthreads();
-    __threadfence();
     return arrived == count;
 }
