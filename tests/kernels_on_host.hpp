@@ -52,13 +52,6 @@ inline unsigned __ballot_sync(unsigned, int x) {
     });
 }
 
-inline int __reduce_add_sync(unsigned, int x) {
-    return exchange(x, [](const int (&w)[32], int) {
-        int sum = 0;
-        for (int i = 0; i < 32; i++) sum += w[i];
-        return sum;
-    });
-}
 inline bool __any_sync(unsigned mask, int x) { return __ballot_sync(mask, x) != 0; }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

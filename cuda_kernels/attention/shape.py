@@ -164,9 +164,8 @@ class AttentionShape:
             padded, blocks, sums = -(-r // 8) * 8, dk // 32, 0
             coded = self.type_k not in ("F32", "F16", "BF16")
             if coded:
-                # Units of queries, and what products of blocks need: sums, or both parts of them.
-                of_blocks = {"Q4_1": 1, "Q5_1": 1, "Q4_0": 2, "Q5_0": 2, "Q6_0": 2}
-                sums = 4 * padded * (1 + blocks * of_blocks.get(self.type_k, 0))
+                # Units of queries, and the sums of their blocks for minima.
+                sums = 4 * padded * (1 + (blocks if self.type_k in ("Q4_1", "Q5_1") else 0))
             kept = 2 * padded * (dk + 32 if coded else 2 * dk + 16)
             kept += self.rows * sum(self.pitches())
             kept += 4 * self.warps * max(dk, dv) + sums + 12 * r

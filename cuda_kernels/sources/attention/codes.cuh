@@ -54,10 +54,13 @@ struct Codes {
         return __byte_perm(low, high, 0x3210 | (codes & 0x8888) >> 1);
     }
 
-    // Four neighbouring bits as bit 4 of the bytes of a word.
-    static __device__ __forceinline__ u32 spread(u32 bits) { return (bits & 15) * 0x00204081u << 4 & 0x10101010u; }
+    // Four neighbouring bits as bit TO of the bytes of a word.
+    template <int TO>
+    static __device__ __forceinline__ u32 spread(u32 bits) { return (bits & 15) * (0x00204081u << TO) & 0x01010101u << TO; }
 
-    // Keys. `of_row` gives lane t of 4 the codes of block b at places 8 t .. 8 t + 7, signed or from 0 on.
+    // Keys. `of_row` gives lane t of 4 the codes of block b at places 8 t .. 8 t + 7, signed or from 0 on. Codes whose 0 is in the middle take the
+    // high bits of their bytes, with the highest one inverted: they are signed, and LARGER times as large.
+    static constexpr int LARGER = ZERO ? 128 / ZERO : 1;
     static __device__ __forceinline__ int place_of(int element) {  // of a block
         if (BYTES) return element;
         const int byte = element % 16, half = element / 16;
@@ -69,14 +72,15 @@ struct Codes {
         } else {
             const u32 low = *(const u32*)(row + At::low(b) + 4 * t);
             u32 high = 0;
-            if constexpr (TYPE == Q6_0) high = *(const u32*)(row + At::high(b) + t % 2 * 4) >> t / 2 * 4;
+            if constexpr (TYPE == Q6_0) high = *(const u32*)(row + At::high(b) + t % 2 * 4) << (4 - t / 2 * 4);
             if constexpr (FIFTHS) high = *(const u32*)(row + At::high(b)) >> 4 * t;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                u32 x = low >> 4 * h & 0x0f0f0f0fu;
-                if constexpr (FIFTHS) x |= spread(high >> 16 * h);
-                if constexpr (TYPE == Q6_0) x |= (high >> 2 * h & 0x03030303u) << 4;
-                codes[h] = NEIGHBOURS ? looked_up<false>(low >> 16 * h) : x;
+                if constexpr (NEIGHBOURS) codes[h] = looked_up<false>(low >> 16 * h);
+                else if constexpr (TYPE == Q4_0) codes[h] = (h ? low : low << 4) & 0xf0f0f0f0u ^ SIGNS;
+                else if constexpr (TYPE == Q5_0) codes[h] = (h ? low >> 1 : low << 3) & 0x78787878u | ~spread<7>(high >> 16 * h) & SIGNS;
+                else if constexpr (TYPE == Q6_0) codes[h] = (h ? low >> 2 : low << 2) & 0x3c3c3c3cu | (h ? high : high << 2) & 0xc0c0c0c0u ^ SIGNS;
+                else codes[h] = low >> 4 * h & 0x0f0f0f0fu | (FIFTHS ? spread<4>(high >> 16 * h) : 0);
             }
         }
     }
@@ -138,12 +142,12 @@ struct Codes {
             for (int w = 0; w < WORDS / 2; w++) {
                 u32 high = 0;
                 const int at = first + 4 * w;
-                if constexpr (TYPE == Q6_0) high = *(const u32*)(highs + at % 8) >> at / 8 * 4;
+                if constexpr (TYPE == Q6_0) high = *(const u32*)(highs + at % 8) << (4 - at / 8 * 4);
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     u32 x = low[w] >> 4 * h & 0x0f0f0f0fu;
-                    if constexpr (FIFTHS) x |= spread(fifths >> (16 * h + 4 * w));
-                    if constexpr (TYPE == Q6_0) x |= (high >> 2 * h & 0x03030303u) << 4;
+                    if constexpr (FIFTHS) x |= spread<4>(fifths >> (16 * h + 4 * w));
+                    if constexpr (TYPE == Q6_0) x |= high >> 2 * h & 0x30303030u;
                     codes[2 * w + h] = NEIGHBOURS ? looked_up<true>(low[w] >> 16 * h) : x;
                 }
             }

@@ -123,9 +123,8 @@ struct Mixer {
     static constexpr int JOINED = (DV + DV / 16 + 11) / 16 * 16 + 4, ANSWERS = WARPS * R * JOINED;
     static constexpr int JOIN_BYTES = 4 * (ANSWERS + (HAD_V ? R * DV : 0));
     static __device__ constexpr int joined_at(int r, int i) { return r * JOINED + i + i / 16; }
-    // Of queries that multiply codes: their units | sums of blocks, for minima | what codes of 0 add, for both parts.
-    static constexpr int MINIMA = CODED_K && Keys::MIN ? STEPS * RP : 0, ZEROS = CODED_K && Keys::ZERO ? 2 * STEPS * RP : 0;
-    static constexpr int SUMS_BYTES = CODED_K ? 4 * (RP + MINIMA + ZEROS) : 0;
+    // Of queries that multiply codes: their units | sums of blocks, for minima.
+    static constexpr int MINIMA = CODED_K && Keys::MIN ? STEPS * RP : 0, SUMS_BYTES = CODED_K ? 4 * (RP + MINIMA) : 0;
     static constexpr bool Q_IN_REGISTERS = STEPS * N_TILES * PARTS * 2 <= 32;
     // Positions are taken in another order, so that rows which lanes read at once begin in different banks of shared memory.
     static constexpr bool ROTATED =
@@ -169,7 +168,7 @@ struct Mixer {
         // NaN and infinities make all scores of the query NaN.
         const float unit = __any_sync(0xffffffff, odd != 0.f) ? __int_as_float(0x7fffffff) : __fdiv_rn(warp_max(largest), (float)LARGEST);
         const float inverse = unit == 0.f ? 0.f : __fdiv_rn(1.f, unit);
-        if (lane == 0) sums[r] = unit;
+        if (lane == 0) sums[r] = unit * (1.f / Keys::LARGER);
         signed char* to = (signed char*)(q + r * STRIDE_Q);
 #pragma unroll
         for (int b = 0; b < STEPS; b++) {
@@ -179,11 +178,6 @@ struct Mixer {
             if constexpr (MINIMA) {
                 const float all = warp_sum(x[b]);
                 if (lane == 0) sums[RP + b * RP + r] = all;
-            }
-            if constexpr (ZEROS) {
-                const int both = __reduce_add_sync(0xffffffff, high * 0x10000 + low), lows = (short)both, highs = (both - lows) >> 16;
-                int* zeros = (int*)(sums + RP + MINIMA) + b * RP + r;
-                if (lane == 0) zeros[0] = -Keys::ZERO * highs, zeros[STEPS * RP] = -Keys::ZERO * lows;
             }
         }
     }
@@ -298,12 +292,8 @@ struct Mixer {
 
     // The product of codes of 16 positions in bytes with step b of a part of the queries, and AS_FLOAT added.
     template <typename Held>
-    __device__ __forceinline__ void multiply_bytes(const u32 (&a)[4], const char* q, const Held& held, const float* sums_q, int b, int n, int part,
-                                                   int (&c)[4]) const {
-        int2 zeros = {0, 0};
-        if constexpr (ZEROS)
-            zeros = *(const int2*)((const int*)(sums_q + RP + MINIMA) + ((PACKED ? t / 2 : part) * STEPS + b) * RP + (PACKED ? 2 * t % 4 : 8 * n + 2 * t));
-        const int from[4] = {AS_FLOAT + zeros.x, AS_FLOAT + zeros.y, AS_FLOAT + zeros.x, AS_FLOAT + zeros.y};
+    __device__ __forceinline__ void multiply_bytes(const u32 (&a)[4], const char* q, const Held& held, int b, int n, int part, int (&c)[4]) const {
+        const int from[4] = {AS_FLOAT, AS_FLOAT, AS_FLOAT, AS_FLOAT};
         if constexpr (Q_IN_REGISTERS) {
             mma_bytes(c, a, held[b][n][part], from);
         } else {
@@ -346,7 +336,7 @@ struct Mixer {
 #pragma unroll
                     for (int part = 0; part < PARTS; part++) {
                         int c[4];
-                        multiply_bytes(a, q, held, sums_q, b, n, part, c);
+                        multiply_bytes(a, q, held, b, n, part, c);
 #pragma unroll
                         for (int i = 0; i < 4; i++) all[n][part][i] = fmaf(d[i / 2], __int_as_float(c[i]) - __int_as_float(AS_FLOAT), all[n][part][i]);
                     }
