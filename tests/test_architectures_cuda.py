@@ -149,7 +149,8 @@ PLACEMENTS = (
 def test_what_stays_on_the_cpu(made):
     """Layers and matrices on two devices: in float32 the CPU's logits, and next to layers on
     kernels the same twice, and near these. Layers on the CPU round activations to 8 bits, in
-    prompts too.
+    prompts too: that can change an early choice of experts, and with it the rest of a text. Most
+    tokens of all texts are near.
     """
     tokens, expected = made.texts[0], made.logits[0]
     for placement in PLACEMENTS:
@@ -162,10 +163,15 @@ def test_what_stays_on_the_cpu(made):
                 off = (way(model, tokens) - expected).abs().max()
                 assert off < 1e-3 * expected.abs().max(), (placement, way)
         with load_model(made.file, device=DEVICE, precision="f16", placement=placement) as model:
-            found = in_pieces(model, tokens)
-            assert torch.equal(in_pieces(model, tokens), found), placement
-            off = (found - expected).square().mean(1).sqrt() / expected.std()
-            assert off.median() < 0.03, (placement, off)
+            found = [in_pieces(model, text) for text in made.texts]
+            assert torch.equal(in_pieces(model, tokens), found[0]), placement
+        off = torch.cat(
+            [
+                (one - other).square().mean(1).sqrt() / other.std()
+                for one, other in zip(found, made.logits, strict=True)
+            ]
+        )
+        assert off.median() < 0.03, (placement, off)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
