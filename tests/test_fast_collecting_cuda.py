@@ -63,7 +63,7 @@ def test_latent_attention_shows_its_inputs(name, tmp_path):
         with iqforge.load_model(file, "cuda", precision=precision) as model:
             if precision == "f16":
                 assert model.engine is not None
-                assert not any(kind == "MLA" for kind, _ in model.engine.context.slow)
+                assert not any(kind == "MLA" for kind, *_ in model.engine.context.slow)
             model.special_tokens = SpecialTokens()
             made.append(collect(model, TOKENS[:1024], n_ctx=64, compute_perplexity=False))
     fast, again, slow = made

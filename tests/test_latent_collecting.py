@@ -69,7 +69,7 @@ def opened(monkeypatch, file):
         model.special_tokens = SpecialTokens()
         context = Context(CPU, torch.float32, taps=model.weights.taps)
         model.__dict__["engine"] = Engine(model.network, context) if fast else None
-        assert not any(kind == "MLA" for kind, _ in context.slow)
+        assert not any(kind == "MLA" for kind, *_ in context.slow)
         return model
 
     yield make

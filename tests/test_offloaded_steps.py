@@ -298,9 +298,25 @@ def test_beside_a_slow_layer_the_host_evaluates_experts_in_turn(three):
     _, model, _ = three
     modules = moes_of(model)
     modules[0].few_rows = None
-    steps = StepPath(model.network, Context(CPU))
+    told: list[str] = []
+    steps = StepPath(model.network, Context(CPU, verbose=told.append))
     assert not steps.captures
     assert sum(isinstance(x, SlowBranch) for x in steps._branches) == len(modules)
+    assert "experts on the CPU next to a layer on a slower path" in told[-1]
+
+
+def test_experts_without_operations_on_the_cpu_are_named(monkeypatch, tmp_path, two_threads):
+    """Merged matrices with biases are one such case."""
+    tiny = make_tiny_model(CASES["gpt_oss"], WIDE, tmp_path / "hf")
+    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    iqforge.quantize_model(tmp_path / "f32.gguf", tmp_path / "q.gguf", Recipe("Q8_0", pure=True))
+    switches = Switches(swa_full=True, merge_gate_up=True)
+    with beside(monkeypatch, partial(load_model, tmp_path / "q.gguf", switches=switches)) as found:
+        told: list[str] = []
+        steps = StepPath(found[1].network, Context(CPU, verbose=told.append))
+        assert not steps.captures
+        assert len(told) == 1 and told[0].startswith("slow path: MoE of ")
+        assert "has biases of merged matrices" in told[0]
 
 
 RUN = """

@@ -136,6 +136,6 @@ def test_attention_to_chosen_positions_is_on_kernels_in_all_layers_or_in_none():
         found = choose_all(dict.fromkeys(PROMPT, made), branches, context)
         for branch, executor in zip(branches, found, strict=True):
             assert (executor is None) == isinstance(branch.module, MLA)
-    reasons = {why: layers for (kind, why), layers in context.slow.items() if kind == "MLA"}
+    reasons = {why: layers for (kind, why, _), layers in context.slow.items() if kind == "MLA"}
     assert reasons["this layer has another type"] == [1]
     assert 1 not in reasons["positions are chosen on the reference path"]

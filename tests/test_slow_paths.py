@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from iqforge.runtime.commands.slow_paths import SlowPaths
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.common.registry import Placed, Slow
 
-SLOW, OTHER = "slow path: MoE of layer 3: a reason", "experts on the CPU: 1.0 GiB are page-locked"
-
-
-class Opened:
-    """A model with a matrix on each of these devices."""
-
-    def __init__(self, *devices: str):
-        parameters = [SimpleNamespace(device=torch.device(device)) for device in devices]
-        self.weights = SimpleNamespace(parameters=parameters)
+SLOW = "slow path: MoE of layer 3: a reason"
+PLACED = "slow path, as placed: Attention of 2 layers from 1: another device"
+OTHER = "experts on the CPU: 1.0 GiB are page-locked"
 
 
 @pytest.mark.parametrize(
-    "everything, devices, said",
-    [
-        (False, ("cuda:0", "cuda:0"), [SLOW]),
-        (False, ("cuda:0", "cpu"), []),  # as the flags ask
-        (True, ("cuda:0", "cpu"), [SLOW, OTHER]),
-    ],
+    "everything, said", [(False, [SLOW]), (True, [SLOW, PLACED, OTHER])], ids=["default", "verbose"]
 )
-def test_lines(capsys, everything, devices, said):
-    say, model = SlowPaths(everything), Opened(*devices)
-    say.follow(model)
-    for line in (SLOW, OTHER):
-        say(line)
+def test_lines(capsys, everything, said):
+    say = SlowPaths(everything)
+    context = Context(torch.device("cpu"), verbose=say)
+    context.report("MoE", Slow("a reason"), 3)
+    for layer in (1, 2):
+        context.report("Attention", Placed("another device"), layer)
+    context.report_all()
+    say(OTHER)
     assert capsys.readouterr().err.splitlines() == said
-
-
-def test_a_model_is_not_kept_alive(capsys):
-    say, model = SlowPaths(everything=False), Opened("cuda:0")
-    say.follow(model)
-    del model
-    say(SLOW)
-    assert not capsys.readouterr().err

@@ -12,6 +12,7 @@ from ...errors import UsageError
 from ..options import MOST_TOKENS, LoadOptions, check_layers, split_options
 from . import bench_flags
 from .flags import chosen_device, load_on_gpu, model_notes, note
+from .slow_paths import SlowPaths
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +129,7 @@ def open_model(
         which,
         options=load_options(setting, device),
         context=context,
-        verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None,
+        verbose=SlowPaths(everything=verbose),
     )
     try:
         said = set() if said is None else said

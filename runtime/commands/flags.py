@@ -127,16 +127,14 @@ def open_model(
         from ..precision import collecting_precision
 
         load = replace(load, precision=collecting_precision(device))
-    slow_paths = SlowPaths(everything=args.verbose)
     model = api.load_model(
         args.model,
         options=replace(load, device=str(device)),
         source=source,
         context=context,
-        verbose=slow_paths if args.verbose or device.type != "cpu" else None,
+        verbose=SlowPaths(everything=args.verbose),
     )
     try:
-        slow_paths.follow(model)
         for flag, why in [*load.notes(device), *model_notes(model)]:
             note(flag, why)
         if device.type != "cpu":

@@ -59,7 +59,7 @@ class Context:
     row_links: PeerRows | None = None  # how ranks meet in prompts; None: through the group
     growths: int = 0  # times that a buffer was replaced by a larger one
     # From (module class, reason) to layers.
-    slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    slow: dict[tuple[str, str, bool], list[int]] = field(default_factory=dict)
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     _angles: Angles = field(default_factory=dict)
     _kept: dict[str, SupportsClose] = field(default_factory=dict)
@@ -146,20 +146,22 @@ class Context:
         anywhere = set().union(*self.group.exchange(missing))
         return [None if i in anywhere else found for i, found in enumerate(executors)]
 
-    def report(self, kind: str, reason: str, layer: int) -> None:
+    def report(self, kind: str, reason: str | Exception, layer: int) -> None:
         """Note that a layer runs on the reference path. `report_all` tells `verbose`, once for all
-        layers of a kind and reason.
+        layers of a kind and reason, and whether the reason is a placement.
         """
-        self.slow.setdefault((kind, reason), []).append(layer)
+        placed = getattr(reason, "placed", False)
+        self.slow.setdefault((kind, str(reason), placed), []).append(layer)
 
     def report_all(self) -> None:
         """Tell `verbose` what `report` has gathered since the last call."""
-        for (kind, reason), layers in self.slow.items():
+        for (kind, reason, placed), layers in self.slow.items():
             if self.verbose is not None:
                 shown = (
                     f"layer {layers[0]}"
                     if len(layers) == 1
                     else f"{len(layers)} layers from {layers[0]}"
                 )
-                self.verbose(f"slow path: {kind} of {shown}: {reason}")
+                why = ", as placed" * placed
+                self.verbose(f"slow path{why}: {kind} of {shown}: {reason}")
         self.slow.clear()

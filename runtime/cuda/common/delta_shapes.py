@@ -8,7 +8,7 @@ from ....cuda_kernels.common.delta_heads import DeltaHeads
 from ...layers.delta_net import DeltaNet
 from ...weights.linear import Linear
 from .context import Context
-from .registry import Slow
+from .registry import Placed, Slow
 
 
 def rates_in_order(ba: torch.Tensor, key_heads: int) -> torch.Tensor:
@@ -56,12 +56,12 @@ def check_devices(net: DeltaNet, context: Context) -> None:
     """`Slow` if the small tensors of a delta net are on another device."""
     small = (net.convolution, net.dt, net.a, net.norm.weight)
     if any(x.device != context.device for x in small):
-        raise Slow(f"its convolution is not on {context.device}")
+        raise Placed(f"its convolution is not on {context.device}")
 
 
 def _decoded(linear: Linear, context: Context) -> torch.Tensor:
     if linear.device != context.device:
-        raise Slow(f"{linear.role} is not on {context.device}")
+        raise Placed(f"{linear.role} is not on {context.device}")
     if linear.bias is not None or linear.scale is not None:
         raise Slow(f"{linear.role} has a bias or a scale")
     return torch.cat([part for _, part in linear.matrix.parts()])

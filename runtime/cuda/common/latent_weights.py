@@ -10,7 +10,7 @@ from ...layers.latent import Joined, PerHead
 from ...layers.mla import MLA
 from ...weights.stacked_linear import HeadLinear
 from .context import Context
-from .registry import Slow
+from .registry import Placed, Slow
 
 _LARGEST_F16 = 60000.0
 
@@ -72,5 +72,5 @@ def _of_heads(linear: HeadLinear, context: Context) -> PackedMatrix:
 
 def _checked(packed: PackedMatrix | None, role: str, context: Context) -> PackedMatrix:
     if packed is None or packed.device != context.device:
-        raise Slow(f"the weights of {role} are not on {context.device}")
+        raise Placed(f"the weights of {role} are not on {context.device}")
     return packed

@@ -35,6 +35,14 @@ STEP: dict[type, Callable] = {}
 class Slow(Exception):
     """This module has no fast path; the message says why. It never reaches a user."""
 
+    placed = False  # whether the reason is where placements have put something
+
+
+class Placed(Slow):
+    """What it needs is on another device, as placements say."""
+
+    placed = True
+
 
 @dataclass(frozen=True)
 class PlacedBranch:
@@ -104,13 +112,13 @@ def choose(table: dict[type, Callable], branch: PlacedBranch, context: Context) 
     factory = table.get(type(branch.module))
     try:
         if branch.device != context.device:
-            raise Slow(f"the layer works on {branch.device}")
+            raise Placed(f"the layer works on {branch.device}")
         check_description(branch.branch)
         if factory is None:
             raise Slow("no kernels for this kind of layer")
         return factory(branch, context)
     except Slow as reason:
-        context.report(type(branch.module).__name__, str(reason), branch.layer)
+        context.report(type(branch.module).__name__, reason, branch.layer)
         return None
 
 

@@ -10,7 +10,7 @@ from ...layers.indexer import Indexer
 from ...state.cache import CacheSettings, KVCache
 from ...state.latent import read_keys, settings_of, write_keys
 from ..common.context import Context
-from ..common.registry import Slow
+from ..common.registry import Placed, Slow
 from ..step.index import shape_of
 from .stream import last_rows
 from .weights import Product
@@ -23,7 +23,7 @@ class PromptIndexer:
 
     def __init__(self, indexer: Indexer, context: Context):
         if indexer.k_norm.weight.device != context.device:
-            raise Slow(f"the norm of the indexer's keys is not on {context.device}")
+            raise Placed(f"the norm of the indexer's keys is not on {context.device}")
         if not shape_of(indexer, "F16").fits:
             raise Slow(f"an indexer with {indexer.spec.heads} heads")
         self.indexer, self.context = indexer, context

@@ -21,7 +21,7 @@ from ...state.latent import read_keys, settings_of
 from ..common import cached
 from ..common.context import Context
 from ..common.latent_weights import HeadMatrices
-from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from ..common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
 from .graphs import Stage, Staged
 from .index import PromptIndexer
 from .latent_absorbed import AbsorbedRows, attend_shown, is_absorbed
@@ -58,7 +58,7 @@ class PromptLatent(Staged):
             raise Slow("latent vectors of queries without a norm")
         for norm in (m.kv_norm, m.q_norm):
             if norm is not None and norm.weight.device != context.device:
-                raise Slow(f"a norm of latent vectors is not on {context.device}")
+                raise Placed(f"a norm of latent vectors is not on {context.device}")
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         first = m.q if m.q_a is None else m.q_a
         self.both = Product("latent q and kv", [first, m.kv_a], context)

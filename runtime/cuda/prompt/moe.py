@@ -25,7 +25,7 @@ from ...weights.taps import GroupedRows
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
-from ..common.registry import PlacedBranch, Slow
+from ..common.registry import Placed, PlacedBranch, Slow
 from .graphs import Stage, Staged
 from .stream import SlowBranch, Stream, check_norm
 from .weights import Product, packed, stacked
@@ -44,7 +44,7 @@ class PromptMoE(Staged):
             raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         if m.router.linear.device != context.device:
-            raise Slow(f"the weights of {m.router.linear.role} are not on {context.device}")
+            raise Placed(f"the weights of {m.router.linear.role} are not on {context.device}")
         self.router = _floats(m.router.linear)
         e = m.experts
         self.inputs = [self.packed(linear) for linear in inputs_of(e)]
@@ -256,8 +256,10 @@ def _shared(m: MoE, context: Context) -> tuple[Product, Gating, Product, torch.T
     gate = m.shared_gate
     share = None
     if gate is not None:
-        if gate.device != context.device or gate.bias is not None:
-            raise Slow(f"{gate.role} is not on {context.device}, or has a bias")
+        if gate.device != context.device:
+            raise Placed(f"{gate.role} is not on {context.device}")
+        if gate.bias is not None:
+            raise Slow(f"{gate.role} has a bias")
         share = torch.cat([part for _, part in gate.matrix.parts()]).view(-1)
     return (
         Product("shared gate_up", pair, context),

@@ -90,7 +90,7 @@ class PromptPath:
         try:
             return make()
         except Slow as reason:
-            self.context.report(kind, str(reason), 0)
+            self.context.report(kind, reason, 0)
             return None
 
     def run(

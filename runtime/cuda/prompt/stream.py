@@ -17,7 +17,7 @@ from ...layers.norm import LayerNorm, Norm
 from ...weights.ranges import opened
 from ..common.context import PIECE_BYTES, Context
 from ..common.executor import Executor
-from ..common.registry import PlacedBranch, Slow
+from ..common.registry import Placed, PlacedBranch, Slow
 
 if TYPE_CHECKING:
     from ...parallel.group import Group
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def check_norm(norm: Norm, context: Context) -> None:
     """`Slow` if the stream's kernels cannot apply this norm."""
     if norm.weight.device != context.device:
-        raise Slow(f"its norm is not on {context.device}")
+        raise Placed(f"its norm is not on {context.device}")
     if not prompt_rows.norm_fits(len(norm.weight)):
         raise Slow(f"rows of {len(norm.weight)}")
 

@@ -16,7 +16,7 @@ from ....cuda_kernels.prompt import rounded as prompt_rounded
 from ...weights.linear import Embedding, Linear
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
-from ..common.registry import Slow
+from ..common.registry import Placed, Slow
 from .rounded import rounded_product
 
 SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
@@ -34,7 +34,7 @@ def packed(
     """
     held = linear.packed if isinstance(linear, ExpertLinear) else linear.matrix.packed
     if held is None or held.data.device != context.device:
-        raise Slow(f"the weights of {linear.role} are not on {context.device}")
+        raise Placed(f"the weights of {linear.role} are not on {context.device}")
     if (linear.bias is not None and not biased) or (linear.scale is not None and not scaled):
         raise Slow(f"{linear.role} has a bias or a scale")
     if held.cols % 8 or held.rows % 8:

@@ -14,7 +14,7 @@ from ...layers.attention import Attention
 from ...state.cache import CacheSettings, KVCache
 from ...weights.ranges import ranged
 from ..common.context import Context
-from ..common.registry import STEP, PlacedBranch, Slow, executor
+from ..common.registry import STEP, Placed, PlacedBranch, Slow, executor
 from .frame import Frame
 from .layers import StepBranch, StepInput, StepSum, on_device
 
@@ -76,7 +76,7 @@ class StepAttentionLayer(StepBranch):
     def check(self, state) -> None:
         cache = self._cache(state)
         if cache.k.device != self.input.norm.weight.device:
-            raise Slow(f"its keys and values are on {cache.k.device}")
+            raise Placed(f"its keys and values are on {cache.k.device}")
         self._check(cache)
 
     def _cache(self, state) -> KVCache:

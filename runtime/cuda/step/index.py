@@ -11,7 +11,7 @@ from ...layers.indexer import Indexer
 from ...state.cache import CacheSettings, KVCache
 from ...state.latent import settings_of
 from ..common.context import Context
-from ..common.registry import Slow
+from ..common.registry import Placed, Slow
 from .frame import Frame
 from .layers import on_device
 
@@ -23,7 +23,7 @@ class StepIndexer:
 
     def __init__(self, indexer: Indexer, context: Context):
         if indexer.k_norm.weight.device != context.device:
-            raise Slow(f"the norm of the indexer's keys is not on {context.device}")
+            raise Placed(f"the norm of the indexer's keys is not on {context.device}")
         self.indexer = indexer
         self.inputs = [on_device(x, context, NORM_MATVEC) for x in (indexer.k, indexer.weights)]
         self.q = on_device(indexer.q, context, NORM_MATVEC)

@@ -168,5 +168,5 @@ def _or_slow(
     try:
         return fast(module, context)
     except Slow as reason:
-        context.report(kind, str(reason), 0)
+        context.report(kind, reason, 0)
         return slow(module, context)

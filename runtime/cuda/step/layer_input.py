@@ -13,7 +13,7 @@ from ...layers.layer_input import LayerInput, LayerInputs
 from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import Executor, operation
-from ..common.registry import STEP, PlacedBranch, Slow, executor
+from ..common.registry import STEP, Placed, PlacedBranch, executor
 from .frame import Frame
 from .layers import StepSum, on_device
 
@@ -53,7 +53,7 @@ class DeviceLayerInputs:
         self.projection = on_device(inputs.projection, context, NORM_MATVEC)
         self.norm, self.length = inputs.norm, inputs.length
         if self.norm.weight.device != context.device:
-            raise Slow(f"the norm of inputs of layers is not on {context.device}")
+            raise Placed(f"the norm of inputs of layers is not on {context.device}")
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
         columns, tokens = self.projection.rows, frame.sequence.tokens[: frame.n]

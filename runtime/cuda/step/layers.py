@@ -22,7 +22,7 @@ from ...weights.ranges import ranged
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
 from ..common.executor import Executor, operation
-from ..common.registry import PlacedBranch, Slow
+from ..common.registry import Placed, PlacedBranch, Slow
 from .frame import Frame, PendingBranch
 
 
@@ -44,7 +44,7 @@ def on_device(
     matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
     matrix = matrices[0].packed
     if matrix is None or matrix.device != context.device:
-        raise Slow(f"{linear.role} is not on {context.device}")
+        raise Placed(f"{linear.role} is not on {context.device}")
     if matrix.n_matrices != len(matrices):
         raise Slow(f"{linear.role} is not one tensor of all experts")
     if kind is None:
@@ -88,7 +88,7 @@ class StepInput:
 
     def __init__(self, norm: Norm, context: Context):
         if norm.weight.device != context.device:
-            raise Slow(f"norm is not on {context.device}")
+            raise Placed(f"norm is not on {context.device}")
         self.norm = norm
 
     def __call__(
@@ -122,7 +122,7 @@ class StepBranch(Executor):
         self.branch, self.layer = branch, branch.layer
         self.norm, self.eps = branch.norm.weight, branch.norm.eps
         if self.norm.device != context.device:
-            raise Slow(f"norm is not on {context.device}")
+            raise Placed(f"norm is not on {context.device}")
 
     def check(self, state) -> None:
         """Slow if this layer cannot run on what a sequence keeps for it."""

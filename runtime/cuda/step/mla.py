@@ -16,7 +16,7 @@ from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.latent_weights import HeadMatrices
-from ..common.registry import STEP, PlacedBranch, Slow, executor
+from ..common.registry import STEP, Placed, PlacedBranch, Slow, executor
 from .frame import STEP_ROWS, Frame
 from .index import StepIndexer
 from .layers import StepBranch, StepSum, on_device
@@ -40,7 +40,7 @@ class StepLatentLayer(StepBranch):
             raise Slow("scores in memory (-fa 0)")
         for norm in (m.kv_norm, m.q_norm):
             if norm is not None and norm.weight.device != context.device:
-                raise Slow(f"a norm of latent vectors is not on {context.device}")
+                raise Placed(f"a norm of latent vectors is not on {context.device}")
         if (m.q_a is None) != (m.q_norm is None):
             raise Slow("latent vectors of queries without a norm")
         first = m.q if m.q_a is None else m.q_a

@@ -29,7 +29,7 @@ from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
-from ..common.registry import PlacedBranch, Slow
+from ..common.registry import Placed, PlacedBranch, Slow
 from .frame import STEP_ROWS, Frame
 from .layers import BETWEEN, StepBranch, on_device
 
@@ -224,6 +224,8 @@ def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
 
 def decode_linear(linear: Linear, context: Context) -> torch.Tensor:
     """float32[rows, cols] of a small matrix, packed or not. Slow if it is on another device."""
-    if linear.device != context.device or linear.bias is not None:
-        raise Slow(f"{linear.role} is not on {context.device}, or has a bias")
+    if linear.device != context.device:
+        raise Placed(f"{linear.role} is not on {context.device}")
+    if linear.bias is not None:
+        raise Slow(f"{linear.role} has a bias")
     return torch.cat([part for _, part in linear.matrix.parts()])

@@ -13,7 +13,6 @@ from ....cuda_kernels.step.offload import Exchange
 from ....cuda_kernels.step.router import fits as router_fits
 from ...cpu.offloaded import OffloadedExperts
 from ...cpu.offloaded_steps import ENDLESS, OffloadedSteps
-from ...cpu.plan import NotPlanned
 from ...layers.moe import MoE
 from ...weights.ranges import ranged
 from ..common.context import Context
@@ -76,12 +75,9 @@ class StepOffloadedMoE(StepExperts):
             self.end(frame, to, h, norm)
 
 
-def answers_of(layers: Sequence[StepOffloadedMoE], frame: Frame) -> OffloadedSteps | None:
-    """Return what answers for these layers; None if the CPU has no operations for one."""
-    try:
-        return OffloadedSteps([(layer.experts, layer.exchange(frame)) for layer in layers])
-    except NotPlanned:
-        return None
+def answers_of(layers: Sequence[StepOffloadedMoE], frame: Frame) -> OffloadedSteps:
+    """Return what answers for these layers. NotPlanned if the CPU has no operations for one."""
+    return OffloadedSteps([(layer.experts, layer.exchange(frame)) for layer in layers])
 
 
 @contextmanager

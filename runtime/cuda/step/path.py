@@ -22,6 +22,7 @@ import torch
 
 from ....errors import EvaluationError
 from ...cpu.offloaded_steps import OffloadedSteps
+from ...cpu.plan import NotPlanned
 from ...network.network import Network
 from ...network.sampling import Sampling
 from ...state.sequence import State
@@ -70,13 +71,21 @@ class StepPath:
         layers = [found for x in self._branches if (found := offloaded_of(x)) is not None]
         if not layers:
             return None
-        fast = self.captures and self.network.stage is None
-        if fast and (found := answers_of(layers, self.frame)) is not None:
-            return found
+        if not self.captures:
+            reason = "experts on the CPU next to a layer on a slower path"
+        elif self.network.stage is not None:
+            reason = "experts on the CPU of a process that has some of the layers"
+        else:
+            try:
+                return answers_of(layers, self.frame)
+            except NotPlanned as error:
+                reason = f"the CPU does not answer for experts while a graph runs: {error}"
         self.captures = False
-        self._branches[:] = [
-            x if offloaded_of(x) is None else SlowBranch(x.branch) for x in self._branches
-        ]
+        for number, x in enumerate(self._branches):
+            if offloaded_of(x) is not None:
+                self.context.report(type(x.branch.module).__name__, reason, x.branch.layer)
+                self._branches[number] = SlowBranch(x.branch)
+        self.context.report_all()
         return None
 
     @torch.no_grad()
@@ -207,7 +216,7 @@ class StepPath:
                 taken.append(executor)
             except Slow as reason:
                 self.context.report(
-                    type(executor.branch.module).__name__, str(reason), executor.branch.layer
+                    type(executor.branch.module).__name__, reason, executor.branch.layer
                 )
                 taken.append(None)
         for number, executor in enumerate(self.context.same_choices(taken)):
@@ -216,6 +225,9 @@ class StepPath:
         if found:  # the host waits for these: it cannot answer for experts meanwhile
             for number, executor in enumerate(self._branches):
                 if offloaded_of(executor) is not None:
+                    reason = "experts on the CPU next to a layer on a slower path"
+                    layer = executor.branch.layer
+                    self.context.report(type(executor.branch.module).__name__, reason, layer)
                     found[number] = SlowBranch(executor.branch)
         self.context.report_all()
         return found
