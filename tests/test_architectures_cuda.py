@@ -165,13 +165,15 @@ def test_what_stays_on_the_cpu(made):
         with load_model(made.file, device=DEVICE, precision="f16", placement=placement) as model:
             found = [in_pieces(model, text) for text in made.texts]
             assert torch.equal(in_pieces(model, tokens), found[0]), placement
-        off = torch.cat(
+        off = torch.stack(
             [
                 (one - other).square().mean(1).sqrt() / other.std()
                 for one, other in zip(found, made.logits, strict=True)
             ]
         )
         assert off.median() < 0.03, (placement, off)
+        if not any(made.choices):  # nothing that rounding can change
+            assert (off.median(1).values < 0.03).all(), (placement, off)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -58,7 +58,9 @@ constexpr int TILES = LOADED > Mixer::JOIN_BYTES ? LOADED : Mixer::JOIN_BYTES;
 constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * KEPT_K, AT_S = AT_V + ROWS * KEPT_V,
               AT_P = AT_S + SCORES * 4, AT_M = AT_P + P_BYTES, SHARED = AT_M + 3 * R * 4;
 // Blocks of a multiprocessor for which there are registers: with at most 128 in each thread, a block of the next launch fits next to this one.
-constexpr int FITTING = BY_WARP && THREADS <= 256 && DK + DV <= 256 ? 2 : RESIDENT;
+// More than 8 queries of encoded rows need more.
+constexpr bool FEW_REGISTERS = BY_WARP && THREADS <= 256 && DK + DV <= 256 && (R <= 8 || (is_float(TYPE_K) && is_float(TYPE_V)));
+constexpr int FITTING = FEW_REGISTERS && RESIDENT < 2 ? 2 : RESIDENT;
 constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");

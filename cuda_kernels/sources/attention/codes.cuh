@@ -77,10 +77,10 @@ struct Codes {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 if constexpr (NEIGHBOURS) codes[h] = looked_up<false>(low >> 16 * h);
-                else if constexpr (TYPE == Q4_0) codes[h] = (h ? low : low << 4) & 0xf0f0f0f0u ^ SIGNS;
-                else if constexpr (TYPE == Q5_0) codes[h] = (h ? low >> 1 : low << 3) & 0x78787878u | ~spread<7>(high >> 16 * h) & SIGNS;
-                else if constexpr (TYPE == Q6_0) codes[h] = (h ? low >> 2 : low << 2) & 0x3c3c3c3cu | (h ? high : high << 2) & 0xc0c0c0c0u ^ SIGNS;
-                else codes[h] = low >> 4 * h & 0x0f0f0f0fu | (FIFTHS ? spread<4>(high >> 16 * h) : 0);
+                else if constexpr (TYPE == Q4_0) codes[h] = ((h ? low : low << 4) & 0xf0f0f0f0u) ^ SIGNS;
+                else if constexpr (TYPE == Q5_0) codes[h] = ((h ? low >> 1 : low << 3) & 0x78787878u) | (~spread<7>(high >> 16 * h) & SIGNS);
+                else if constexpr (TYPE == Q6_0) codes[h] = ((h ? low >> 2 : low << 2) & 0x3c3c3c3cu) | (((h ? high : high << 2) & 0xc0c0c0c0u) ^ SIGNS);
+                else codes[h] = (low >> 4 * h & 0x0f0f0f0fu) | (FIFTHS ? spread<4>(high >> 16 * h) : 0);
             }
         }
     }
@@ -96,7 +96,10 @@ struct Codes {
                 load_words<BYTES, UNIT>(row + AT, words);
             } else {  // rows of an odd number of blocks
 #pragma unroll
-                for (int i = 0; i < (BYTES + 3) / 4; i++) words[i] = two_bytes((const u8*)row + AT + 4 * i) | (4 * i + 2 < BYTES ? two_bytes((const u8*)row + AT + 4 * i + 2) << 16 : 0);
+                for (int i = 0; i < (BYTES + 3) / 4; i++) {
+                    const u8* at = (const u8*)row + AT + 4 * i;
+                    words[i] = two_bytes(at) | (4 * i + 2 < BYTES ? two_bytes(at + 2) << 16 : 0);
+                }
             }
         }
         __device__ __forceinline__ float half(int i) const { return half_to_float((u16)(words[i / 2] >> i % 2 * 16)); }

@@ -42,6 +42,7 @@ AHEAD = 4  # steps that run before the host waits for the token of the first one
 # one has written.
 _RECURRENT_AHEAD = 2
 _OFFLOADED_AHEAD = 2  # where the host evaluates experts while a step runs
+_BESIDE_SLOW = "experts on the CPU next to a layer on a slower path"
 
 
 class StepPath:
@@ -72,7 +73,7 @@ class StepPath:
         if not layers:
             return None
         if not self.captures:
-            reason = "experts on the CPU next to a layer on a slower path"
+            reason = _BESIDE_SLOW
         elif self.network.stage is not None:
             reason = "experts on the CPU of a process that has some of the layers"
         else:
@@ -81,12 +82,21 @@ class StepPath:
             except NotPlanned as error:
                 reason = f"the CPU does not answer for experts while a graph runs: {error}"
         self.captures = False
+        for number, slow in self._unanswered(reason).items():
+            self._branches[number] = slow
+        self.context.report_all()
+        return None
+
+    def _unanswered(self, reason: str) -> dict[int, StepExecutor]:
+        """Return, by number, replacements for executors whose experts are on the CPU, and report
+        why these do not run beside a graph.
+        """
+        found: dict[int, StepExecutor] = {}
         for number, x in enumerate(self._branches):
             if offloaded_of(x) is not None:
                 self.context.report(type(x.branch.module).__name__, reason, x.branch.layer)
-                self._branches[number] = SlowBranch(x.branch)
-        self.context.report_all()
-        return None
+                found[number] = SlowBranch(x.branch)
+        return found
 
     @torch.no_grad()
     def extend(self, tokens: torch.Tensor, state: State, all_logits: bool = False) -> torch.Tensor:
@@ -223,12 +233,7 @@ class StepPath:
             if executor is None:
                 found[number] = SlowBranch(self._branches[number].branch)
         if found:  # the host waits for these: it cannot answer for experts meanwhile
-            for number, executor in enumerate(self._branches):
-                if offloaded_of(executor) is not None:
-                    reason = "experts on the CPU next to a layer on a slower path"
-                    layer = executor.branch.layer
-                    self.context.report(type(executor.branch.module).__name__, reason, layer)
-                    found[number] = SlowBranch(executor.branch)
+            found |= self._unanswered(_BESIDE_SLOW)
         self.context.report_all()
         return found
 
