@@ -128,6 +128,20 @@ def test_a_quantized_cache_that_kernels_read(monkeypatch, opened, settings):
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("slice_bytes", [prompt_weights.SLICE_BYTES, 96 * 256 * 2])
+def test_a_vocabulary_that_is_no_multiple_of_8(monkeypatch, opened, slice_bytes):
+    """Embedding and output are in kernels, in one slice of the output and in several."""
+    monkeypatch.setattr(prompt_weights, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setitem(SHAPES, "odd", replace(SHAPES["llama-tiny"], n_vocab=509))
+    model, context, path = opened("odd:Q8_0")
+    assert not context.slow
+    tokens = TOKENS[:1] % 509
+    logits = path.logits(model.network.output_norm(path.run(tokens, 0)))
+    expected = model.forward(tokens[0])
+    assert logits.shape == expected.shape == (21, 509)
+    assert (logits - expected).abs().max() < 0.03 * expected.std()
+
+
 @pytest.mark.parametrize("value_head", [32, 96])
 @pytest.mark.parametrize("settings", [None, CacheSettings("q8_0", "q8_0")], ids=["f16", "q8_0"])
 def test_values_of_another_length(monkeypatch, opened, value_head, settings):

@@ -93,6 +93,20 @@ def test_values_of_another_length(monkeypatch, value_head):
     assert not slow
 
 
+def test_a_vocabulary_that_is_no_multiple_of_8(monkeypatch):
+    """Logits of all rows, of the last one, and of steps, without a slow layer."""
+    monkeypatch.setitem(SHAPES, "odd", replace(SHAPES["llama-tiny"], n_vocab=509))
+    row, slow = tokens()[0] % 509, []
+    with model("odd:Q8_0", precision="f32") as m:
+        truth = m.forward(row)
+    with model("odd:Q8_0", precision="f16", verbose=slow.append) as m:
+        assert error(m.forward(row), truth) < LIMITS["f16"]
+        state = m.new_state(200)
+        parts = [m.extend(x, state, all_logits=True) for x in row.split([100, 40, 1, 1, 8])]
+        assert error(torch.cat(parts), truth) < 5 * LIMITS["f16"]
+    assert not slow
+
+
 def test_fused_experts_are_those_decoded_first(monkeypatch):
     """On Hopper, products read packed weights, with the same rounding of weights and another order
     of additions.

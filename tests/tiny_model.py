@@ -4,6 +4,7 @@ runtime with.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,10 @@ from iqforge.formats.codecs import codec
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import Source, TensorInfo
+from iqforge.formats.types import ggml_type
+
+# Matrices that products do not read as they are.
+_WITHOUT_SCALE = re.compile("token_embd|attn_[kv]_b$|conv1d")
 
 
 def write_gguf(
@@ -23,8 +28,6 @@ def write_gguf(
     """Write `source` with floats encoded again as `type_of(tensor)` says. `metadata` replaces keys
     (None removes), `drop` leaves out tensors.
     """
-    from iqforge.formats.types import ggml_type
-
     merged = {
         key: value
         for key, value in (source.metadata | (metadata or {})).items()
@@ -43,6 +46,32 @@ def write_gguf(
                     else encode(target.type, codec.decode(tensor.type, rows, tensor.n_cols))
                 ),
             )
+    return path
+
+
+def scaled_gguf(path: Path, source: Source) -> Path:
+    """Write `source` in float32 with a scale, a power of two, beside every matrix that can have
+    one. Divided by it, the matrix multiplies as before.
+    """
+    scales: dict[str, np.ndarray] = {}
+    names = {t.name for t in source.tensors}
+    for number, t in enumerate(source.tensors):
+        name = t.name.removesuffix(".weight")
+        is_matrix = len(t.shape) > 1 and name != t.name
+        if is_matrix and f"{name}.scale" not in names and not _WITHOUT_SCALE.search(name):
+            exponents = (np.arange(t.shape[0] if len(t.shape) == 3 else 1) + number) % 5 - 2
+            scales[name] = np.exp2(exponents).astype(np.float32)
+    targets = [t.with_type(ggml_type("F32")) for t in source.tensors]
+    targets += [TensorInfo(f"{n}.scale", x.shape, ggml_type("F32")) for n, x in scales.items()]
+    with GGUFWriter(path, dict(source.metadata), targets) as writer:
+        for t, target in zip(source.tensors, targets, strict=False):
+            x = codec.decode(t.type, source.read_rows(t, 0, t.n_rows), t.n_cols)
+            scale = scales.get(t.name.removesuffix(".weight"))
+            if scale is not None:
+                x = (x.reshape(len(scale), -1) / scale[:, None]).reshape(x.shape)
+            writer.write(target, encode(target.type, x))
+        for target, x in zip(targets[len(source.tensors) :], scales.values(), strict=True):
+            writer.write(target, encode(target.type, x[None]))
     return path
 
 

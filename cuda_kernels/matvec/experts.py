@@ -57,8 +57,8 @@ def expert_gate_up(
     `gate_terms` are those of both. Gate and up of two types take two launches.
 
     shared: gate and up, or both in one matrix, of an expert that every token uses, of the same
-    type. Its result float32[n, hidden] goes to `shared_out`, or without that to the slots of `out`
-    after those of `ids`, ff elements in each.
+    type, with scales of their own. Its result float32[n, hidden] goes to `shared_out`, or without
+    that to the slots of `out` after those of `ids`, ff elements in each.
 
     Raise ShapeError for tensors that do not fit. Ids are not checked.
     """
@@ -96,6 +96,7 @@ def expert_gate_up(
             (EXPERT_GATE, (gate, gate), (gate_terms, NO_TERMS)),
             (EXPERT_GATE_BY, (up, up), (up_terms, NO_TERMS)),
         ]
+    shared_scales = [np.float32(m.scale) for m in (shared[0], shared[-1])] if shared else []
     index = device_index(device)
     here = limits(index)
     for kind, matrices, terms in launches:
@@ -104,6 +105,7 @@ def expert_gate_up(
             "biased": any(each.bias is not None for each in terms),
             "scaled": any(each.scale is not None for each in terms),
             "shared": int(always > 0),
+            "shared_scaled": any(m.scale != 1 for m in shared),
         }
         if not fits(matrices[0], kind):
             raise ShapeError(
@@ -142,6 +144,7 @@ def expert_gate_up(
                 np.int64(shared_pitch),
                 np.int64(out.stride(0)),
                 out,
+                *(shared_scales if with_terms["shared_scaled"] else ()),
                 shared=space,
                 pdl=pdl,
             )
@@ -164,7 +167,7 @@ def expert_down_add(
     follows `expert_gate_up`, and reads ids and weights while that still runs.
 
     shared: the matrix of an expert that every token uses, of the same type, with rows of a multiple
-    of `cols` elements: the slots after those of `ids` are its input.
+    of `cols` elements and a scale of its own: the slots after those of `ids` are its input.
 
     Raise ShapeError for tensors that do not fit. Ids are not checked.
     """
@@ -191,6 +194,7 @@ def expert_down_add(
         "biased": terms.bias is not None,
         "scaled": terms.scale is not None,
         "shared": always,
+        "shared_scaled": shared is not None and shared.scale != 1,
     }
     if down.type.is_float:
         spec = float_expert_spec(down.type, cols, k, EXPERT_DOWN, **with_terms)
@@ -215,6 +219,7 @@ def expert_down_add(
             terms.scale,
             None if shared is None else shared.data,
             h,
+            *([np.float32(shared.scale)] if with_terms["shared_scaled"] else []),
             shared=space,
             pdl=pdl,
         )

@@ -15,9 +15,9 @@ steps.
 
 With quantized matrices activations are rounded to 8 bits with a scale per 32 (as Q8_0, but the
 scale stays float32); products of bytes are added exactly, the rest in float32, in an order that
-follows from shapes and device alone. With F32, F16 and BF16 matrices everything is float32. Nothing
-is allocated, so calls can be captured into a CUDA graph; with `pdl` a kernel loads its first
-weights while the previous one still runs.
+follows from shapes and device alone. With F32, F16 and BF16 matrices everything is float32.
+Products with a matrix are multiplied by its scale. Nothing is allocated, so calls can be captured
+into a CUDA graph; with `pdl` a kernel loads its first weights while the previous one still runs.
 """
 
 from __future__ import annotations
@@ -189,6 +189,9 @@ def _product(
         check_tensor("result of a branch", join.delta, (n, cols), device)
         check_tensor("stream after a branch", join.out, (n, cols), device)
         options = (*options, "JOINS")
+    scales = [m.scale for m, *_ in parts]
+    scaled = any(scale != 1 for scale in scales)
+    options = (*options, *["SCALED"] * scaled)
     for m, out, rows, _ in parts:
         check_matrix(m, cols, device)
         check_tensor(
@@ -242,6 +245,8 @@ def _product(
                     np.float32(join.scale),
                     join.out[first:],
                 ]
+            if scaled:
+                arguments += map(np.float32, scales + [1.0] * (3 - len(scales)))
             if type.is_float:
                 spec = float_spec(type, cols, len(now), kind, split, options, gating)
                 shared = len(now) * cols * 4

@@ -52,11 +52,13 @@ def quantized_spec(
     biased: bool = False,
     scaled: bool = False,
     shared: int = 0,
+    shared_scaled: bool = False,
 ) -> KernelSpec:
     """Return the kernel of a product with a quantized type; `matrices` below each other for
-    NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS and
-    JOINS, as in matvec.cu. gating: how kinds with a gate join their products. biased, scaled:
-    experts have biases or scales. shared: slots of a shared expert.
+    NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS,
+    JOINS and SCALED, as in matvec.cu. gating: how kinds with a gate join their products. biased,
+    scaled: experts have biases or scales. shared: slots of a shared expert; shared_scaled: its
+    matrices have scales.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -88,7 +90,9 @@ def quantized_spec(
     terms = gating.suffix
     if experts:
         defines |= {"BIASED": int(biased), "SCALED": int(scaled), "SHARED_SLOTS": shared}
+        defines |= {"SHARED_SCALED": int(shared_scaled)}
         terms += "_biased" * biased + "_scaled" * scaled + f"_shared{shared}" * (shared > 0)
+        terms += "_shared_scaled" * shared_scaled
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
     shape += "_spread" * plan.spread + "_joined" * plan.joined
@@ -117,7 +121,7 @@ def float_spec(
     gating: Gating = Gating(),
 ) -> KernelSpec:
     """Return the kernel of a product with F32, F16 or BF16. `split` warps share a row. options: of
-    PLAIN, as in matvec.cu. gating: how kinds with a gate join their products.
+    PLAIN and SCALED, as in matvec.cu. gating: how kinds with a gate join their products.
     """
     warps, vectors = max(split, 4), cols * type.block_bytes // 16
     defines = {
@@ -151,10 +155,11 @@ def float_expert_spec(
     biased: bool = False,
     scaled: bool = False,
     shared: int = 0,
+    shared_scaled: bool = False,
 ) -> KernelSpec:
     """Return the kernel of a product with experts of F32, F16 or BF16. n: slots of EXPERT_DOWN, of
     which the last `shared` ones are a shared expert's; other kinds have one row of activations, and
-    with `shared` the matrices of a shared expert.
+    with `shared` the matrices of a shared expert. shared_scaled: those have scales.
     """
     defines = {
         "TYPE": type.name,
@@ -168,9 +173,10 @@ def float_expert_spec(
         "BIASED": int(biased),
         "SCALED": int(scaled),
         "SHARED_SLOTS": shared,
+        "SHARED_SCALED": int(shared_scaled),
         **dict(gating.defines),
     }
-    terms = "b" * biased + "s" * scaled + f"+{shared}" * (shared > 0)
+    terms = "b" * biased + "s" * scaled + f"+{shared}" * (shared > 0) + "s" * shared_scaled
     return KernelSpec(
         f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}{terms}{gating.suffix}",
         ("matvec/float_experts.cu",),

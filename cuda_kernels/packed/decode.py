@@ -31,9 +31,12 @@ def specs() -> list[KernelSpec]:
 
 
 @functools.cache
-def dequantize_spec(type: GGMLType) -> KernelSpec:
+def dequantize_spec(type: GGMLType, scaled: bool = False) -> KernelSpec:
+    """Return the kernels that decode a type to each dtype. scaled: they take a factor."""
     sources, functions = (unit_header(type), "weights/dequantize.cu"), tuple(_FUNCTIONS.values())
-    return KernelSpec(f"dequantize_{type.name.lower()}", sources, (("TYPE", type.name),), functions)
+    name = f"dequantize_{type.name.lower()}{'_scaled' * scaled}"
+    defines = (("TYPE", type.name), ("SCALED", str(int(scaled))))
+    return KernelSpec(name, sources, defines, functions)
 
 
 def unpack_rows(matrix: PackedMatrix) -> np.ndarray:
@@ -74,8 +77,8 @@ def decode_matrix(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the rows first_row .. first_row + n_rows (all of them by default) as `dtype`[n_rows,
-    cols]: float32 exact, bfloat16 or float16 rounded from it. `out`: a contiguous tensor for the
-    result. Raise ShapeError for rows that do not exist.
+    cols], times its scale: float32 exact, bfloat16 or float16 rounded from it. `out`: a contiguous
+    tensor for the result. Raise ShapeError for rows that do not exist.
     """
     n_rows = m.total_rows - first_row if n_rows is None else n_rows
     if first_row < 0 or n_rows < 0 or first_row + n_rows > m.total_rows:
@@ -124,14 +127,15 @@ def _decode(
             stored = interleaved_rows(m.type, stored, m.cols)
         values = torch.from_numpy(codec.decode(m.type, stored, m.cols, as_weights=True))
         chosen = torch.arange(first, first + n_rows) if ids is None else ids
-        return out.copy_(values[chosen].view(out.shape))
+        return out.copy_(values[chosen].view(out.shape) * m.scale)
     units = n_rows * (m.cols // UNIT)
     if units >= 1 << 32:
         raise ShapeError(f"{n_rows} rows of {m.cols} elements are too many to be decoded at once")
+    scaled = m.scale != 1
     if units:
         with torch.cuda.device(m.device):
             launch(
-                function(dequantize_spec(m.type), _FUNCTIONS[dtype], m.device),
+                function(dequantize_spec(m.type, scaled), _FUNCTIONS[dtype], m.device),
                 -(-units // _THREADS),
                 _THREADS,
                 m.data,
@@ -142,5 +146,6 @@ def _decode(
                 ids,
                 np.int64(first),
                 np.uint32(1),  # consecutive rows for each of `ids`
+                *([np.float32(m.scale)] if scaled else []),
             )
     return out

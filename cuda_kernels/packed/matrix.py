@@ -18,7 +18,8 @@ class PackedMatrix:
     """`n_matrices` matrices [rows, cols] of one type below each other, in planes (see
     `layouts/table.py`): `data` uint8[bytes].
 
-    `type` is the one whose units the bytes are: the plain type of an interleaved one.
+    `type` is the one whose units the bytes are: the plain type of an interleaved one. Decoded
+    values and products are multiplied by `scale`.
     """
 
     type: GGMLType
@@ -26,6 +27,7 @@ class PackedMatrix:
     cols: int
     n_matrices: int
     data: torch.Tensor
+    scale: float = 1.0
 
     @property
     def nbytes(self) -> int:

@@ -83,6 +83,8 @@ def rounded_weights(m: PackedMatrix, first: int, out: torch.Tensor, scales: torc
         out,
         scales,
     )
+    if m.scale != 1:
+        scales *= m.scale
 
 
 def scaled_sums(

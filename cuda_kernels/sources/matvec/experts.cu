@@ -4,7 +4,8 @@
 // EXPERT_GATE_UP  out[token, slot] = joined(G norm(h), U norm(h)) with the matrices of expert ids[token, slot] (units/gating.cuh)
 // EXPERT_GATE     out[token, slot] = G norm(h), where gate and up are of two types; EXPERT_GATE_BY  out = joined(out, U norm(h))
 // EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
-// BIASED: products have a bias per expert and row, SCALED: a factor per expert; a null pointer stands for none.
+// BIASED: products have a bias per expert and row, SCALED: a factor per expert; a null pointer stands for none. SHARED_SCALED: a shared
+// expert's matrices have factors, too.
 //
 // JOINED_SLOTS, for EXPERT_DOWN with rows that are one stage and no multiple of a step: lanes take the granules of all slots' rows one after
 // the other, as if they were one row. So a step has a granule for every lane, and slots in shared memory are no longer than rows.
@@ -21,6 +22,9 @@
 
 #ifndef SHARED_SLOTS
 #define SHARED_SLOTS 0
+#endif
+#ifndef SHARED_SCALED
+#define SHARED_SCALED 0
 #endif
 
 typedef Format<TYPE> F;
@@ -55,7 +59,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
     int first_up, const int* ids, int slots, int hidden, const float* gate_bias, const float* up_bias, const float* gate_scale,
     const float* up_scale, const uint8_t* shared_gate, const uint8_t* shared_up, int64_t shared_stored, int shared_rows, float* shared_out,
-    int64_t shared_pitch, int64_t pitch, float* out) {
+    int64_t shared_pitch, int64_t pitch, float* out
+#if SHARED_SCALED
+    , float shared_gate_scale, float shared_up_scale
+#endif
+    ) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int always = SHARED_SLOTS ? shared_rows : 0, items = always + slots * hidden, stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
@@ -104,6 +112,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       sum[k] = bias[k] = 0, by[k] = scale[k] = 1;
       if (BIASED && biases[k] && !shared) bias[k] = __ldg(biases[k] + row + k * first_up);
       if (SCALED && scales[k] && !shared) scale[k] = __ldg(scales[k] + max(expert, 0));
+#if SHARED_SCALED
+      if (shared) scale[k] = k ? shared_up_scale : shared_gate_scale;
+#endif
       if (F::ROW_FACTOR && !F::HEADER_STAGED) {
         const uint8_t* matrix = k ? shared ? shared_up : up : shared ? shared_gate : gate;
         header[k] = row_header_bits<F>(matrix, of_matrices, row + k * up_from);
@@ -142,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     for (int k = 0; k < R; k++) {
       y[k] = sum[k] * (F::HEADER_STAGED ? factor * by[k] : factor);
       if (F::ROW_FACTOR && !F::HEADER_STAGED) y[k] *= F::row_factor(header[k]);
-      if (SCALED) y[k] *= scale[k];
+      if (SCALED || SHARED_SCALED) y[k] *= scale[k];
       if (BIASED) y[k] += bias[k];
     }
     const float result = KIND == 0 ? joined(y[0], y[R - 1]) : KIND == 3 ? joined(before, y[0]) : y[0];
@@ -154,7 +165,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, const float* bias,
-    const float* scale, const uint8_t* shared_down, float* h) {
+    const float* scale, const uint8_t* shared_down, float* h
+#if SHARED_SCALED
+    , float shared_scale
+#endif
+    ) {
   constexpr int ROUTED = N - SHARED_SLOTS;
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
@@ -165,7 +180,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const int mine = lane < ROUTED ? __ldcg(ids + token * ROUTED + lane) : lane < N ? 0 : -1;
   const bool shared = SHARED_SLOTS && lane >= ROUTED;
   const float share = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
-  const float factor = SCALED && scale && share != 0 && !shared ? share * __ldg(scale + mine) : share;
+#if SHARED_SCALED
+  const float own = shared ? shared_scale * share : share;
+#else
+  const float own = share;
+#endif
+  const float factor = SCALED && scale && share != 0 && !shared ? share * __ldg(scale + mine) : own;
 
   // A row of the shared expert is SHARED_SLOTS rows of COLS elements, as if it were a matrix of more rows.
   auto row_of = [&](int item, int k) -> int64_t {

@@ -1,18 +1,25 @@
 // Matrix-vector products on F32, F16 and BF16 matrices for 1..8 rows of activations, all in float32.
 //
 // Macros: TYPE, WEIGHT_BYTES, COLS, X_ROWS, WARPS, SPLIT (warps that share a row of weights: the router's few rows would not keep a
-// device busy otherwise), UNROLL (loads of 16 bytes on their way per lane), KIND, PLAIN, ACTIVATION, LIMIT and KERNEL as in matvec.cu.
+// device busy otherwise), UNROLL (loads of 16 bytes on their way per lane), KIND, PLAIN, SCALED, ACTIVATION, LIMIT and KERNEL as in matvec.cu.
 #include "matvec/common.cuh"
 #include "units/gating.cuh"
 #include "matvec/float_rows.cuh"
+#ifndef SCALED
+#define SCALED 0
+#endif
 
 constexpr bool NORM = KIND != 1 && !PLAIN, GATED = KIND == 2;
 constexpr int PER = (VECTORS + 32 * SPLIT - 1) / (32 * SPLIT);   // vectors of a lane
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(
     const float* x, const float* norm_weight, float eps, const uint8_t* base0, float* out0, int rows0, int first0, int,
-    const uint8_t* base1, float* out1, int rows1, int first1, int, const uint8_t* base2, float* out2, int rows2, int first2, int) {
-  __shared__ float squares[N][WARPS], parts[2][N][WARPS];
+    const uint8_t* base1, float* out1, int rows1, int first1, int, const uint8_t* base2, float* out2, int rows2, int first2, int
+#if SCALED
+    , float scale0, float scale1, float scale2
+#endif
+    ) {
+  static __shared__ float squares[N][WARPS], parts[2][N][WARPS];
   allow_successor();
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, part = warp % SPLIT;
   const int items = GATED ? rows0 : rows0 + rows1 + rows2;
@@ -114,6 +121,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(
         __syncthreads();
       }
     }
+#if SCALED
+    #pragma unroll
+    for (int n = 0; n < N; n++) {
+      sum[0][n] *= GATED || item < rows0 ? scale0 : item < rows0 + rows1 ? scale1 : scale2;
+      if (GATED) sum[1][n] *= scale1;
+    }
+#endif
     if (lane == 0 && part == 0 && item < items)
       #pragma unroll
       for (int n = 0; n < N; n++) {

@@ -36,7 +36,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(
     const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t, int per_expert, int first_up,
     const int* ids, int slots, int hidden, const float* gate_bias, const float* up_bias, const float* gate_scale, const float* up_scale,
     const uint8_t* shared_gate, const uint8_t* shared_up, int64_t, int shared_rows, float* shared_out, int64_t shared_pitch, int64_t pitch,
-    float* out) {
+    float* out
+#if SHARED_SCALED
+    , float shared_gate_scale, float shared_up_scale
+#endif
+    ) {
   constexpr int ROWS = KIND == 4 ? 2 : 1;   // gate and up; of two types, gate in one launch, and up in the next
   static __shared__ float squares[WARPS];
   allow_successor();
@@ -81,6 +85,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(
       if (gate_scale) sum[0] *= __ldg(gate_scale + expert);
       if (ROWS == 2 && up_scale) sum[ROWS - 1] *= __ldg(up_scale + expert);
     }
+#if SHARED_SCALED
+    if (shared) sum[0] *= shared_gate_scale;
+    if (shared && ROWS == 2) sum[ROWS - 1] *= shared_up_scale;
+#endif
     if (BIASED && !shared) {
       if (gate_bias) sum[0] += __ldg(gate_bias + at);
       if (ROWS == 2 && up_bias) sum[ROWS - 1] += __ldg(up_bias + at_up);
@@ -93,7 +101,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(
 
 extern "C" __global__ void __launch_bounds__(THREADS) expert_down(
     const float* x, const uint8_t* down, int64_t, int rows, const int* ids, const float* weights, const float* bias, const float* scale,
-    const uint8_t* shared_down, float* h) {
+    const uint8_t* shared_down, float* h
+#if SHARED_SCALED
+    , float shared_scale
+#endif
+    ) {
   constexpr int ROUTED = N - SHARED_SLOTS;
   allow_successor();
   wait_for_predecessor();
@@ -115,6 +127,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) expert_down(
       const uint8_t* const own = (shared ? shared_down : down) + at * (COLS * WEIGHT_BYTES);
       float sum = 0;
       products<1>(&own, values + k * COLS, lane, &sum);
+#if SHARED_SCALED
+      if (shared) sum *= shared_scale;
+#endif
       all += sum * (SCALED && scale && !shared ? share * __ldg(scale + expert) : share);
       if (BIASED && bias && !shared) added += share * __ldg(bias + at);
     }

@@ -6,6 +6,7 @@
 // NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x + bias (norm_weight, or null); GATE_UP  out = joined(G norm(x), U norm(x));
 // GATE_BY  out = joined(out, W norm(x)); joined: see units/gating.cuh, with its macros.
 // PLAIN: x is not normed. SETS: MATVEC_ADD is out = W x. JOINS: kinds with a norm first finish the branch before: see `quantize_joined`.
+// SCALED: products with a matrix are multiplied by its scale.
 //
 // A warp takes every (grid * WARPS)th item: R neighbouring rows, or a row of the gate with that of the up matrix. Grid and order of
 // additions follow from shapes alone.
@@ -16,6 +17,9 @@
 #endif
 #ifndef JOINS
 #define JOINS 0
+#endif
+#ifndef SCALED
+#define SCALED 0
 #endif
 
 typedef Format<TYPE> F;
@@ -30,6 +34,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const uint8_t* base2, float* out2, int rows2, int first2, int stored2
 #if JOINS
     , const float* delta, const float* post_weight, float post_eps, float scale, float* stream
+#endif
+#if SCALED
+    , float scale0, float scale1, float scale2
 #endif
     ) {
   allow_successor();
@@ -134,6 +141,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
         #pragma unroll
         for (int n = 0; n < N; n++) sum[k][n] *= factor[n];
     }
+#if SCALED
+    #pragma unroll
+    for (int k = 0; k < R; k++) {
+      const int row = item * R + k;
+      const float by_all = GATED ? (k ? scale1 : scale0) : MATRICES == 1 || row < rows0 ? scale0 : MATRICES == 2 || row < rows0 + rows1 ? scale1 : scale2;
+      #pragma unroll
+      for (int n = 0; n < N; n++) sum[k][n] *= by_all;
+    }
+#endif
     if (lane == 0) {
       #pragma unroll
       for (int n = 0; n < N; n++) {

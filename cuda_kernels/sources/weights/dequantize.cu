@@ -1,4 +1,5 @@
-// Packed weights to rows of floats: TYPE (a unit struct, whose header comes first) to float32 (exact), bfloat16 and half (rounded).
+// Packed weights to rows of floats: TYPE (a unit struct, whose header comes first) to float32 (exact), bfloat16 and half (rounded). SCALED:
+// times a factor.
 //
 // A thread decodes one unit. The results of the 32 threads of a warp are adjacent in memory (64
 // bytes of each, for float32 two times 64). They go through shared memory, so that every store
@@ -44,7 +45,7 @@ enum Target { FLOAT32, FLOAT16, BFLOAT16 };
 
 template <Target TARGET>
 __device__ __forceinline__ void decode(const uint8_t* base, uint4* result, int64_t total_rows, int cols, uint32_t n_rows,
-                                       const RowMap& map) {
+                                       const RowMap& map, float scale) {
   __shared__ uint4 stages[WARPS][128];
   uint4(&stage)[128] = stages[threadIdx.x / 32];
   const Geometry g = TYPE::geometry(total_rows, cols);
@@ -55,6 +56,10 @@ __device__ __forceinline__ void decode(const uint8_t* base, uint4* result, int64
   if (unit < units) {
     const uint32_t row = unit / uint32_t(g.units), in_row = unit % uint32_t(g.units);
     decode_unit<TYPE>(TYPE::load(base, g, map(row), in_row), in_row, v);
+    if (SCALED) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) v[i] *= scale;
+    }
   }
   uint4 mine[4];
   if constexpr (TARGET == FLOAT32) {
@@ -71,10 +76,16 @@ __device__ __forceinline__ void decode(const uint8_t* base, uint4* result, int64
   }
 }
 
-#define KERNEL(NAME, TARGET)                                                                                                          \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME(const uint8_t* base, uint4* result, int64_t total_rows, int cols,     \
-                                                                uint32_t n_rows, const int64_t* ids, int64_t first, uint32_t group) { \
-    decode<TARGET>(base, result, total_rows, cols, n_rows, {ids, first, group});                                                      \
+#if SCALED
+#define SCALE , float scale
+#else
+#define SCALE
+constexpr float scale = 1;
+#endif
+#define KERNEL(NAME, TARGET)                                                                                                                \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME(const uint8_t* base, uint4* result, int64_t total_rows, int cols,           \
+                                                                uint32_t n_rows, const int64_t* ids, int64_t first, uint32_t group SCALE) { \
+    decode<TARGET>(base, result, total_rows, cols, n_rows, {ids, first, group}, scale);                                                     \
   }
 
 KERNEL(dequantize_f32, FLOAT32)

@@ -62,6 +62,6 @@ def check_devices(net: DeltaNet, context: Context) -> None:
 def _decoded(linear: Linear, context: Context) -> torch.Tensor:
     if linear.device != context.device:
         raise Placed(f"{linear.role} is not on {context.device}")
-    if linear.bias is not None or linear.scale is not None:
-        raise Slow(f"{linear.role} has a bias or a scale")
-    return torch.cat([part for _, part in linear.matrix.parts()])
+    if linear.bias is not None:
+        raise Slow(f"{linear.role} has a bias")
+    return linear.decoded()

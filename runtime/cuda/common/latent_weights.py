@@ -11,6 +11,7 @@ from ...layers.mla import MLA
 from ...weights.stacked_linear import HeadLinear
 from .context import Context
 from .registry import Placed, Slow
+from .scaled import scaled
 
 _LARGEST_F16 = 60000.0
 
@@ -26,9 +27,9 @@ class HeadMatrices:
             self.packed = [_of_heads(m.up.k_b, context), _of_heads(m.up.v_b, context)]
         elif isinstance(m.up, Joined):
             linear = m.up.kv_b
-            if linear.bias is not None or linear.scale is not None:
-                raise Slow(f"{linear.role} has a bias or a scale")
-            self.packed = [_checked(linear.matrix.packed, linear.role, context)]
+            if linear.bias is not None:
+                raise Slow(f"{linear.role} has a bias")
+            self.packed = [scaled(_checked(linear.matrix.packed, linear.role, context), linear)]
         else:
             raise Slow("other matrices of keys and values")
 

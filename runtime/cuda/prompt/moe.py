@@ -66,7 +66,7 @@ class PromptMoE(Staged):
 
     def packed(self, linear: ExpertLinear) -> PackedMatrix:
         """Return the matrices of all experts."""
-        return packed(linear, self.context, biased=True, scaled=True)
+        return packed(linear, self.context, biased=True)
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
@@ -224,11 +224,10 @@ def _floats(linear: Linear) -> torch.Tensor | None:
     held = linear.matrix.packed
     if held is None or held.device.type != "cuda":
         return None
-    if held.type.name != "F32" or linear.scale is not None:
+    if held.type.name != "F32" or not prompt_scores.fits(held.rows, held.cols, held.device):
         return None
-    if not prompt_scores.fits(held.rows, held.cols, held.device):
-        return None
-    return held.data.view(torch.float32).view(held.rows, held.cols)
+    values = held.data.view(torch.float32).view(held.rows, held.cols)
+    return values if linear.scale is None else values * linear.scale
 
 
 def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch.Tensor:
@@ -260,7 +259,7 @@ def _shared(m: MoE, context: Context) -> tuple[Product, Gating, Product, torch.T
             raise Placed(f"{gate.role} is not on {context.device}")
         if gate.bias is not None:
             raise Slow(f"{gate.role} has a bias")
-        share = torch.cat([part for _, part in gate.matrix.parts()]).view(-1)
+        share = gate.decoded().view(-1)
     return (
         Product("shared gate_up", pair, context),
         gating_of(ffn.spec),

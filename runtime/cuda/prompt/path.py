@@ -75,7 +75,9 @@ class PromptPath:
         self.most_together = (
             most_pieces(network.width, context.ubatch) if copies and fits(network) else 1
         )
-        self._table = self._part("Embedding", lambda: packed(network.embedding, context))
+        self._table = self._part(
+            "Embedding", lambda: packed(network.embedding, context, uneven=True)
+        )
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
 
     def _step(self, branch: PlacedBranch, executor: Any | None) -> Stage:

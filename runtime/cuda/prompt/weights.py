@@ -17,6 +17,7 @@ from ...weights.linear import Embedding, Linear
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
 from ..common.registry import Placed, Slow
+from ..common.scaled import scaled
 from .rounded import rounded_product
 
 SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
@@ -27,19 +28,20 @@ def packed(
     context: Context,
     *,
     biased: bool = False,
-    scaled: bool = False,
+    uneven: bool = False,
 ) -> PackedMatrix:
-    """Return the packed matrix. biased: the caller adds its bias; scaled: and applies its scale.
-    `Slow` if nobody does, or it is on another device.
+    """Return the packed matrix with the scale of its tensor, but not with those of experts, which
+    are terms of theirs. biased: the caller adds its bias. uneven: the number of rows need not be a
+    multiple of 8. `Slow` if it is, and for a bias that nobody adds, or another device.
     """
     held = linear.packed if isinstance(linear, ExpertLinear) else linear.matrix.packed
     if held is None or held.data.device != context.device:
         raise Placed(f"the weights of {linear.role} are not on {context.device}")
-    if (linear.bias is not None and not biased) or (linear.scale is not None and not scaled):
-        raise Slow(f"{linear.role} has a bias or a scale")
-    if held.cols % 8 or held.rows % 8:
+    if linear.bias is not None and not biased:
+        raise Slow(f"{linear.role} has a bias")
+    if held.cols % 8 or (held.rows % 8 and not uneven):
         raise Slow(f"{linear.role} is {held.rows} x {held.cols}, not multiples of 8")
-    return held
+    return held if isinstance(linear, ExpertLinear) else scaled(held, linear)
 
 
 class Product:
@@ -143,7 +145,7 @@ class PromptOutput:
     """Logits float32 of half[T, width]: the output matrix, decoded a slice of rows at a time."""
 
     def __init__(self, linear: Linear, context: Context):
-        self.context, self.matrix = context, packed(linear, context)
+        self.context, self.matrix = context, packed(linear, context, uneven=True)
         step = max(8, SLICE_BYTES // (self.matrix.cols * context.dtype.itemsize) // 32 * 32)
         self.slices = [
             (first, min(step, self.matrix.rows - first))
@@ -153,7 +155,9 @@ class PromptOutput:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(len(x), self.matrix.rows, dtype=torch.float32, device=x.device)
         for first, n in self.slices:
-            part = self.context.buffer("weights", (n, self.matrix.cols), self.context.dtype)
-            decode_matrix(self.matrix, self.context.dtype, first_row=first, n_rows=n, out=part)
-            out[:, first : first + n] = torch.mm(x, part.t(), out_dtype=torch.float32)
+            # Tensor cores want multiples of 8. What is past the last row is not used.
+            shape = -(-n // 8) * 8, self.matrix.cols
+            part = self.context.buffer("weights", shape, x.dtype)
+            decode_matrix(self.matrix, x.dtype, first_row=first, n_rows=n, out=part[:n])
+            out[:, first : first + n] = torch.mm(x, part.t(), out_dtype=torch.float32)[:, :n]
         return out

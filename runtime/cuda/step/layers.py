@@ -23,6 +23,7 @@ from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
 from ..common.executor import Executor, operation
 from ..common.registry import Placed, PlacedBranch, Slow
+from ..common.scaled import scaled
 from .frame import Frame, PendingBranch
 
 
@@ -33,20 +34,22 @@ def on_device(
     slots: int = 1,
     *,
     biased: bool = False,
-    scaled: bool = False,
 ) -> PackedMatrix:
     """Return the packed matrix of a product of this kind, of `slots` experts; without a kind it is
-    only decoded. biased: the caller adds its bias; scaled: and applies its scale. Slow if nobody
-    does, or it is on another device, or has no kernel.
+    only decoded. It has the scale of its tensor, but not those of experts, which are terms of
+    theirs. biased: the caller adds its bias. Slow if nobody does, or it is on another device, or
+    has no kernel.
     """
-    if (linear.bias is not None and not biased) or (linear.scale is not None and not scaled):
-        raise Slow(f"{linear.role} has a bias or a scale")
+    if linear.bias is not None and not biased:
+        raise Slow(f"{linear.role} has a bias")
     matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
     matrix = matrices[0].packed
     if matrix is None or matrix.device != context.device:
         raise Placed(f"{linear.role} is not on {context.device}")
     if matrix.n_matrices != len(matrices):
         raise Slow(f"{linear.role} is not one tensor of all experts")
+    if not isinstance(linear, ExpertLinear):
+        matrix = scaled(matrix, linear)
     if kind is None:
         return matrix
     if not operands.supported(matrix.type):

@@ -62,15 +62,11 @@ class StepMoE(StepExperts):
         self.spec, self.reduction = spec, moe.router.reduction
         self.router = float_matrix(moe.router.linear, context)
         self.router_biases = moe.router.linear.bias, moe.router.bias
-        with_terms = {"biased": True, "scaled": True}
-        self.down = on_device(e.down, context, EXPERT_DOWN, spec.n_used, **with_terms)
-        inputs = inputs_of(e)
-        self.gate = on_device(inputs[0], context, EXPERT_GATE_UP, **with_terms)
-        self.up = (
-            on_device(inputs[1], context, EXPERT_GATE_UP, **with_terms) if inputs[1:] else None
-        )
+        self.down = on_device(e.down, context, EXPERT_DOWN, spec.n_used, biased=True)
+        inputs = [on_device(x, context, EXPERT_GATE_UP, biased=True) for x in inputs_of(e)]
+        self.gate, self.up = inputs[0], inputs[1] if len(inputs) == 2 else None
         self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
-        self.input_terms = [terms_of(linear, context) for linear in inputs]
+        self.input_terms = [terms_of(linear, context) for linear in inputs_of(e)]
         self.always, self.shared = None, None
         if moe.shared is not None:
             inputs = shared_inputs(self, moe.shared, context)
@@ -228,4 +224,4 @@ def decode_linear(linear: Linear, context: Context) -> torch.Tensor:
         raise Placed(f"{linear.role} is not on {context.device}")
     if linear.bias is not None:
         raise Slow(f"{linear.role} has a bias")
-    return torch.cat([part for _, part in linear.matrix.parts()])
+    return linear.decoded()
