@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import iqforge
@@ -22,7 +23,9 @@ from iqforge.runtime.cuda.prompt.offloaded import ExpertCopies
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.model import Model, load_model
+from iqforge.runtime.network.experts import experts_of
 from iqforge.runtime.weights.store import TensorStore
+from iqforge.runtime.weights.switches import Switches
 
 from . import prompt_on_cpu
 from .step_on_cpu import CPU
@@ -131,15 +134,38 @@ def test_prompts_are_those_of_the_reference_path(model, monkeypatch, refuses):
     assert not driver.locked
 
 
+def quantized(folder: Path, name: str) -> Path:
+    """Return a file of a random model. It has to be made before anything is replaced."""
+    tiny, path = make_tiny_model(CASES[name], WIDE, folder / "hf"), folder / "q.gguf"
+    iqforge.convert_model(tiny.folder, folder / "f32.gguf", "f32")
+    iqforge.quantize_model(folder / "f32.gguf", path, Recipe("Q8_0", pure=True))
+    return path
+
+
 @pytest.fixture
 def gemma4(tmp_path):
-    """A file that is made before anything is replaced."""
-    tiny = make_tiny_model(CASES["gemma4_moe"], WIDE, tmp_path / "hf")
-    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
-    iqforge.quantize_model(
-        tmp_path / "f32.gguf", path := tmp_path / "q.gguf", Recipe("Q8_0", pure=True)
-    )
-    return path
+    return quantized(tmp_path, "gemma4_moe")
+
+
+@pytest.fixture(params=["gpt_oss", "qwen3_moe"])
+def separate(request, tmp_path):
+    """The file of a model whose gate and up can be merged, with biases and without."""
+    return quantized(tmp_path, request.param)
+
+
+def test_merged_gate_and_up_are_copied_apart(separate, installed, monkeypatch):
+    Driver(monkeypatch)
+    copied, told = counted(monkeypatch), []
+    with load_model(separate, switches=Switches(swa_full=True, merge_gate_up=True)) as model:
+        merged = [moe.experts.gate_up for b in model.network.blocks for moe in experts_of(b)]
+        assert merged and all(len(x.tensors) == 2 for x in merged)
+        context = Context(CPU, torch.float16, None, ubatch=64, verbose=told.append)
+        prompts = PromptPath(model.network, context)
+        context.report_all()
+        assert not [line for line in told if "not on" in line or "tensors" in line]
+        check(model, prompts, torch.randint(2, 300, (8, 40)))
+        assert copied == [0, 1]
+        context.close()
 
 
 def test_experts_next_to_a_dense_layer(gemma4, installed, monkeypatch):

@@ -36,6 +36,7 @@ from . import step_on_cpu
 from .kernels_on_host import library, pointer
 from .step_on_cpu import CPU, Graph, in_pieces, kernel, normed
 from .tiny_cases import CASES, WIDE
+from .tiny_model import one_tensor_per_expert
 from .tiny_models import make_tiny_model
 from .torch_threads import torch_threads
 
@@ -207,19 +208,24 @@ def test_steps_are_the_reference_path(three):
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe", "gemma4_moe"]
+    "name, merged",
+    [
+        *((x, False) for x in ("qwen2_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe", "gemma4_moe")),
+        ("gpt_oss", True),
+    ],
 )
-def test_other_architectures(monkeypatch, tmp_path, two_threads, name):
+def test_other_architectures(monkeypatch, tmp_path, two_threads, name, merged):
     """Shared experts, biases, other routers and activations, recurrent states, several rows, and
-    experts next to a dense layer.
+    experts next to a dense layer. merged: gate and up, with `-muge`.
     """
     tiny = make_tiny_model(CASES[name], WIDE, tmp_path / name)
     path = tmp_path / f"{name}.gguf"
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     iqforge.quantize_model(tmp_path / "f32.gguf", path, Recipe("Q8_0", pure=True))
-    switches, settings = Switches(swa_full=True), CacheSettings("f32", "f32")
-    opened = partial(load_model, path, switches=switches)
+    settings = CacheSettings("f32", "f32")
+    opened = partial(load_model, path, switches=Switches(swa_full=True, merge_gate_up=merged))
     with beside(monkeypatch, opened) as (host, model, device):
+        assert not merged or len(moes_of(model)[0].experts.gate_up.tensors) == 2
         told: list[str] = []
         steps = StepPath(model.network, context := Context(CPU, verbose=told.append))
         context.report_all()
@@ -306,17 +312,15 @@ def test_beside_a_slow_layer_the_host_evaluates_experts_in_turn(three):
 
 
 def test_experts_without_operations_on_the_cpu_are_named(monkeypatch, tmp_path, two_threads):
-    """Merged matrices with biases are one such case."""
-    tiny = make_tiny_model(CASES["gpt_oss"], WIDE, tmp_path / "hf")
-    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
-    iqforge.quantize_model(tmp_path / "f32.gguf", tmp_path / "q.gguf", Recipe("Q8_0", pure=True))
-    switches = Switches(swa_full=True, merge_gate_up=True)
-    with beside(monkeypatch, partial(load_model, tmp_path / "q.gguf", switches=switches)) as found:
+    """Experts of very old files, each a tensor of its own, are one such case."""
+    path = tmp_path / "old.gguf"
+    one_tensor_per_expert(path, SyntheticSource("qwen3moe-tiny:Q8_0"))
+    with beside(monkeypatch, partial(load_model, path)) as found:
         told: list[str] = []
         steps = StepPath(found[1].network, Context(CPU, verbose=told.append))
         assert not steps.captures
         assert len(told) == 1 and told[0].startswith("slow path: MoE of ")
-        assert "has biases of merged matrices" in told[0]
+        assert "is in several tensors" in told[0]
 
 
 RUN = """

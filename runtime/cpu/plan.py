@@ -155,13 +155,12 @@ class Plan:
         elements from one vector to the next.
         """
         stacks = [_parts(matrix) for matrix in linear.matrices]
-        biases = self.memory.vector(linear.bias)
-        if biases and len(stacks[0]) > 1:
-            raise NotPlanned(f"{linear.name} has biases of merged matrices")
         first = 0
         scales = self.memory.vector(linear.scale)
         for column in zip(*stacks, strict=True):
             rows, n_rows = _one_tensor(column, linear.name), column[0].rows
+            bias = linear.bias  # of all merged matrices
+            biases = self.memory.vector(None if bias is None else bias[:, first : first + n_rows])
             with self.within(linear.range):
                 self.multiply_each(
                     rows, n_rows, x, x_step, y.at(first), y_step, chosen, n, biases, scales

@@ -47,10 +47,10 @@ class PromptMoE(Staged):
             raise Placed(f"the weights of {m.router.linear.role} are not on {context.device}")
         self.router = _floats(m.router.linear)
         e = m.experts
-        self.inputs = [self.packed(linear) for linear in inputs_of(e)]
-        self.down = self.packed(e.down)
-        self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
-        self.input_terms = [terms_of(linear, context) for linear in inputs_of(e)]
+        pairs = [pair for linear in inputs_of(e) for pair in self.packed(linear)]
+        self.inputs, self.input_terms = ([pair[i] for pair in pairs] for i in range(2))
+        [(self.down, self.down_terms)] = self.packed(e.down)
+        self.gating = gating_of(e.spec)
         self.shared = None if m.shared is None else _shared(m, context)
         self.fused = prompt_grouped.gate_up_fits(
             self.inputs, context.device
@@ -64,9 +64,11 @@ class PromptMoE(Staged):
                 branch.layer,
             )
 
-    def packed(self, linear: ExpertLinear) -> PackedMatrix:
-        """Return the matrices of all experts."""
-        return packed(linear, self.context, biased=True)
+    def packed(self, linear: ExpertLinear) -> list[tuple[PackedMatrix, ExpertTerms]]:
+        """Return the matrices of all experts with their terms, the parts of merged ones if those
+        are not next to each other.
+        """
+        return [(packed(linear, self.context, biased=True), terms_of(linear, self.context))]
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:

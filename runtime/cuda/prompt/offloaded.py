@@ -7,18 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from ....cuda_kernels.common.gating import ExpertTerms
 from ....cuda_kernels.layouts.table import plain_type
 from ....cuda_kernels.packed.matrix import PackedMatrix, packable, packed_bytes
 from ....cuda_kernels.packed.pack import pack_into
 from ...layers.moe import MoE
-from ...weights.encoded import Matrix
+from ...weights.encoded import Matrix, Stacked
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
-from ..common.expert_terms import on_cpu
+from ..common.expert_terms import on_cpu, terms_of
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage
 from .locked import LockedMemory, Pieces
@@ -177,14 +178,23 @@ class PromptOffloadedMoE(PromptMoE):
             self._copies.drop_layer()
             raise
 
-    def packed(self, linear: ExpertLinear) -> PackedMatrix:
-        """Return where the matrices of all experts will be."""
-        first = linear.matrices[0]
-        if not isinstance(first, Matrix) or len(linear.tensors) > 1:
-            raise Slow(f"{linear.role} is merged from several tensors")
-        if first.cols % 8 or first.rows % 8:
-            raise Slow(f"{linear.role} is {first.rows} x {first.cols}, not multiples of 8")
-        return self._copies.place(self._number, first, len(linear.matrices))
+    def packed(self, linear: ExpertLinear) -> list[tuple[PackedMatrix, ExpertTerms]]:
+        """Return where the matrices of all experts will be. Merged ones are copied apart."""
+        first, n = linear.matrices[0], len(linear.matrices)
+        parts = first.matrices if isinstance(first, Stacked) else [first]
+        if not all(isinstance(x, Matrix) for x in parts) or len(linear.tensors) != len(parts):
+            raise Slow(f"{linear.role} is in several tensors")
+        terms, found, at = terms_of(linear, self.context), [], 0
+        for part in parts:
+            if part.cols % 8 or part.rows % 8:
+                raise Slow(f"{linear.role} is {part.rows} x {part.cols}, not multiples of 8")
+            bias = terms.bias
+            if bias is not None and len(parts) > 1:
+                bias = bias[:, at : at + part.rows].contiguous()
+            place = self._copies.place(self._number, part, n)
+            found.append((place, replace(terms, bias=bias)))
+            at += part.rows
+        return found
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
