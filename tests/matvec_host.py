@@ -1,6 +1,4 @@
-"""Matrix-vector kernels compiled by g++ and run block by block on the CPU, with what tests compare
-them with.
-"""
+"""Matrix-vector kernels compiled by g++ and run block by block on the CPU, for tests."""
 
 from __future__ import annotations
 
@@ -12,14 +10,11 @@ import numpy as np
 import torch
 from iqforge.cuda_kernels.compile.spec import expand
 from iqforge.cuda_kernels.matvec import plan as mp
-from iqforge.cuda_kernels.packed.decode import decode_matrix
-from iqforge.cuda_kernels.packed.pack import pack_matrix
-from iqforge.runtime.bench.random_blocks import random_rows
 
 from .host_library import host_library
 
 HERE = Path(__file__).parent
-BLOCKS, LIMIT, EPS = 3, 227 << 10, 1e-5
+BLOCKS, LIMIT = 3, 227 << 10
 DENSE = "const float* x, const float* norm, float eps" + "".join(
     f", const uint8_t* base{i}, float* out{i}, int rows{i}, int first{i}, int stored{i}"
     for i in range(3)
@@ -81,37 +76,6 @@ def plan(type, cols, n, kind, **changes):
     return dataclasses.replace(cut, shared=x + cut.warps * cut.slots * stage)
 
 
-def matrix(name, rows, cols, n_matrices=1, seed=0):
-    data = random_rows(
-        name, rows * n_matrices, cols, 0.05, np.random.default_rng([seed, rows, cols])
-    )
-    return pack_matrix(name, [data], rows, cols, n_matrices, "cpu")
-
-
-def weights(m):
-    return decode_matrix(m, torch.float32).double().view(m.n_matrices, m.rows, m.cols)
-
-
-def rounded(x):
-    groups = x.float().reshape(*x.shape[:-1], -1, 32)
-    most = groups.abs().amax(-1, keepdim=True)
-    q = torch.round(groups.double() * (127 / most).double())  # the product is not rounded before
-    return (q * (most / 127).double()).reshape(x.shape)
-
-
-def normed(h, weight):
-    """Return normed activations. The norm's divisor is applied after rounding."""
-    return rounded(h * weight) / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
-
-
-def silu(x):
-    return x / (1 + (-x).exp())
-
-
-def draw(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def start(library, cut, tokens, matrices, *arguments, blocks=BLOCKS):
     for n, m in enumerate(matrices):
         library.memory(n, ctypes.c_void_p(m.data.data_ptr()), ctypes.c_int64(m.data.numel()))
@@ -135,8 +99,3 @@ def start(library, cut, tokens, matrices, *arguments, blocks=BLOCKS):
     ]
     library.run.restype = ctypes.c_bool
     assert library.run(blocks, tokens, cut.shared, *values)
-
-
-def assert_close(actual, expected):
-    assert torch.isfinite(actual).all()
-    assert (actual.double() - expected).norm() < 1e-5 * expected.norm()

@@ -40,6 +40,7 @@ def attention_error(
     device: torch.device,
     run: Callable,
     seed: int = 0,
+    limit: int | None = None,
     **features,
 ) -> tuple[float, float, float]:
     """Return (relative error of the output, share of V's new bytes and of K's new elements that
@@ -48,7 +49,7 @@ def attention_error(
     case: rows, group, kv heads, key length, value length, type of K, of V, rotated, style,
     Hadamard, head norms. features: other fields of the shape. run(shape, capacity, q, k, v, norms,
     eps, angles, cache, positions, scale, out, biases, sinks) launches the kernel; it is called
-    twice.
+    twice. limit: bytes of shared memory for which the kernel is made, where there is no device.
     """
     rows, group, kv, dk, dv, type_k, type_v, n_rot, style, turned, normed = case
     g = torch.Generator(device).manual_seed(seed)
@@ -128,7 +129,9 @@ def attention_error(
     )
     same = alike.double().mean().item(), close.double().mean().item()
     stored_k, stored_v = cache.read(n_past + rows)
-    used = shape if device.type == "cpu" else shape.fitting(shared_limit(device))
+    if device.type != "cpu":
+        limit = shared_limit(device)
+    used = shape if limit is None else shape.fitting(limit)
     if used.on_tensor_cores and cache.type_v.is_quantized:
         stored_v = stored_v.half()
     if used.on_tensor_cores and cache.type_k.is_quantized and not used.is_by_warp:

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from iqforge.cuda_kernels.attention.mla_shape import fits
+from iqforge.cuda_kernels.attention.mla_shape import TILE, LatentShape, fits
 
 from .kernels_on_host import LIMIT, RUN_LATENT, library, pointer
 from .latent_reference import CHOSEN_SHAPES, ENCODED_SHAPES, SHAPES, allowed, latent_error
@@ -26,8 +26,27 @@ from .latent_reference import CHOSEN_SHAPES, ENCODED_SHAPES, SHAPES, allowed, la
     ids=str,
 )
 def test_latent_attention(shape, tmp_path):
-    assert fits(shape, LIMIT)
-    kernel = library(tmp_path, shape.spec(LIMIT), RUN_LATENT)
+    check(shape, LIMIT, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        LatentShape(1, 2, 24, 64, 512, 32, "F32", torch.float16),
+        LatentShape(2, 2, 24, 64, 512, 32, "Q8_0", torch.float16, hadamard=64),
+        LatentShape(1, 2, 24, 64, 512, 32, "Q8_KV", torch.float16, chosen=96),
+    ],
+    ids=str,
+)
+def test_latent_attention_in_little_shared_memory(shape, tmp_path):
+    """Of 99 KB, as consumers' GPUs have: tiles have a quarter of the positions."""
+    assert shape.tile(97 << 10)[0] == TILE // 4
+    check(shape, 97 << 10, tmp_path)
+
+
+def check(shape, limit, tmp_path):
+    assert fits(shape, limit)
+    kernel = library(tmp_path, shape.spec(limit), RUN_LATENT)
 
     def run(
         splits, q, kv, norm, eps, angles, keys, values, cache, positions, scale, out, chosen=None
@@ -60,4 +79,4 @@ def test_shapes_without_kernels():
         {"rows": 9},
     ):
         assert not fits(replace(shape, **change), LIMIT)
-    assert not fits(replace(shape, rank=512), 64 * 1024)
+    assert not fits(replace(shape, rank=512), 48 * 1024)

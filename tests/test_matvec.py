@@ -1,8 +1,8 @@
 """Matrix-vector kernels against float64 on a GPU, and plans of products, without a GPU."""
 
 import contextlib
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.common.gating import NO_TERMS, ExpertTerms, Gating
@@ -14,14 +14,14 @@ from iqforge.cuda_kernels.matvec import plan as matvec_plan
 from iqforge.cuda_kernels.matvec import products as matvec
 from iqforge.cuda_kernels.matvec import specs as matvec_specs
 from iqforge.cuda_kernels.matvec.operands import RowRange
-from iqforge.cuda_kernels.packed.decode import decode_matrix
 from iqforge.cuda_kernels.packed.matrix import PackedMatrix
-from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.errors import ShapeError
 from iqforge.formats.types import ggml_type
-from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.specs import FFNSpec
+
+from . import matvec_reference as reference
+from .matvec_reference import EPS, normed, rounded, silu, weights
 
 gpu = [
     pytest.mark.gpu,
@@ -36,54 +36,9 @@ THOROUGH = [name for name in TYPES if name not in GENERIC] + [
     "Q5_1",
     "IQ2_XS",
 ]
-EPS = 1e-5
-
-
-def matrix(name, rows, cols, n_matrices=1, seed=0):
-    data = random_rows(
-        name, rows * n_matrices, cols, 0.05, np.random.default_rng([seed, rows, cols])
-    )
-    return pack_matrix(name, [data], rows, cols, n_matrices, "cuda")
-
-
-def weights(m):
-    return decode_matrix(m, torch.float32).double().view(m.n_matrices, m.rows, m.cols)
-
-
-def rounded(x, type):
-    """Return activations as the kernels round them for quantized matrices: 8 bits, a scale of max /
-    127 per 32.
-    """
-    x = x.float()
-    if type.is_float:
-        return x.double()
-    groups = x.reshape(*x.shape[:-1], -1, 32)
-    most = groups.abs().amax(-1, keepdim=True)
-    # The product is not rounded before.
-    q = torch.round(groups.double() * torch.where(most > 0, 127 / most, 0).double())
-    return (q * (most / 127).double()).reshape(x.shape)
-
-
-def normed(h, weight, type):
-    """Return normed activations. The norm's divisor is applied after rounding."""
-    x = h if weight is None else h * weight
-    return rounded(x, type) / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
-
-
-def silu(x):
-    return x / (1 + (-x).exp())
-
-
-def assert_close(actual, expected):
-    """Compare results. One activation in a million may be rounded in the other direction, as the
-    norm's last bits differ.
-    """
-    assert torch.isfinite(actual).all()
-    assert (actual.double() - expected).norm() < 1e-4 * expected.norm()
-
-
-def draw(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+matrix, draw = partial(reference.matrix, device="cuda"), partial(reference.draw, device="cuda")
+# One activation in a million may be rounded in the other direction, as the norm's last bits differ.
+assert_close = partial(reference.assert_close, most=1e-4)
 
 
 def poison(*shape):

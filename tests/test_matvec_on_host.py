@@ -16,24 +16,8 @@ from iqforge.formats.types import ggml_type
 from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.specs import FFNSpec
 
-from .matvec_host import (
-    DENSE,
-    DOWN,
-    EPS,
-    GATES,
-    LIMIT,
-    NO_SHARED,
-    assert_close,
-    draw,
-    host_kernel,
-    matrix,
-    normed,
-    plan,
-    rounded,
-    silu,
-    start,
-    weights,
-)
+from .matvec_host import DENSE, DOWN, GATES, LIMIT, NO_SHARED, host_kernel, plan, start
+from .matvec_reference import EPS, assert_close, draw, matrix, normed, rounded, silu, weights
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.specs import FFNSpec
 from iqforge.runtime.model import load_model
 
-from .test_matvec import EPS, assert_close, draw, matrix, normed, poison, rounded, weights
+from . import matvec_reference as reference
+from .matvec_reference import EPS, normed, rounded, weights
 from .tiny_cases import CASES, FAST, WIDE
 from .tiny_model import scaled_gguf, write_gguf
 from .tiny_models import HALF, make_tiny_model
@@ -26,6 +28,14 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+matrix, draw = partial(reference.matrix, device="cuda"), partial(reference.draw, device="cuda")
+assert_close = partial(reference.assert_close, most=1e-4)
+
+
+def poison(*shape):
+    return torch.full(shape, float("nan"), device="cuda")
 
 
 def scaled(name, rows, cols, seed, scale):

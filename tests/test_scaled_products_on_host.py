@@ -22,23 +22,8 @@ from iqforge.formats.types import ggml_type
 from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.specs import FFNSpec
 
-from .matvec_host import (
-    BLOCKS,
-    DENSE,
-    DOWN,
-    EPS,
-    GATES,
-    LIMIT,
-    assert_close,
-    draw,
-    host_kernel,
-    matrix,
-    normed,
-    rounded,
-    silu,
-    start,
-    weights,
-)
+from .matvec_host import BLOCKS, DENSE, DOWN, GATES, LIMIT, host_kernel, start
+from .matvec_reference import EPS, assert_close, draw, matrix, normed, rounded, silu, weights
 
 NAMES = ["NVFP4", "IQ4_KS", "F16"]  # with a scale per 16, per row, and none
 JOIN = "const float* delta, const float* post, float post_eps, float all, float* to"
@@ -90,10 +75,8 @@ def scaled(name, rows, cols, seed, scale):
 
 def activations(name, h, w=None):
     """Return h or norm(h) as the kernels for a type have it."""
-    if not ggml_type(name).is_float:
-        return rounded(h) if w is None else normed(h, w)
-    x = h.double()
-    return x if w is None else x * w / (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+    type = ggml_type(name)
+    return rounded(h, type) if w is None else normed(h, w, type)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -79,18 +79,36 @@ def test_queries_in_bytes_that_are_no_numbers(value, tmp_path):
     assert torch.isfinite(outs[0]).all(-1)[0].tolist() == [True, True, False, True]
 
 
+@pytest.mark.parametrize(
+    "case, tile",
+    [
+        ((1, 8, 1, 512, 512, "f16", "f16", 512, "neox", False, True), 16),
+        ((1, 2, 1, 512, 512, "bf16", "f32", 256, "neox", False, True), 16),
+        ((2, 4, 1, 512, 512, "q8_0", "q8_0", 512, "neox", False, True), 8),
+        ((1, 8, 1, 512, 512, "q8_0", "q4_0", 512, "neox", True, False), 8),
+    ],
+    ids=lambda case: "-".join(map(str, case)) if isinstance(case, tuple) else str(case),
+)
+@pytest.mark.parametrize("window", [0, 100])
+def test_heads_of_512_in_little_shared_memory(case, tile, window, tmp_path):
+    run, limit = _runner(tmp_path, 97 << 10, tile), 97 << 10
+    check_attention(case, (0, 61, 300), 512, CPU, run, limit=limit, window=window)
+
+
 def _compare(case, tmp_path, **features):
     # A block alone, also on a tile that is not full, and several that have to be joined.
     check_attention(case, (0, 61, 300), 512, CPU, _runner(tmp_path), **features)
 
 
-def _runner(tmp_path):
+def _runner(tmp_path, limit=LIMIT, tile=None):
     """Return what runs a kernel on the CPU, compiled at the first call."""
     loaded = []
 
     def run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale, out, *more):
         if not loaded:
-            loaded.append(library(tmp_path, shape.fitting(LIMIT).spec(LIMIT), RUN_ATTENTION))
+            used = shape.fitting(limit)
+            assert tile in (None, used.tile(limit)[0])
+            loaded.append(library(tmp_path, used.spec(limit), RUN_ATTENTION))
         biases, sinks = more
         loaded[0].run(
             -(-capacity // shape.shortest),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from iqforge.cuda_kernels.attention import step as step_attention
-from iqforge.cuda_kernels.attention.shape import AttentionShape, fits
+from iqforge.cuda_kernels.attention.shape import TYPES, AttentionShape, fits
 from iqforge.cuda_kernels.attention.step import StepAttention
 from iqforge.errors import UnsupportedTypeError
 
@@ -90,6 +90,22 @@ def test_caches_of_every_type_fit(type: str, length: int, limit: int):
     tile, stages = used.tile(limit)
     assert used.shared_bytes(tile, stages) <= limit
     assert used.on_tensor_cores or (type != "F16" and length >= 256)
+
+
+@pytest.mark.parametrize("group", [4, 8])
+@pytest.mark.parametrize("type_v", TYPES)
+@pytest.mark.parametrize("type_k", TYPES)
+def test_heads_of_512_fit_where_a_block_has_99_kb(type_k: str, type_v: str, group: int):
+    """Gemma 4's: in short tiles if need be, and never where a block has 227 KB."""
+    if type_v == "Q8_KV":
+        pytest.skip("a type of keys")
+    shape = AttentionShape(1, group, 2, 512, 512, type_k, type_v, 512, True)
+    for limit in (97 << 10, 161 << 10, 225 << 10):
+        assert fits(shape, limit)
+        used = shape.fitting(limit)
+        tile, stages = used.tile(limit)
+        assert tile >= 8 and used.shared_bytes(tile, stages) <= limit
+        assert limit < 200 << 10 or not used.short
 
 
 def test_warps_take_their_own_tiles_where_they_can():

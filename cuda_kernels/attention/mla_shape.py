@@ -14,7 +14,7 @@ from .shape import TYPES, shared_limit
 THREADS = 256
 PAIRS = 16  # heads of new positions in a block
 MOST_SPLITS = 256
-TILE = 64  # positions in shared memory, or half as many
+TILE = 64  # positions in shared memory, or a half or a quarter of them
 SHORTEST = 64  # the fewest positions of a block, a multiple of TILE
 SHARES = 4  # of a score, by elements
 TEAMS = 1  # of threads, which take turns with tiles
@@ -130,7 +130,7 @@ class LatentShape:
         """Return (positions, tiles in flight) of shared memory such that all of it stays below
         `limit` bytes; (0, 0) if nothing does.
         """
-        for tile in (TILE, TILE // 2):
+        for tile in (TILE, TILE // 2, TILE // 4):
             for stages in (2, 1):
                 if self.shared_bytes(tile, stages) <= limit:
                     return tile, stages

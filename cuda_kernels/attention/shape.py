@@ -59,6 +59,7 @@ class AttentionShape:
     temperature: tuple[float, int] | None = None  # `specs.Temperature` of the runtime
     own_kv: bool = True  # False: another layer has stored the new rows of the cache
     scalar: bool = False  # without tensor cores
+    short: bool = False  # then tiles may have fewer than 32 positions
     by_warp: bool = True  # every warp takes its own tiles, where the shape allows it
     warps: int = WARPS  # of a block; another number only by warp
     warp_tile: int = 16  # positions that a warp takes at a time
@@ -119,6 +120,7 @@ class AttentionShape:
             (64, 2 if copied else 1),
             (64, 1),
             *([] if self.on_tensor_cores else [(32, 1)]),
+            *([(16, 1), (8, 1)] if self.short else []),
         ):
             if self.shared_bytes(tile, stages) <= limit:
                 return tile, stages
@@ -126,16 +128,16 @@ class AttentionShape:
 
     def fitting(self, limit: int) -> AttentionShape:
         """Return the shape, or the form of it that needs less shared memory: fewer warps, warps
-        that share tiles, or the scalar form for encoded rows.
+        that share tiles, the scalar form for encoded rows, or that with short tiles.
         """
         shape, least = self, min(2, self.warp_stages)
         if shape.is_by_warp and shape.tile(limit)[1] < least:
             fewer = replace(shape, warps=min(shape.warps, _FEWER_WARPS))
             shared = replace(shape, by_warp=False, warps=WARPS)
             shape = fewer if self.deep and fewer.tile(limit)[1] >= least else shared
-        if shape.tile(limit)[0] or not shape.decoded:
-            return shape
-        return replace(shape, scalar=True)
+        if not shape.tile(limit)[0] and shape.decoded:
+            shape = replace(shape, scalar=True)
+        return shape if shape.tile(limit)[0] else replace(shape, scalar=True, short=True)
 
     def of_range(self, n: int) -> AttentionShape:
         """Return the shape with no more tiles in flight than a range of `n` positions has for each

@@ -29,8 +29,8 @@ class StepAttention:
             shape = replace(shape, tile_size=64, stages=2)
         shape = replace(shape, deep=min(capacity, shape.window or capacity) >= _LONG)
         self.shape, self._pieces, at_once = shape, [], shape.rows
-        # Otherwise a part of the rows at a time.
-        while at_once > 1 and not replace(shape, rows=at_once).fitting(limit).tile(limit)[0]:
+        # Otherwise a part of the rows at a time, rather than all of them with short tiles.
+        while at_once > 1 and replace(shape, rows=at_once).fitting(limit).short:
             at_once = -(-at_once // 2)
         for first in range(0, shape.rows, at_once):
             part = replace(shape, rows=min(at_once, shape.rows - first)).fitting(limit)
@@ -142,5 +142,6 @@ def specs() -> list[KernelSpec]:
             temperature=(0.1, 64),
         ),
         AttentionShape(1, 2, 2, 64, 64, "F16", "F16", 64, True, own_kv=False),
+        AttentionShape(1, 8, 2, 512, 512, "F16", "F16", 512, True).fitting(96 * 1024),
     ]
     return [shape.spec(96 * 1024) for shape in shapes]

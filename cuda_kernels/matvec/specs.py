@@ -206,6 +206,12 @@ def specs() -> list[KernelSpec]:
             ):
                 cut = plan(type, 2880, n, kind, limit)
                 found.append(quantized_spec(type, 2880, n, kind, cut, gating=gating, biased=True))
+        if name == "NVFP4":  # with the scales of its checkpoints
+            for kind, matrices in ((NORM_MATVEC, 3), (MATVEC_ADD, 1), (GATE_UP, 1)):
+                cut = plan(type, 4096, 1, kind, limit)
+                found.append(
+                    quantized_spec(type, 4096, 1, kind, cut, matrices, options=("SCALED",))
+                )
         if name not in _OWN:
             found.append(
                 quantized_spec(type, 4096, 1, MATVEC_ADD, plan(type, 4096, 1, MATVEC_ADD, limit))

@@ -27,7 +27,8 @@ _THREADS = 256
 
 
 def specs() -> list[KernelSpec]:
-    return [dequantize_spec(ggml_type(name)) for name in packed_types()]
+    every = [dequantize_spec(ggml_type(name)) for name in packed_types()]
+    return [*every, dequantize_spec(ggml_type("NVFP4"), scaled=True)]
 
 
 @functools.cache

@@ -240,12 +240,13 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         Mixer::score(queries, tile_k, scores);
         __syncthreads();
 
-        // Probabilities against the running maximum: a warp takes a row.
+        // Probabilities against the running maximum: a warp takes a row. A short tile has positions for some of its lanes.
+        constexpr int EACH = (TILE + 31) / 32;
         for (int r = warp; r < R; r += WARPS) {
             const int visible = min(n, p0 + r / GROUP + 1 - at), hidden = WINDOW ? p0 + r / GROUP + 1 - WINDOW - at : 0;
-            float s[TILE / 32], most = -INFINITY;
+            float s[EACH], most = -INFINITY;
 #pragma unroll
-            for (int i = 0; i < TILE / 32; i++) {
+            for (int i = 0; i < EACH; i++) {
                 const int position = 32 * i + lane;
                 s[i] = position < visible && position >= hidden ? scores[r * TILE + position] : -INFINITY;
                 if (SOFTCAP) s[i] = s[i] == -INFINITY ? s[i] : CAP * tanhf(s[i] / CAP);
@@ -255,9 +256,9 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
             const float base = now == -INFINITY ? 0.f : now;  // a row that sees nothing of this range yet
             float sum = 0.f;
 #pragma unroll
-            for (int i = 0; i < TILE / 32; i++) {
+            for (int i = 0; i < EACH; i++) {
                 const float p = exp2f(s[i] - base);
-                Mixer::put_probability(probabilities, r, 32 * i + lane, p);
+                if (TILE % 32 == 0 || lane < TILE) Mixer::put_probability(probabilities, r, 32 * i + lane, p);
                 sum += p;
             }
             sum = warp_sum(sum);

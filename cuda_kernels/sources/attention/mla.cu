@@ -350,20 +350,22 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
         team_barrier(team);
 
         // Probabilities against the running maximum: a warp takes AT_ONCE rows, so that they need not wait for each other's sums.
-        constexpr int AT_ONCE = R / WARPS;
+        // A short tile has positions for some of its lanes.
+        constexpr int AT_ONCE = R / WARPS, EACH = (TILE + 31) / 32;
         if (any) {
-            float s[AT_ONCE][TILE / 32], most[AT_ONCE], before[AT_ONCE], base[AT_ONCE], sum[AT_ONCE];
+            float s[AT_ONCE][EACH], most[AT_ONCE], before[AT_ONCE], base[AT_ONCE], sum[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; j++) {
                 const int r = warp + WARPS * j;
                 const int visible = min(n, seen_of(p0 + (CHOSEN ? own : min((pair + r) / HEADS, ROWS - 1)) + 1) - at);
                 most[j] = -INFINITY, sum[j] = 0.f, before[j] = maxima[r];
 #pragma unroll
-                for (int i = 0; i < TILE / 32; i++) {
+                for (int i = 0; i < EACH; i++) {
                     const int position = 32 * i + lane;
                     float score = 0.f;
+                    if (TILE % 32 == 0 || lane < TILE)
 #pragma unroll
-                    for (int share = 0; share < SHARES; share++) score += scores[(share * R + r) * TILE + position];
+                        for (int share = 0; share < SHARES; share++) score += scores[(share * R + r) * TILE + position];
                     s[j][i] = position < visible ? score : -INFINITY;
                     most[j] = fmaxf(most[j], s[j][i]);
                 }
@@ -377,9 +379,9 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
                 most[j] = fmaxf(before[j], most[j]);
                 base[j] = most[j] == -INFINITY ? 0.f : most[j];  // a row that sees nothing of this range yet
 #pragma unroll
-                for (int i = 0; i < TILE / 32; i++) {
+                for (int i = 0; i < EACH; i++) {
                     const float p = exp2f(s[j][i] - base[j]);
-                    Mixer::put_probability(probabilities, warp + WARPS * j, 32 * i + lane, p);
+                    if (TILE % 32 == 0 || lane < TILE) Mixer::put_probability(probabilities, warp + WARPS * j, 32 * i + lane, p);
                     sum[j] += p;
                 }
             }
