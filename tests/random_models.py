@@ -1,4 +1,4 @@
-"""Files of random tiny models, each made at its first use."""
+"""Files of random tiny models, each made at its first use, with other weights in every run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.model import load_model
 
+from .seed import run_seed
 from .tiny_model import write_gguf
 from .tiny_models import CASES, SIZES, WIDE, TinyModel, make_tiny_model
 
@@ -32,8 +33,9 @@ class Models:
 
     def tiny(self, case: str, size: str) -> TinyModel:
         if (case, size) not in self._tiny:
+            folder = self.folder / f"{case}-{size}"
             self._tiny[case, size] = make_tiny_model(
-                CASES[case], SIZES[size], self.folder / f"{case}-{size}"
+                CASES[case], SIZES[size], folder, of_run=run_seed()
             )
         return self._tiny[case, size]
 

@@ -88,7 +88,7 @@ def test_logits_are_those_of_transformers(models, case, size):
 def test_variants_of_configs(tmp_path, case, number):
     base, changed = CASES[case], VARIANTS[case][number]
     variant = replace(base, config=lambda sizes: base.config(sizes) | changed)
-    tiny = make_tiny_model(variant, SIZES["small"], tmp_path / "hf")
+    tiny = make_tiny_model(variant, SIZES["small"], tmp_path / "hf", of_run=run_seed())
     path = iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     _close(logits_of(path, tiny), tiny.logits, tiny)
 
@@ -224,7 +224,9 @@ def test_the_seed_of_a_run_can_be_repeated(monkeypatch, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         monkeypatch.setenv(VARIABLE, str(seed))
         assert run_seed() == seed
-        made[name] = make_tiny_model(CASES["llama"], SIZES["small"], tmp_path / name)
+        made[name] = make_tiny_model(
+            CASES["llama"], SIZES["small"], tmp_path / name, of_run=run_seed()
+        )
     assert made["a"].tokens == made["b"].tokens != made["c"].tokens
     assert np.array_equal(made["a"].logits, made["b"].logits)
     assert f"{VARIABLE}=2" in str(made["c"])

@@ -1,5 +1,5 @@
-"""Random models of the cases in `tiny_cases`, and transformers' logits. Every run draws other
-weights; see `seed`.
+"""Random models of the cases in `tiny_cases`, and transformers' logits. The same weights are drawn
+in every run, unless a test asks for those of the run's seed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .seed import VARIABLE, run_seed
+from .seed import VARIABLE
 from .tiny_cases import CASES, N_TOKENS, SIZES, SMALL, VARIANTS, WIDE, Case, Sizes
 from .tiny_checkpoint import write_tokenizer
 
@@ -41,6 +41,7 @@ class TinyModel:
     case: Case
     sizes: Sizes
     folder: Path
+    of_run: int
     seed: int
     tokens: list[int]
     logits: np.ndarray
@@ -48,17 +49,18 @@ class TinyModel:
     def __repr__(self) -> str:
         return (
             f"{self.case.name} {self.sizes.name} ({self.case.hf_class}), drawn from seed"
-            f" {self.seed}; repeat with {VARIABLE}={run_seed()}"
+            f" {self.seed}; repeat with {VARIABLE}={self.of_run}"
         )
 
 
 def make_tiny_model(
-    case: Case, sizes: Sizes, folder: Path, disturbance: float = DISTURBANCE
+    case: Case, sizes: Sizes, folder: Path, disturbance: float = DISTURBANCE, of_run: int = 1
 ) -> TinyModel:
     """Write a checkpoint of random weights to `folder` and compute its logits.
 
     disturbance: a relative change of weights that changes no choice of experts: HALF for a
-    comparison with half precision.
+    comparison with half precision. of_run: the seed of the run, for a test that is to see other
+    weights in every run.
     """
     import transformers
 
@@ -67,7 +69,7 @@ def make_tiny_model(
     config = config_class(**case.config(sizes))
     for part in (config, config.get_text_config()):
         part._attn_implementation = part._experts_implementation = "eager"
-    base = int(np.random.SeedSequence([run_seed(), *case.name.encode()]).generate_state(1)[0])
+    base = int(np.random.SeedSequence([of_run, *case.name.encode()]).generate_state(1)[0])
     for seed in range(base, base + TRIES):
         random = torch.Generator().manual_seed(seed)
         model = getattr(transformers, case.hf_class)(config).float().eval()
@@ -82,7 +84,7 @@ def make_tiny_model(
     if case.renamed is not None:
         _rename(folder / "model.safetensors", *case.renamed)
     write_tokenizer(folder)
-    return TinyModel(case, sizes, folder, seed, tokens.tolist(), logits.numpy())
+    return TinyModel(case, sizes, folder, of_run, seed, tokens.tolist(), logits.numpy())
 
 
 def _rename(path: Path, old: str, new: str) -> None:
