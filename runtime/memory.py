@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from ..cuda_kernels.packed.matrix import packable
 from ..errors import DeviceError
 from ..formats.tensor_names import TensorName
+from ..formats.types import GGMLType
 from .cuda import planned
 from .cuda.common.registry import Slow, check_description
 from .cuda.prompt import rounded
@@ -21,6 +24,7 @@ from .network.network import Network
 from .state.cache import CacheSettings
 from .weights.host_memory import available_memory
 from .weights.resident import PART_BYTES
+from .weights.stacked_linear import ManyMatrices
 from .weights.weights import Weights
 
 _LIBRARIES = 64 << 20  # workspaces of matrix products and small buffers
@@ -69,7 +73,7 @@ def estimate(
             entry(device)[1] += network.state_bytes(capacity, settings, rows, device)
     for device in list(sizes):
         entry(device)[2] = _compute_bytes(
-            network, weights, device, rows, window or max(capacity, rows), settings, precision
+            network, weights, device, rows, capacity, window, settings, precision
         )
     entry(network.output_device)[2] += (window or 1) * network.n_vocab * 4
     found = [
@@ -84,7 +88,8 @@ def _compute_bytes(
     weights: Weights,
     device: torch.device,
     rows: int,
-    keys: int,
+    capacity: int,
+    window: int,
     settings: CacheSettings,
     precision: str,
 ) -> int:
@@ -96,15 +101,21 @@ def _compute_bytes(
     here = [p for p in weights.parameters if p.device == device and is_here(p.name)]
     if not here:
         return 0
+    keys = window or max(capacity, rows)
     inner = [p for p in here if p.role not in ("token_embd", "output")]
     own = (network.blocks[layer] for layer in network.layers)
     blocks = [block for block in own if block.device == device]
     if precision != "f32" and device.type != "cpu":
         slow = [block for block in blocks if not _is_fast(block.branches[0])]
+        # What no kernel reads is decoded on the reference path, and so may be what is next to it.
+        unread = [p for p in here if not packable(_type_of(p), p.cols)]
+        slow = blocks if unread else slow
+        all_logits = window and network.output.device == device
+        output = planned.output_sizes(network.output, window) if all_logits else None
         n_ranks = 1 if weights.share is None else weights.share.plan.n_ranks
         scores = (block.mixer.score_bytes(rows, keys, "f32") for block in slow)
         return (
-            planned.buffer_bytes(blocks, network.width, rows, keys, settings, device)
+            planned.buffer_bytes(blocks, network.width, rows, keys, settings, device, output)
             + planned.kept_bytes(blocks, settings)
             + planned.shared_bytes(n_ranks, network.width, rows)
             + planned.LIBRARIES
@@ -114,6 +125,7 @@ def _compute_bytes(
                 else 0
             )
             + max(scores, default=0)
+            + _decoded_bytes(unread)
         )
     used = max((m.experts_used for block in blocks for m in block.row_layers), default=1)
     width = network.width
@@ -128,8 +140,16 @@ def _compute_bytes(
     activations += max(
         (block.mixer.score_bytes(rows, keys, precision) for block in blocks), default=0
     )
-    decoded = max(min(4 * p.rows * p.cols, PART_BYTES) for p in here)
-    return activations + decoded + _LIBRARIES * (device.type != "cpu")
+    return activations + _decoded_bytes(here) + _LIBRARIES * (device.type != "cpu")
+
+
+def _type_of(p: Any) -> GGMLType:
+    return (p.matrices[0] if isinstance(p, ManyMatrices) else p.matrix).type
+
+
+def _decoded_bytes(parameters: Sequence[Any]) -> int:
+    """Return the bytes of what the reference path decodes of them at a time."""
+    return max((min(4 * p.rows * p.cols, PART_BYTES) for p in parameters), default=0)
 
 
 def _is_fast(mixer: Branch) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -22,7 +23,6 @@ from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.runtime.cuda.prompt import delta as prompt_delta
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.stream import Stream
-from iqforge.runtime.cuda.prompt.weights import PromptOutput
 from iqforge.runtime.layers.attention import attend, visible
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.ffn import gated
@@ -212,10 +212,6 @@ def flash(
     return attend(q, k, v, scale, window).to(dtype), scores.logsumexp(-1)
 
 
-def logits(self, x):
-    return F.linear(x.float(), step_on_cpu.whole(self.matrix))
-
-
 def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, after, out, buffer):
     net = step_on_cpu.delta_net(
         kernels,
@@ -241,6 +237,14 @@ def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, 
 
 def rates_product(x, weights, out):
     out.copy_(F.linear(x.float(), weights.float()))
+
+
+def mm(real, a, b, out_dtype=None, out=None):
+    """A product as on a GPU, where sums of halves can be float32."""
+    if out_dtype is None:
+        return real(a, b) if out is None else real(a, b, out=out)
+    result = real(a.to(out_dtype), b.to(out_dtype))
+    return result if out is None else out.copy_(result)
 
 
 def bmm(a, b, out_dtype=None, out=None):
@@ -329,12 +333,12 @@ def install(monkeypatch) -> None:
     step_on_cpu.install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
-    monkeypatch.setattr(PromptOutput, "__call__", logits)
     monkeypatch.setattr(prompt_delta, "shared_limit", lambda device: 232448)
     monkeypatch.setattr(prompt_delta, "_kernels", lambda heads, half, device: heads)
     monkeypatch.setattr(prompt_delta, "delta_rule", delta_rule)
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
     monkeypatch.setattr(torch, "bmm", bmm)
+    monkeypatch.setattr(torch, "mm", partial(mm, torch.mm))
     for kernel in (add_norm, join_gate, take_sinks, converted, gather_rows):
         monkeypatch.setattr(prompt_rows, kernel.__name__, kernel)
     for kernel in (rotate_heads, softmax_scores):

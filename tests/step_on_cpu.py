@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import wraps
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -575,9 +576,11 @@ def _decoder():
 
     def decode(m, dtype, ids, first, n_rows, out):
         if m.data not in known:
-            known[m.data] = real(m, torch.float32, None, 0, m.total_rows, None)
+            known[m.data] = real(replace(m, scale=1.0), torch.float32, None, 0, m.total_rows, None)
         rows = slice(first, first + n_rows) if ids is None else ids
         found = known[m.data][rows]
+        if m.scale != 1:
+            found = found * m.scale
         return found if out is None else out.copy_(found.view(out.shape))
 
     return decode

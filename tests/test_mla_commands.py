@@ -10,7 +10,8 @@ import pytest
 import torch
 from iqforge.cli import main
 from iqforge.errors import UsageError
-from iqforge.runtime.model import load_model
+from iqforge.runtime.commands.flags import model_notes
+from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.cache_types import CACHE_TYPES
 from iqforge.runtime.weights.switches import Switches
@@ -50,6 +51,14 @@ def test_every_type_of_cache(turned, name, hadamard):
     assert name == "f32" or not torch.equal(found[0], exact)
     turns = hadamard and CACHE_TYPES[name].is_quantized
     assert model.new_state(8, settings).layers[0].rows.hadamard_k == (128 if turns else 0)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_flags_that_kernels_do_not_follow_are_noted(turned, monkeypatch, fast):
+    monkeypatch.setattr(Model, "is_fast", fast)
+    switches = Switches(mla=1, attention_buffer=64)
+    with load_model(turned[0].source.path, switches=switches) as model:
+        assert [flag for flag, _ in model_notes(model)] == (["-mla", "-amb"] if fast else [])
 
 
 @pytest.mark.parametrize("name", CASES)

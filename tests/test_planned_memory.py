@@ -7,14 +7,16 @@ from __future__ import annotations
 import pytest
 import torch
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
+from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes, output_sizes
 from iqforge.runtime.layers.absent import AbsentRows
 from iqforge.runtime.layers.dense_and_experts import DenseAndExperts
-from iqforge.runtime.model import Model
+from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.network.experts import moe_layers
 from iqforge.runtime.split_report import split_report
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.switches import Switches
+
+from .tiny_model import write_gguf
 
 CPU = torch.device("cpu")
 CONTEXT = 4096
@@ -56,3 +58,33 @@ def test_layers_with_a_window_take_what_is_announced(fast, full, monkeypatch):
         assert announced.cache == (whole if fast or full else windowed)
         planned = split_report(source, (1, 1), context=CONTEXT, switches=switches)
         assert sum(planned.cache) == whole
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("of_up", ["Q8_0", "Q4_0"])
+def test_experts_of_two_types_are_decoded_first(monkeypatch, tmp_path, of_up, merged):
+    """On Hopper, too, where products of one type read packed experts."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    path, gpu = tmp_path / "model.gguf", torch.device("cuda")
+
+    def type_of(tensor) -> str:
+        return of_up if "ffn_up_exps" in tensor.name else tensor.type.name
+
+    write_gguf(path, SyntheticSource("qwen3moe-tiny:Q8_0"), type_of)
+    with load_model(path, switches=Switches(merge_gate_up=merged)) as model:
+        blocks, width = model.network.blocks, model.network.width
+        n_bytes = buffer_bytes(blocks, width, 64, 64, CacheSettings(), gpu)
+        for moe in moe_layers(model.network):
+            down, n = moe.experts.down, moe.spec.n_experts
+        decoded = 2 * n * 2 * down.cols * width
+        assert (n_bytes > decoded) == (of_up == "Q4_0")
+
+
+def test_decoded_rows_of_the_output_count_where_all_tokens_have_logits():
+    with Model(SyntheticSource("llama-tiny:Q8_0"), CPU) as model:
+        output = model.network.output
+        sizes = output_sizes(output, 64)
+        assert sizes == {"weights": 512 * 256 * 2, "logits": 64 * 512 * 4}
+        arguments = model.network.blocks, model.network.width, 64, 64, CacheSettings(), CPU
+        without, with_logits = (buffer_bytes(*arguments, more) for more in (None, sizes))
+        assert without < with_logits <= without + sum(sizes.values())

@@ -186,6 +186,10 @@ def _attention_notes(model: Model) -> list[tuple[str, str]]:
         notes.append(("-mla", "the model has no latent attention"))
     if not latent and chosen.attention_buffer and chosen.flash_attention:
         notes.append(NO_SCORES)
+    if latent and model.is_fast and chosen.flash_attention:
+        why = "kernels of latent attention take the form that is faster for so many tokens"
+        given = (("-mla", chosen.mla != usual.mla), ("-amb", chosen.attention_buffer))
+        notes += [(flag, why) for flag, is_given in given if is_given]
     if chosen.swa_full and not any(block.mixer.window for block in model.network.blocks):
         notes.append(("--swa-full", "the model has no sliding window"))
     if not chosen.sparse_attention and not model.hyperparameters.has("attention.indexer.top_k"):

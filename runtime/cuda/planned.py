@@ -11,27 +11,33 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from ...cuda_kernels.layouts.table import plain_type
+from ...cuda_kernels.packed.matrix import PackedMatrix
 from ...cuda_kernels.peer.rows import memory_bytes
+from ...cuda_kernels.prompt import grouped as prompt_grouped
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.mla import MLA
-from ..layers.moe import MoE
+from ..layers.moe import Experts, MoE
 from ..parallel.payload import FEW_ROWS
 from ..state.cache import CacheSettings
+from ..weights.linear import Linear
+from ..weights.stacked_linear import ExpertLinear
+from .common.expert_terms import inputs_of
 from .prompt.index import SCORE_BYTES as INDEX_BYTES
 from .prompt.latent_absorbed import CHOSEN_ROWS, MOST_QUERIES, buffers_of_rows, is_absorbed
 from .prompt.locked import BUFFER_BYTES as COPY_BYTES
 from .prompt.mla import BUFFER_BYTES
 from .prompt.scores import SCORE_BYTES
 from .prompt.together import STREAM_BYTES
+from .prompt.weights import rows_of_slice
 
 _HALF, _FLOAT = 2, 4
 _CHUNK = 64  # tokens of a delta net at a time
 _SCORED_TOGETHER = 132 * 64  # rows times parts of scores, at most (`plan` of prompt/scores.py)
-_GROUPED_ON = (9, 0)  # the capability of devices whose products of experts read packed weights
 # Workspaces of cuBLAS for two streams, code of kernels, scratch of attention in steps, buffers of
 # few rows, and what the allocator loses to the sizes of its blocks.
 LIBRARIES = 256 << 20
@@ -46,13 +52,25 @@ def buffer_bytes(
     keys: int,
     settings: CacheSettings,
     device: torch.device,
+    output: Sizes | None = None,
 ) -> int:
-    """Return the bytes of all buffers of passes of `rows` tokens, the last of which sees `keys`."""
+    """Return the bytes of all buffers of passes of `rows` tokens, the last of which sees `keys`.
+    output: what `output_sizes` returns, where there are logits of all tokens.
+    """
     most: Sizes = {"stream": rows * width * _FLOAT, "normed": rows * width * _HALF}
+    most |= output or {}
     for branch in (branch for block in blocks for branch in block.branches):
         for name, n_bytes in _of_branch(branch, width, rows, keys, settings, device).items():
             most[name] = max(most.get(name, 0), n_bytes)
     return sum(most.values())
+
+
+def output_sizes(output: Linear, rows: int) -> Sizes:
+    """Return what `PromptOutput` asks for, for logits of `rows` tokens at a time: decoded rows of
+    the matrix, and products with them.
+    """
+    decoded = min(output.rows, rows_of_slice(output.cols, _HALF))
+    return {"weights": decoded * output.cols * _HALF, "logits": rows * decoded * _FLOAT}
 
 
 def shared_bytes(n_ranks: int, width: int, rows: int) -> int:
@@ -206,6 +224,19 @@ def _dense(m: GatedFFN | PlainFFN, width: int, rows: int) -> Sizes:
     }
 
 
+def _reads_packed(e: Experts, device: torch.device) -> bool:
+    """Return whether products read packed experts (`PromptMoE.fused`); else all are decoded."""
+    if device.type != "cuda":
+        return False
+
+    def shape(linear: ExpertLinear) -> PackedMatrix:
+        type, n = plain_type(linear.matrices[0].type), len(linear.matrices)
+        return PackedMatrix(type, linear.rows, linear.cols, n, torch.empty(0))
+
+    inputs, down = [shape(linear) for linear in inputs_of(e)], shape(e.down)
+    return prompt_grouped.gate_up_fits(inputs, device) and prompt_grouped.fits([down], device)
+
+
 def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
     s, hidden = m.spec, m.experts.down.cols
     slots = rows * s.n_used
@@ -216,7 +247,7 @@ def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
         "gated": slots * hidden * _HALF,
         "delta": slots * width * _HALF,
     }
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != _GROUPED_ON:
+    if not _reads_packed(m.experts, device):
         found["weights"] = s.n_experts * 2 * hidden * width * _HALF
         found["grouped"] = slots * (width + 3 * hidden) * _HALF
     if m.shared is not None:

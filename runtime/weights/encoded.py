@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ...formats.source import TensorInfo
+from ...formats.types import GGMLType
 from .kept import Multiplication, gathered, kept_rows
 from .placement import CPU
 from .rounded import RoundedRows, can_be_rounded, packed, packed_bytes
@@ -65,6 +66,10 @@ class Matrix:
         self.index = index
         self._store, self._first, self._key = store, index * self.rows, (tensor.name, index)
         self._multiply: Multiplication | None = None
+
+    @property
+    def type(self) -> GGMLType:
+        return self.tensor.type
 
     @property
     def stored_bytes(self) -> int:
@@ -162,6 +167,10 @@ class Stacked:
             sum(m.rows for m in matrices),
             matrices[0].cols,
         )
+
+    @property
+    def type(self) -> GGMLType:
+        return self.matrices[0].type
 
     @property
     def stored_bytes(self) -> int:

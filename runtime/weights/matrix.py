@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn import functional as F
 
+from ...formats.types import GGMLType
+
 if TYPE_CHECKING:
     from ...cuda_kernels.packed.matrix import PackedMatrix
     from .rounded import RoundedRows
@@ -28,6 +30,11 @@ class MatrixLike(Protocol):
     @property
     def device(self) -> torch.device:
         """Return the device on which products with it are computed."""
+        ...
+
+    @property
+    def type(self) -> GGMLType:
+        """Return the type in the file."""
         ...
 
     @property

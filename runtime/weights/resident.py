@@ -237,6 +237,10 @@ class ResidentMatrix:
         self.rows, self.cols, self.device = resident.rows, resident.cols, resident.device
 
     @property
+    def type(self) -> GGMLType:
+        return self.resident.type
+
+    @property
     def packed(self) -> PackedMatrix | None:
         return self.resident.packed
 

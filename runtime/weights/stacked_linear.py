@@ -19,6 +19,7 @@ class ManyMatrices:
     """A parameter with several `matrices` of one size: their device and size."""
 
     matrices: Sequence[MatrixLike]
+    role: str
 
     @property
     def device(self) -> torch.device:

@@ -6,15 +6,10 @@ import torch
 
 from ....cuda_kernels.common.gating import ExpertTerms, Gating
 from ....cuda_kernels.common.routing import Routing
-from ...layers.moe import Experts, MoE, Router
+from ...layers.moe import Experts, Router
 from ...layers.specs import FFNSpec
 from ...weights.stacked_linear import ExpertLinear
 from .context import Context
-
-
-def on_cpu(moe: MoE, context: Context) -> bool:
-    """Return whether the experts are on the CPU, and the rest of the layer on a GPU."""
-    return moe.experts.down.device.type == "cpu" != context.device.type
 
 
 def gating_of(spec: FFNSpec) -> Gating:

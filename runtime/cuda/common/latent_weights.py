@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 
 from ....cuda_kernels.packed.decode import decode_matrix
-from ....cuda_kernels.packed.matrix import PackedMatrix
 from ...layers.latent import Joined, PerHead
 from ...layers.mla import MLA
-from ...weights.stacked_linear import HeadLinear
 from .context import Context
-from .registry import Placed, Slow
-from .scaled import scaled
+from .held import held
+from .registry import Slow
 
 _LARGEST_F16 = 60000.0
 
@@ -24,12 +22,12 @@ class HeadMatrices:
     def __init__(self, m: MLA, context: Context):
         self.spec, self.up = m.spec, m.up
         if isinstance(m.up, PerHead):
-            self.packed = [_of_heads(m.up.k_b, context), _of_heads(m.up.v_b, context)]
+            self.packed = [held(m.up.k_b, context), held(m.up.v_b, context)]
         elif isinstance(m.up, Joined):
             linear = m.up.kv_b
             if linear.bias is not None:
                 raise Slow(f"{linear.role} has a bias")
-            self.packed = [scaled(_checked(linear.matrix.packed, linear.role, context), linear)]
+            self.packed = [held(linear, context)]
         else:
             raise Slow("other matrices of keys and values")
 
@@ -62,16 +60,3 @@ class HeadMatrices:
         dtype = torch.bfloat16 if is_wide else torch.float16
         keys, values = self.decoded(dtype)
         return keys.contiguous(), values.contiguous()
-
-
-def _of_heads(linear: HeadLinear, context: Context) -> PackedMatrix:
-    packed = _checked(linear.matrices[0].packed, linear.role, context)
-    if packed.n_matrices != len(linear.matrices):
-        raise Slow(f"{linear.role} is not one tensor of all heads")
-    return packed
-
-
-def _checked(packed: PackedMatrix | None, role: str, context: Context) -> PackedMatrix:
-    if packed is None or packed.device != context.device:
-        raise Placed(f"the weights of {role} are not on {context.device}")
-    return packed

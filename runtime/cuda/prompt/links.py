@@ -1,6 +1,10 @@
-"""How ranks meet within a pass of many rows: in the memory that their GPUs share."""
+"""How ranks meet within a pass of many rows: in the memory that their GPUs share, or through
+collectives.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -8,9 +12,17 @@ from ....cuda_kernels.peer.links import MOST_RANKS
 from ....cuda_kernels.peer.rows import PeerRows
 from ....cuda_kernels.prompt.rows import norm_fits
 from ....errors import DeviceError
+from ...layers.batch import Batch
 from ...network.network import Network
 from ...parallel.payload import FEW_ROWS
+from ...weights.ranges import opened
 from ..common.context import Context
+from ..common.registry import PlacedBranch
+from .graphs import Stage, Staged
+from .stream import Stream
+
+if TYPE_CHECKING:
+    from ...parallel.group import Group
 
 
 def row_links_of(network: Network, context: Context) -> PeerRows | None:
@@ -40,3 +52,37 @@ def row_links_of(network: Network, context: Context) -> PeerRows | None:
         if context.verbose is not None:
             context.verbose(f"sums of prompts go through NCCL: {error}")
         return None
+
+
+class Summed(Staged):
+    """An executor whose results are parts of a sum over ranks, and the sum. A graph contains the
+    sum only if GPUs meet without their hosts: so ranks may capture at different times.
+    """
+
+    def __init__(
+        self, executor: Any, branch: PlacedBranch, group: Group, context: Context, width: int
+    ):
+        self.executor, self.branch, self.group = executor, branch, group
+        self.context, self.width = context, width
+
+    @property
+    def stages(self) -> list[tuple[bool, Stage]]:
+        inner = self.executor
+        parts = inner.stages if isinstance(inner, Staged) else [(False, inner)]
+        if self.context.row_links is not None:
+            return [(True, self._begin), *parts, (True, self._meet)]
+        again = not self.context.defers(self.width)
+        return [(False, self._begin), *parts, (again, self._join), (False, self._sum)]
+
+    def _begin(self, stream: Stream, batch: Batch) -> None:
+        stream.begin_parts()
+
+    def _meet(self, stream: Stream, batch: Batch) -> None:
+        stream.meet_parts(self.group, self.branch.branch.post_norm)
+
+    def _join(self, stream: Stream, batch: Batch) -> None:
+        stream.join_parts(self.group)
+
+    def _sum(self, stream: Stream, batch: Batch) -> None:
+        with opened("", "sum over ranks"):
+            stream.sum_parts(self.group, self.branch.branch.post_norm)

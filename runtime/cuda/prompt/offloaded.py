@@ -19,7 +19,8 @@ from ...layers.moe import MoE
 from ...weights.encoded import Matrix, Stacked
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
-from ..common.expert_terms import on_cpu, terms_of
+from ..common.expert_terms import terms_of
+from ..common.held import on_cpu
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage
 from .locked import LockedMemory, Pieces

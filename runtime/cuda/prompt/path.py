@@ -19,9 +19,9 @@ from ...layers.batch import Batch
 from ...layers.norm import RMSNorm
 from ...network.network import Network
 from ...state.sequence import State
-from ...weights.ranges import opened, ranged, recording
+from ...weights.ranges import opened, recording
 from ..common.context import Context
-from ..common.executor import Executor, operation
+from ..common.executor import operation
 from ..common.registry import PROMPT, PlacedBranch, Slow, choose_all, placed
 from . import (  # noqa: F401, they declare executors
     absent,
@@ -35,13 +35,13 @@ from . import (  # noqa: F401, they declare executors
 )
 from .dense_and_experts import copies_experts
 from .graphs import PromptGraphs, Stage, Staged
-from .links import row_links_of
-from .stream import SlowBranch, Stream
+from .links import Summed, row_links_of
+from .stream import Scaled, SlowBranch, Stream
 from .together import Piece, fits, most_pieces, run_layers
 from .weights import PromptOutput, packed
 
 if TYPE_CHECKING:
-    from ...parallel.group import Group
+    pass
 
 _Made = TypeVar("_Made")
 
@@ -277,9 +277,9 @@ class PromptPath:
         return self._whole(logits).to(self.network.output_device)
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of all ranks, capped."""
+        """Return the logits of all ranks, capped in place."""
         join, cap = self.network.join, self.network.softcap
-        logits = cap * torch.tanh(logits / cap) if cap else logits
+        logits = logits.div_(cap).tanh_().mul_(cap) if cap else logits
         return logits if join is None else join(logits)
 
     def _embedded(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
@@ -289,48 +289,3 @@ class PromptPath:
         decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)
         if self.network.embedding_scale != 1:
             out *= self.network.embedding_scale
-
-
-class Summed(Staged):
-    """An executor whose results are parts of a sum over ranks, and the sum. A graph contains the
-    sum only if GPUs meet without their hosts: so ranks may capture at different times.
-    """
-
-    def __init__(
-        self, executor: Any, branch: PlacedBranch, group: Group, context: Context, width: int
-    ):
-        self.executor, self.branch, self.group = executor, branch, group
-        self.context, self.width = context, width
-
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
-        inner = self.executor
-        parts = inner.stages if isinstance(inner, Staged) else [(False, inner)]
-        if self.context.row_links is not None:
-            return [(True, self._begin), *parts, (True, self._meet)]
-        again = not self.context.defers(self.width)
-        return [(False, self._begin), *parts, (again, self._join), (False, self._sum)]
-
-    def _begin(self, stream: Stream, batch: Batch) -> None:
-        stream.begin_parts()
-
-    def _meet(self, stream: Stream, batch: Batch) -> None:
-        stream.meet_parts(self.group, self.branch.branch.post_norm)
-
-    def _join(self, stream: Stream, batch: Batch) -> None:
-        stream.join_parts(self.group)
-
-    def _sum(self, stream: Stream, batch: Batch) -> None:
-        with opened("", "sum over ranks"):
-            stream.sum_parts(self.group, self.branch.branch.post_norm)
-
-
-class Scaled(Executor):
-    """h *= scale, after the branches of a block."""
-
-    def __init__(self, branch: PlacedBranch, scale: float):
-        self.branch, self.scale = branch, scale
-
-    @ranged
-    def __call__(self, stream: Stream, batch: Batch) -> None:
-        stream.scale(self.scale)

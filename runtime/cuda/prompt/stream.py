@@ -14,7 +14,7 @@ from ....cuda_kernels.prompt import grouped as prompt_grouped
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.batch import Batch
 from ...layers.norm import LayerNorm, Norm
-from ...weights.ranges import opened
+from ...weights.ranges import opened, ranged
 from ..common.context import PIECE_BYTES, Context
 from ..common.executor import Executor
 from ..common.registry import Placed, PlacedBranch, Slow
@@ -248,3 +248,14 @@ class SlowBranch(Executor):
     def __call__(self, stream: Stream, batch: Batch) -> None:
         h, branch, device = stream.settled(), self.branch, self.branch.device
         h += branch.branch(h.to(device), batch.at(branch.layer, device)).to(h.device)
+
+
+class Scaled(Executor):
+    """h *= scale, after the branches of a block."""
+
+    def __init__(self, branch: PlacedBranch, scale: float):
+        self.branch, self.scale = branch, scale
+
+    @ranged
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        stream.scale(self.scale)

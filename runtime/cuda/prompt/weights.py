@@ -16,8 +16,8 @@ from ....cuda_kernels.prompt import rounded as prompt_rounded
 from ...weights.linear import Embedding, Linear
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
-from ..common.registry import Placed, Slow
-from ..common.scaled import scaled
+from ..common.held import held
+from ..common.registry import Slow
 from .rounded import rounded_product
 
 SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
@@ -30,18 +30,15 @@ def packed(
     biased: bool = False,
     uneven: bool = False,
 ) -> PackedMatrix:
-    """Return the packed matrix with the scale of its tensor, but not with those of experts, which
-    are terms of theirs. biased: the caller adds its bias. uneven: the number of rows need not be a
-    multiple of 8. `Slow` if it is, and for a bias that nobody adds, or another device.
+    """Return what `held` does. biased: the caller adds its bias. uneven: it takes any number of
+    rows. `Slow` if nobody adds a bias, or if rows or columns are not multiples of 8.
     """
-    held = linear.packed if isinstance(linear, ExpertLinear) else linear.matrix.packed
-    if held is None or held.data.device != context.device:
-        raise Placed(f"the weights of {linear.role} are not on {context.device}")
     if linear.bias is not None and not biased:
         raise Slow(f"{linear.role} has a bias")
-    if held.cols % 8 or (held.rows % 8 and not uneven):
-        raise Slow(f"{linear.role} is {held.rows} x {held.cols}, not multiples of 8")
-    return held if isinstance(linear, ExpertLinear) else scaled(held, linear)
+    matrix = held(linear, context)
+    if matrix.cols % 8 or (matrix.rows % 8 and not uneven):
+        raise Slow(f"{linear.role} is {matrix.rows} x {matrix.cols}, not multiples of 8")
+    return matrix
 
 
 class Product:
@@ -141,12 +138,17 @@ def stacked(matrices: list[PackedMatrix], context: Context, name: str = "weights
     return out
 
 
+def rows_of_slice(cols: int, itemsize: int) -> int:
+    """Return how many rows of an output matrix are decoded at a time."""
+    return max(32, SLICE_BYTES // (cols * itemsize) // 32 * 32)
+
+
 class PromptOutput:
     """Logits float32 of half[T, width]: the output matrix, decoded a slice of rows at a time."""
 
     def __init__(self, linear: Linear, context: Context):
         self.context, self.matrix = context, packed(linear, context, uneven=True)
-        step = max(8, SLICE_BYTES // (self.matrix.cols * context.dtype.itemsize) // 32 * 32)
+        step = rows_of_slice(self.matrix.cols, context.dtype.itemsize)
         self.slices = [
             (first, min(step, self.matrix.rows - first))
             for first in range(0, self.matrix.rows, step)

@@ -13,7 +13,7 @@ from ...layers.norm import Norm
 from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import Executor, operation
-from ..common.expert_terms import on_cpu
+from ..common.held import on_cpu
 from ..common.registry import STEP, PlacedBranch, Slow, executor
 from .ffn import StepFFN
 from .frame import Frame, PendingBranch

@@ -22,8 +22,8 @@ from ...weights.ranges import ranged
 from ...weights.stacked_linear import ExpertLinear
 from ..common.context import Context
 from ..common.executor import Executor, operation
+from ..common.held import held
 from ..common.registry import Placed, PlacedBranch, Slow
-from ..common.scaled import scaled
 from .frame import Frame, PendingBranch
 
 
@@ -35,21 +35,12 @@ def on_device(
     *,
     biased: bool = False,
 ) -> PackedMatrix:
-    """Return the packed matrix of a product of this kind, of `slots` experts; without a kind it is
-    only decoded. It has the scale of its tensor, but not those of experts, which are terms of
-    theirs. biased: the caller adds its bias. Slow if nobody does, or it is on another device, or
-    has no kernel.
+    """Return what `held` does, for a product of this kind, of `slots` experts; without a kind it is
+    only decoded. biased: the caller adds its bias. Slow if nobody does, or if there is no kernel.
     """
     if linear.bias is not None and not biased:
         raise Slow(f"{linear.role} has a bias")
-    matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
-    matrix = matrices[0].packed
-    if matrix is None or matrix.device != context.device:
-        raise Placed(f"{linear.role} is not on {context.device}")
-    if matrix.n_matrices != len(matrices):
-        raise Slow(f"{linear.role} is not one tensor of all experts")
-    if not isinstance(linear, ExpertLinear):
-        matrix = scaled(matrix, linear)
+    matrix = held(linear, context)
     if kind is None:
         return matrix
     if not operands.supported(matrix.type):

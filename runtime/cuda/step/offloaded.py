@@ -17,7 +17,8 @@ from ...layers.moe import MoE
 from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
-from ..common.expert_terms import on_cpu, routing_of
+from ..common.expert_terms import routing_of
+from ..common.held import on_cpu
 from ..common.registry import STEP, PlacedBranch, Slow, executor
 from .frame import STEP_ROWS, Frame
 from .layers import StepBranch
