@@ -190,11 +190,12 @@ def expert_down_add(
             f"{k} experts of {cols} elements do not fit into the {here.shared} bytes of shared"
             f" memory of {device}"
         )
+    scale = 1.0 if shared is None else shared.scale
     with_terms = {
         "biased": terms.bias is not None,
         "scaled": terms.scale is not None,
         "shared": always,
-        "shared_scaled": shared is not None and shared.scale != 1,
+        "shared_scaled": scale != 1,
     }
     if down.type.is_float:
         spec = float_expert_spec(down.type, cols, k, EXPERT_DOWN, **with_terms)
@@ -219,7 +220,7 @@ def expert_down_add(
             terms.scale,
             None if shared is None else shared.data,
             h,
-            *([np.float32(shared.scale)] if with_terms["shared_scaled"] else []),
+            *([np.float32(scale)] if scale != 1 else []),
             shared=space,
             pdl=pdl,
         )

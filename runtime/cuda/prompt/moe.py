@@ -48,7 +48,8 @@ class PromptMoE(Staged):
         self.router = _floats(m.router.linear)
         e = m.experts
         pairs = [pair for linear in inputs_of(e) for pair in self.packed(linear)]
-        self.inputs, self.input_terms = ([pair[i] for pair in pairs] for i in range(2))
+        self.inputs = [matrix for matrix, _ in pairs]
+        self.input_terms = [terms for _, terms in pairs]
         [(self.down, self.down_terms)] = self.packed(e.down)
         self.gating = gating_of(e.spec)
         self.shared = None if m.shared is None else _shared(m, context)
