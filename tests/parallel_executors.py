@@ -1,6 +1,6 @@
 """A rank that runs the executors of the fast path on the CPU: `python parallel_executors.py FOLDER
-SPEC...`. Kernels are plain torch; sums go through the group of ranks. With `@columns` after a SPEC,
-experts are split by columns.
+SPEC...`. Kernels are plain torch; sums go through the group of ranks. After a SPEC, `@columns` says
+how experts are split, and `@columns+cpu` also that they are on the CPU beside the device.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cpu.offloaded import OffloadedExperts
 from iqforge.runtime.cuda.common import context as context_module
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.prompt import path as prompt_path
@@ -24,6 +25,7 @@ from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.cuda.step import launches as step_launches
 from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.model import Model
+from iqforge.runtime.network.experts import moe_layers
 from iqforge.runtime.parallel import group as group_module
 from iqforge.runtime.parallel.group import Group
 from iqforge.runtime.parallel.ranks import Ranks
@@ -31,6 +33,11 @@ from iqforge.runtime.parallel.share import Share
 from iqforge.runtime.split_model import make_plan, make_stage
 
 from tests import prompt_on_cpu  # pyright: ignore[reportMissingImports]  see above
+from tests.offloaded_on_cpu import (  # pyright: ignore[reportMissingImports]
+    Device,
+    Driver,
+    install_copies,
+)
 from tests.step_on_cpu import CPU, Graph, kernel  # pyright: ignore[reportMissingImports]
 
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))
@@ -79,6 +86,10 @@ class GroupRowLinks:
 
 def evaluated(model: Model, context: Context) -> dict[str, torch.Tensor]:
     """Return logits of prompts, and of steps of several sizes."""
+    for moe in moe_layers(model.network):
+        if moe.experts.down.matrices[0].packed is None:  # on the CPU beside the device
+            weights = model.weights
+            moe.few_rows = OffloadedExperts(moe, weights.store, weights.taps, rounds=False)
     prompt = PromptPath(model.network, context)
     found = {"prompts": prompt.logits(model.network.output_norm(prompt.run(TOKENS, 3)))}
     state = model.new_state(300)
@@ -92,6 +103,7 @@ def evaluated(model: Model, context: Context) -> dict[str, torch.Tensor]:
     pieces = TOKENS[0].split([7, 1, 1, 4, 1, 1, 1, 5, 8, 8])
     rows = [steps.extend(piece, state, all_logits=True) for piece in pieces]
     found["steps"] = torch.cat(rows)
+    context.close()
     return found
 
 
@@ -110,6 +122,12 @@ def main() -> None:
     report = {}
     for words in specs:
         spec, _, experts = words.partition("@")
+        experts, _, place = experts.partition("+")
+        beside = pytest.MonkeyPatch()
+        if place == "cpu":
+            install_copies(beside)
+            Driver(beside)
+            Device(beside, others=True)
         shares = (1, 1, 2)[-ranks.size :] if ranks.size < 4 else (1,) * ranks.size
         plan = make_plan(SyntheticSource(spec), shares, experts=experts or "auto")
         told: list[str] = []
@@ -162,6 +180,7 @@ def main() -> None:
             ]
         digits = {name: x.contiguous().view(torch.int32).sum().item() for name, x in found.items()}
         report[words]["digits"] = digits
+        beside.undo()
         group.wait()
     Path(folder, f"{ranks.rank}.json").write_text(json.dumps(report))
     group.close()

@@ -516,7 +516,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
 
     stream = SimpleNamespace(
         wait_stream=lambda other: None,
-        record_event=lambda: SimpleNamespace(synchronize=lambda: None),
+        record_event=lambda event=None: SimpleNamespace(synchronize=lambda: None),
     )
     zeros, limits = torch.zeros, DeviceLimits(132, products, products // 2, products // 2)
     facts = SimpleNamespace(shared_memory_per_block_optin=attention, multi_processor_count=132)
@@ -524,6 +524,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (torch.cuda, "Stream", lambda device: stream),
         (torch.cuda, "current_stream", lambda device=None: stream),
         (torch.cuda, "device", lambda device: nullcontext()),
+        (torch.cuda, "Event", lambda blocking=False: None),
         (torch.cuda, "CUDAGraph", Graph),
         (torch.cuda, "graph", capture),
         (torch.cuda, "empty_cache", empty_cache),

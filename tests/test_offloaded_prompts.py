@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import iqforge
 import numpy as np
@@ -15,19 +13,16 @@ from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.context import Context
-from iqforge.runtime.cuda.common.registry import PROMPT
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt import locked, offloaded
 from iqforge.runtime.cuda.prompt.locked import LockedMemory
 from iqforge.runtime.cuda.prompt.offloaded import ExpertCopies
 from iqforge.runtime.cuda.prompt.path import PromptPath
-from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.network.experts import experts_of
-from iqforge.runtime.weights.store import TensorStore
 from iqforge.runtime.weights.switches import Switches
 
-from . import prompt_on_cpu
+from .offloaded_on_cpu import Driver, install_copies
 from .step_on_cpu import CPU
 from .tiny_cases import CASES, WIDE
 from .tiny_models import make_tiny_model
@@ -36,48 +31,9 @@ from .torch_threads import torch_threads
 SPEC = "qwen3moe-four:Q8_0"
 
 
-class Driver:
-    """What of the host's memory is page-locked. refuses: nothing can be."""
-
-    def __init__(self, monkeypatch, refuses: bool = False):
-        self.locked: dict[int, int] = {}
-        self.refuses = refuses
-        monkeypatch.setattr(locked, "_lock", self.lock)
-        monkeypatch.setattr(locked, "_unlock", self.unlock)
-
-    def lock(self, device, array):
-        if self.refuses:
-            return "CUDA_ERROR_OUT_OF_MEMORY"
-        assert array.ctypes.data not in self.locked
-        self.locked[array.ctypes.data] = array.nbytes
-        return ""
-
-    def unlock(self, device, array):
-        assert self.locked.pop(array.ctypes.data) == array.nbytes
-
-
 @pytest.fixture
 def installed(monkeypatch):
-    """Models that are opened have experts alone as matrices of the CPU."""
-    real = TensorStore.matrices
-    prompt_on_cpu.install(monkeypatch)
-    resident = TensorStore.matrices
-
-    def matrices(store, tensors, n):
-        of_experts = "_exps" in tensors[0].name
-        return (real if of_experts else resident)(store, tensors, n)
-
-    monkeypatch.setattr(TensorStore, "matrices", matrices)
-    stream = SimpleNamespace(
-        wait_event=lambda event: None,
-        wait_stream=lambda other: None,
-        record_event=lambda: SimpleNamespace(synchronize=lambda: None),
-    )
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(offloaded, "on_cpu", lambda moe, context: True)
-    monkeypatch.setitem(PROMPT, MoE, offloaded.prompt_moe)
+    install_copies(monkeypatch)
     four = replace(SHAPES["qwen3moe-tiny"], n_layers=4)
     monkeypatch.setitem(SHAPES, "qwen3moe-four", four)
     with torch_threads(1):

@@ -19,8 +19,6 @@ from iqforge.runtime.cpu.offloaded import OffloadedExperts
 from iqforge.runtime.cpu.offloaded_steps import TURN, OffloadedSteps
 from iqforge.runtime.cpu.plan import NotPlanned
 from iqforge.runtime.cuda.common.context import Context
-from iqforge.runtime.cuda.common.registry import STEP
-from iqforge.runtime.cuda.step import dense_and_experts
 from iqforge.runtime.cuda.step.layers import SlowBranch
 from iqforge.runtime.cuda.step.offloaded import StepOffloadedMoE
 from iqforge.runtime.cuda.step.path import StepPath
@@ -34,7 +32,8 @@ from iqforge.runtime.weights.switches import Switches
 
 from . import step_on_cpu
 from .kernels_on_host import library, pointer
-from .step_on_cpu import CPU, Graph, in_pieces, kernel, normed
+from .offloaded_on_cpu import Device
+from .step_on_cpu import CPU, in_pieces, normed
 from .tiny_cases import CASES, WIDE
 from .tiny_model import one_tensor_per_expert
 from .tiny_models import make_tiny_model
@@ -117,57 +116,6 @@ def test_a_program_that_nobody_asks_can_be_released(model, two_threads, monkeypa
     with pytest.raises(DeviceError, match="within 600 seconds"), steps.turn(lambda: None):
         steps.run(1, 2, 0.01)
     assert not int(exchange.failed)
-
-
-@kernel
-def _hand_over(exchange, h, norm, eps, ids, weights):
-    n = len(h)
-    exchange.x[:n] = normed(h, norm, eps)
-    exchange.chosen[:n], exchange.shares[:n] = ids, weights
-    exchange.number += 1
-    exchange.request.copy_(exchange.number)
-
-
-@kernel
-def _take_back(exchange, to):
-    until = time.monotonic() + 20
-    while 0 <= int(exchange.reply) < int(exchange.number):
-        assert time.monotonic() < until
-        time.sleep(0)
-    to += exchange.y[: len(to)]
-
-
-class Device:
-    """Graphs that run beside the host, as on a device."""
-
-    def __init__(self, monkeypatch):
-        self.n_replays, self.seconds = 0, 0.0  # that were waited for a graph after its answers
-        self._graphs: list[threading.Thread] = []
-        real, answer, give_up = Graph.replay, OffloadedSteps.run, OffloadedSteps._give_up
-
-        def replay(graph):
-            assert TURN.locked()  # no step of another thread comes between it and its answers
-            self.n_replays += 1
-            self._graphs.append(threading.Thread(target=real, args=(graph,)))
-            self._graphs[-1].start()
-
-        def run(steps, *arguments):
-            answer(steps, *arguments)
-            self._wait()
-
-        monkeypatch.setattr(Graph, "replay", replay)
-        monkeypatch.setattr(OffloadedSteps, "run", run)
-        monkeypatch.setattr(OffloadedSteps, "_give_up", lambda steps, _: give_up(steps, self._wait))
-        monkeypatch.setattr(Exchange, "hand_over", _hand_over)
-        monkeypatch.setattr(Exchange, "take_back", _take_back)
-        monkeypatch.setitem(STEP, MoE, StepOffloadedMoE)
-        monkeypatch.setattr(dense_and_experts, "on_cpu", lambda moe, context: True)
-
-    def _wait(self):
-        begun = time.monotonic()
-        while self._graphs:
-            self._graphs.pop().join()
-        self.seconds = max(self.seconds, time.monotonic() - begun)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from .plan import LANES, NotPlanned, Plan
 
 
 class OffloadedExperts:
-    """The weighted sum of the experts of a layer, as a program without Python between its
-    operations. rounds: see `Plan`.
+    """The weighted sum of the experts of a layer, or of those that a rank has (`MoE.owned`), as a
+    program without Python between its operations. rounds: see `Plan`.
     """
 
     def __init__(self, module: MoE, store: TensorStore, taps: Taps, *, rounds: bool):
@@ -45,6 +45,10 @@ class OffloadedExperts:
             if (program := self._planned(n_threads)) is None:
                 return None
             n, used = x.shape[1], chosen.shape[1]
+            if self._module.owned is not None:  # those of other ranks count as the first, 0 times
+                first, end = self._module.owned
+                is_here = (chosen >= first) & (chosen < end)
+                chosen, weights = (chosen - first) * is_here, weights * is_here
             # One copy to the CPU, for which the device is waited for once. Numbers are exact.
             together = torch.cat([x.float(), weights.float(), chosen.float()], 1).cpu()
             y = torch.empty(len(x), n)
@@ -103,5 +107,5 @@ def offload_experts(network: Network, store: TensorStore, taps: Taps, *, rounds:
     """
     for block in network.blocks:
         for moe in experts_of(block):
-            if moe.owned is None and moe.experts.down.device.type == "cpu" != block.device.type:
+            if moe.experts.down.device.type == "cpu" != block.device.type:
                 moe.few_rows = OffloadedExperts(moe, store, taps, rounds=rounds)

@@ -20,8 +20,8 @@ from .offloaded import OffloadedExperts
 from .plan import Plan
 
 PATIENCE = 50_000  # polls of the threads between two tokens: some milliseconds
-# Seconds without a request, before the device is given up: in a step, and while kernels of one are
-# loaded or compiled (`release` ends that).
+# Seconds without a request, before the device is given up: in a step of one GPU, and while kernels
+# of one are loaded or compiled (`release` ends that).
 MOST_SECONDS, ENDLESS = 30.0, 1e9
 # Held from the launch of a step until its experts are answered for. Without it, two models in two
 # threads could wait for each other: one for the threads of the CPU, one for the stream of the GPU.
@@ -32,11 +32,14 @@ class OffloadedSteps:
     """One program per number of rows, which answers the requests of the layers of a step in order.
     It runs while the step runs on the GPU. NotPlanned if a layer cannot be planned.
 
-    layers: the experts of each layer, and what it shares with the device.
+    layers: the experts of each layer, and what it shares with the device. most: the seconds without
+    a request before the device is given up.
     """
 
-    def __init__(self, layers: Sequence[tuple[OffloadedExperts, Exchange]]):
-        self._layers = layers
+    def __init__(
+        self, layers: Sequence[tuple[OffloadedExperts, Exchange]], most: float = MOST_SECONDS
+    ):
+        self._layers, self._most = layers, most
         # The first is not 0 while nobody is to wait for a request: 1 after `release`, 2 if none
         # came after as many nanoseconds as the second.
         self._stop = np.array([0, 0], dtype=np.int64)
@@ -70,10 +73,11 @@ class OffloadedSteps:
                 raise
             self._is_open = False
 
-    def run(self, n: int, n_threads: int, most: float = MOST_SECONDS) -> None:
+    def run(self, n: int, n_threads: int, most: float | None = None) -> None:
         """Answer all layers of a step of n rows. DeviceError if the device has not asked for `most`
         seconds, or if it has waited for too long.
         """
+        most = self._most if most is None else most
         self._stop[1] = int(most * 1e9)
         run(self._program(n, n_threads), n_threads)
         if any(int(exchange.failed) for _, exchange in self._layers):

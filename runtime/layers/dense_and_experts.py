@@ -50,12 +50,13 @@ class DenseAndExperts:
         with opened("", "GatedFFN"):
             x = self.dense(x)
         always = self.post_norm(self._summed(x))
-        if self.moe is None:
-            mixed = torch.zeros_like(h)
-        else:
-            seen = F.rms_norm(h, (h.shape[-1],), self.router_scale, self.eps)
-            mixed = self.moe.mix(self.expert_norm(h), *self.moe.router(seen))
+        mixed = torch.zeros_like(h) if self.moe is None else self.mixed(self.moe, h)
         return always + self.expert_post_norm(self._summed(mixed))
+
+    def mixed(self, moe: MoE, h: torch.Tensor) -> torch.Tensor:
+        """Return what the experts of this rank give, before the sum over ranks and the norm."""
+        seen = F.rms_norm(h, (h.shape[-1],), self.router_scale, self.eps)
+        return moe.mix(self.expert_norm(h), *moe.router(seen))
 
     def _summed(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.sum is None else self.sum(x)

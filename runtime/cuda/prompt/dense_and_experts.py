@@ -52,15 +52,19 @@ class PromptDenseAndExperts(Staged):
         return [(again and meets, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
-        if self.experts is None:
-            self._add(stream)
-        elif self.experts.leaves(stream):
+        leaves = self.experts is not None and self.experts.leaves(stream)
+        if leaves and self.group is None:
             SlowBranch(self.branch)(stream, batch)
+        elif leaves or self.experts is None:
+            self._add(stream, leaves)
         else:
             with self.experts.present():
                 self._add(stream)
 
-    def _add(self, stream: Stream) -> None:
+    def _add(self, stream: Stream, leaves: bool = False) -> None:
+        """leaves: experts run on the reference path. Ranks without experts do not know, and have to
+        meet in the same way.
+        """
         m, context, shape = self.m, self.context, tuple(stream.h.shape)
         both = Stream(context.buffer("sum of branches", shape, torch.float32), context)
         both.h.zero_()
@@ -70,7 +74,10 @@ class PromptDenseAndExperts(Staged):
             self.dense.add(x, both)
         self._end(both, m.post_norm)
         self._begin(both)
-        if self.experts is not None:
+        if self.experts is not None and leaves:
+            mixed = m.mixed(self.experts.m, stream.h)
+            both.add(context.buffer("delta", shape, context.dtype).copy_(mixed))
+        elif self.experts is not None:
             self._add_experts(self.experts, stream.h, both)
         self._end(both, m.expert_post_norm)
         delta = context.buffer("delta", shape, context.dtype)

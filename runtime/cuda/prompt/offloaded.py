@@ -167,8 +167,6 @@ class PromptOffloadedMoE(PromptMoE):
     """
 
     def __init__(self, branch: PlacedBranch, context: Context):
-        if context.share is not None:
-            raise Slow("experts on the CPU of a rank")
         self._copies = context.once(
             "expert copies", lambda: ExpertCopies(context.device, context.verbose)
         )

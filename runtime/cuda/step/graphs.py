@@ -51,9 +51,10 @@ class StepGraphs:
                     launch()
                 sequence.seen.add(key)
 
-    def wait(self) -> None:
-        """Wait for everything that was launched."""
-        torch.cuda.current_stream(self._device).record_event().synchronize()
+    def wait(self, asleep: bool = False) -> None:
+        """Wait for everything that was launched. asleep: leave the processor to others."""
+        event = torch.cuda.Event(blocking=asleep)
+        torch.cuda.current_stream(self._device).record_event(event).synchronize()
 
     def _free_before_capture(self, sequence: StepSequence) -> None:
         """Free memory before a capture. What a captured launch allocates is in the private memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,7 @@ from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.step.offload import Exchange
 from ....cuda_kernels.step.router import fits as router_fits
 from ...cpu.offloaded import OffloadedExperts
-from ...cpu.offloaded_steps import ENDLESS, OffloadedSteps
+from ...cpu.offloaded_steps import ENDLESS, MOST_SECONDS, OffloadedSteps
 from ...layers.moe import MoE
 from ...weights.ranges import ranged
 from ..common.context import Context
@@ -39,10 +40,10 @@ class StepOffloadedMoE(StepExperts):
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         moe: MoE = branch.module
-        if not isinstance(moe.few_rows, OffloadedExperts) or context.share is not None:
-            raise Slow("experts on the CPU of a rank")
+        if not isinstance(moe.few_rows, OffloadedExperts):
+            raise Slow("experts on the CPU without a program for few rows")
         self.experts, spec, width = moe.few_rows, moe.spec, self.norm.numel()
-        self.routing = routing_of(moe.router)
+        self.routing = replace(routing_of(moe.router), owned=moe.owned)
         fits = router_fits(STEP_ROWS, width, spec.n_experts, spec.n_used, self.routing)
         if not fits or width % 4:
             raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {width}")
@@ -68,7 +69,7 @@ class StepOffloadedMoE(StepExperts):
         route(h, *router_norm, self.router, ids, weights, *self.router_biases, None)
         exchange.hand_over(h, self.norm, self.eps, ids, weights)
         norm = self.branch.post_norm
-        to = h if norm is None else frame.zeros("sum of experts", h.shape[1])
+        to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])
         if self.shared is not None:
             operation(matvec.matvec_add, self.shared.inner(frame, h), self.shared.down, to)
         exchange.take_back(to)
@@ -77,8 +78,14 @@ class StepOffloadedMoE(StepExperts):
 
 
 def answers_of(layers: Sequence[StepOffloadedMoE], frame: Frame) -> OffloadedSteps:
-    """Return what answers for these layers. NotPlanned if the CPU has no operations for one."""
-    return OffloadedSteps([(layer.experts, layer.exchange(frame)) for layer in layers])
+    """Return what answers for these layers. NotPlanned if the CPU has no operations for one. The
+    GPU of a rank asks only when the others have come as far, which may take as long as they wait.
+    """
+    group = frame.context.group
+    return OffloadedSteps(
+        [(layer.experts, layer.exchange(frame)) for layer in layers],
+        MOST_SECONDS if group is None else group.timeout,
+    )
 
 
 @contextmanager

@@ -70,17 +70,18 @@ class StepPath:
         then they do as well.
         """
         layers = [found for x in self._branches if (found := offloaded_of(x)) is not None]
-        if not layers:
-            return None
-        if not self.captures:
+        answers, reason = None, ""
+        if layers and not self.captures:
             reason = _BESIDE_SLOW
-        elif self.network.stage is not None:
-            reason = "experts on the CPU of a process that has some of the layers"
-        else:
+        elif layers:
             try:
-                return answers_of(layers, self.frame)
+                answers = answers_of(layers, self.frame)
             except NotPlanned as error:
                 reason = f"the CPU does not answer for experts while a graph runs: {error}"
+        if (group := self.context.group) is not None:  # all ranks meet in the same way
+            reason = next(filter(None, group.exchange(reason)), "")
+        if not reason:
+            return answers
         self.captures = False
         for number, slow in self._unanswered(reason).items():
             self._branches[number] = slow
@@ -254,9 +255,12 @@ class StepPath:
                 self._graphs.run(sequence, key, launch, answers, n)
                 return
             # What moves between ranks is in no graph.
+            answers = self._offloaded if sequence.captures else None
             passage = stage.take(between := self._between[:n])
+            if answers is not None:  # asleep, as long as others use the processor
+                self._graphs.wait(asleep=True)
             layers = partial(launches.layers, sequence, state, n, wanted, between)
-            self._graphs.run(sequence, (*key, "layers"), layers)
+            self._graphs.run(sequence, (*key, "layers"), layers, answers, n)
             passage.copy_(stage.hand_on(passage, n))
             output = partial(launches.output, sequence, n, wanted, between)
             self._graphs.run(sequence, (*key, "output"), output)
