@@ -3,8 +3,8 @@
     python parallel_on_gpus.py whole FOLDER SPEC...
     python parallel_on_gpus.py graph|layer FOLDER SHARES SPEC...
 
-The first evaluates on one GPU; the second starts a rank for each of the SHARES. Results are files
-of FOLDER, named by `case`.
+The first evaluates on one GPU; the second starts a rank for each of the SHARES. With `+cpu` after a
+SPEC, experts are on the CPU. Results are files of FOLDER, named by `case`.
 """
 
 from __future__ import annotations
@@ -79,13 +79,17 @@ def results(mode: str, shares: str, spec: str, precision: str, moved: str) -> di
     """Return what one process gives. The second time, steps are replayed from graphs."""
     told: list[str] = []
     options = {"device": "cuda", "precision": precision, "ubatch": UBATCH}
+    spec, _, beside = spec.partition("+")
+    options |= {"cpu_moe": True} if beside else {}
     if mode != "whole":
         options |= {"split_mode": mode, "tensor_split": shares}
         options |= {"reduce_type": moved} if moved else {}
     with iqforge.random_model(spec, verbose=told.append, **options) as model:
         model.load()
         first = evaluated(model)
-        found = {"values": first, "slow": told}
+        found = {"values": first, "slow": [x for x in told if x.startswith("slow path")]}
+        steps = None if model.engine is None else model.engine.steps
+        found["graphs"] = steps is not None and steps.captures
         if mode != "layer":
             found["uncaptured"], found["choices"] = prompt_with_choices(model)
         if mode != "whole":

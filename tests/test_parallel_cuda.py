@@ -15,7 +15,10 @@ from .parallel_on_gpus import PRECISIONS, case
 
 pytestmark = pytest.mark.gpu
 FOLDER = Path(__file__).parent
-SPECS = ("llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K", "qwen35-tiny:IQ4_K", "gemma4-tiny:IQ4_K")
+SPECS = (
+    *("llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K", "qwen35-tiny:IQ4_K", "gemma4-tiny:IQ4_K"),
+    *("qwen3moe-tiny:IQ4_K+cpu", "gemma4-tiny:IQ4_K+cpu"),
+)
 SHARES = {
     "graph": ("1,1", "2,1", "1,1,1,1", "3,1,2,2"),
     "layer": ("1,1", "1,3", "1,1,1,1"),
@@ -108,8 +111,8 @@ def test_ranks_give_what_one_gpu_gives(shares, spec, precision, moved, read):
     for name in ("pieces", "steps"):
         assert error(first["values"][name], one["values"][name]) < most, name
     assert all(rank["shared memory"] == (precision == "bf16") for rank in found)
-    slow = [line for rank in found for line in rank["slow"] if line.startswith("slow path")]
-    assert precision == "f32" or not slow
+    assert precision == "f32" or not any(rank["slow"] for rank in found)
+    assert all(rank["graphs"] == (precision == "bf16") for rank in found)
     if precision == "f32" or not one["choices"]:
         assert error(first["values"]["prompt"], one["values"]["prompt"]) < most
         return

@@ -98,7 +98,7 @@ def test_matrices_of_one_norm(launched, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_and_their_bias(launched, name):
-    """The bias, and what is there already, are not scaled."""
+    """The bias and the sum so far are not scaled."""
     m, x, h = scaled(name, 20, 1280, 0, 0.125), draw(1, 1280), draw(1, 20, seed=2)
     bias = None if m.type.is_float else draw(20, seed=3)
     product = activations(name, x) @ weights(m)[0].T
