@@ -54,7 +54,15 @@ def both(length: int, settings: CacheSettings) -> list[KVCache]:
     ]
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("q8_0", "q8_kv", "q5_1", "iq4_nl")  # one of each kind
+        else pytest.param(name, marks=pytest.mark.full)
+        for name in QUANTIZED
+    ],
+)
 def test_kernels_store_and_load_what_torch_does(name, on_host):
     length = 96 if name == "q8_0" else 64
     cache, wanted = both(length, CacheSettings(name, "q8_0" if name == "q8_kv" else name))

@@ -21,7 +21,7 @@ from .tiny_cases import CASES, FAST, WIDE
 from .tiny_model import scaled_gguf, write_gguf
 from .tiny_models import HALF, make_tiny_model
 
-QUICK = ("qwen2_moe", "qwen3_5_moe", "deepseek_v3", "gpt_oss", "gemma4_moe")
+QUICK = ("qwen3_5_moe", "deepseek_v3", "gpt_oss")
 SETTINGS = CacheSettings("f32", "f32")
 
 
