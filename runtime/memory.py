@@ -106,10 +106,15 @@ def _compute_bytes(
     own = (network.blocks[layer] for layer in network.layers)
     blocks = [block for block in own if block.device == device]
     if precision != "f32" and device.type != "cpu":
-        slow = [block for block in blocks if not _is_fast(block.branches[0])]
-        # What no kernel reads is decoded on the reference path, and so may be what is next to it.
+        # Layers with matrices that no kernel reads are on the reference path, or a part of them.
         unread = [p for p in here if not packable(_type_of(p), p.cols)]
-        slow = blocks if unread else slow
+        layers = {TensorName.parse(p.name).layer for p in unread}
+        slow = [
+            network.blocks[layer]
+            for layer in network.layers
+            if network.blocks[layer].device == device
+            and (layer in layers or not _is_fast(network.blocks[layer].branches[0]))
+        ]
         all_logits = window and network.output.device == device
         output = planned.output_sizes(network.output, window) if all_logits else None
         n_ranks = 1 if weights.share is None else weights.share.plan.n_ranks

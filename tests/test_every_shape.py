@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from iqforge.cuda_kernels.attention import mla_shape
+from iqforge.cuda_kernels.attention import shape as attention_shape
+from iqforge.formats.types import ggml_type
 from iqforge.runtime.architectures import architectures
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import engine  # noqa: F401, it declares executors
 from iqforge.runtime.cuda.common.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
+from iqforge.runtime.layers.attention import Attention
+from iqforge.runtime.layers.mla import MLA
 from iqforge.runtime.model import Model
 from iqforge.runtime.parallel.share import NoMeeting, Share
 from iqforge.runtime.split_model import make_plan
@@ -180,3 +187,27 @@ def test_memory_is_known_before_anything_is_loaded(name):
         matrices = shape.n_layers * shape.n_heads * s.kv_rank * (s.nope + s.value)
         assert kept >= 2 * matrices
     assert (kept == 0) == (not shape.n_experts and shape.latent is None and shape.delta is None)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_attention_of_steps_has_kernels_where_a_block_has_99_kb(name):
+    """With every type of cache, as on an RTX; also latent attention with `-khad`."""
+    limit, types = 97 << 10, attention_shape.TYPES
+    with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
+        mixers = [block.mixer for block in model.network.blocks]
+    latent = {(m.spec, m.top_k) for m in mixers if isinstance(m, MLA)}
+    for (s, top_k), type, turned in itertools.product(latent, types, (0, 64)):
+        if turned and ggml_type(type).is_float:
+            continue
+        sizes = s.heads, s.nope_length, s.rope_length, s.kv_rank, s.value_length
+        shape = mla_shape.LatentShape(8, *sizes, type, torch.float16, False, None, top_k, turned)
+        assert mla_shape.fits(shape, limit), shape
+    heads = {
+        (m.spec.group, m.spec.kv_heads, m.spec.key_length, m.spec.value_length)
+        for m in mixers
+        if isinstance(m, Attention)
+    }
+    for sizes, type_k, type_v in itertools.product(heads, types, types):
+        if type_v != "Q8_KV":  # a type of keys
+            shape = attention_shape.AttentionShape(1, *sizes, type_k, type_v, sizes[2], True, True)
+            assert attention_shape.fits(shape, limit), shape

@@ -60,9 +60,9 @@ def file(request, tmp_path_factory):
 
 @pytest.fixture
 def opened(monkeypatch, file):
-    """Return opened(fast): the model; its fast path is plain torch in float32, and so are caches.
-
-    In float16, rounding would change which experts a router and which positions an indexer chooses.
+    """Return opened(fast): the model. Its fast path is plain torch in float32, with attention in
+    float16. Caches are in float32: rounded keys of an indexer would change which positions it
+    chooses.
     """
     prompt_on_cpu.install(monkeypatch)
     models = []

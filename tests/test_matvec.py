@@ -1,6 +1,5 @@
 """Matrix-vector kernels against float64 on a GPU, and plans of products, without a GPU."""
 
-import contextlib
 from functools import partial
 
 import pytest
@@ -21,6 +20,7 @@ from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.specs import FFNSpec
 
 from . import matvec_reference as reference
+from .matvec_launches import replace_launches
 from .matvec_reference import EPS, normed, rounded, silu, weights
 
 gpu = [
@@ -402,14 +402,7 @@ def stand_in(monkeypatch) -> list[tuple]:
     def launch(spec, grid, block, x, *args, shared, pdl):
         launches.append((spec, block, len(x), shared))
 
-    for module in (matvec, matvec_experts, operands):
-        monkeypatch.setattr(module, "limits", lambda device: here)
-        monkeypatch.setattr(module, "device_index", lambda device: 0)
-    for module in (matvec, matvec_experts):
-        monkeypatch.setattr(module, "check_tensor", lambda *args: None)
-        monkeypatch.setattr(module, "function", lambda spec, name, device: spec)
-        monkeypatch.setattr(module, "launch", launch)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    replace_launches(monkeypatch, here, launch)
     return launches
 
 
@@ -438,6 +431,26 @@ def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
     huge = PackedMatrix(type, rows, 1 << 18, 1, m.data)
     with pytest.raises(ShapeError, match="activations of 262144 elements do not fit"):
         matvec.matvec_add(torch.empty(1, huge.cols), huge, torch.empty(1, rows))
+
+
+def test_the_longest_rows_where_a_block_has_99_kb(monkeypatch):
+    """Those of docs/guide/gpu.md."""
+    stand_in(monkeypatch)
+    none = torch.empty(0, dtype=torch.uint8)
+
+    def longest(name: str) -> int:
+        kinds = matvec_plan.NORM_MATVEC, matvec_plan.MATVEC_ADD, matvec_plan.GATE_UP
+        for cols in range(20480, 65536, 256):
+            m = PackedMatrix(ggml_type(name), 64, cols, 1, none)
+            if not all(operands.fits(m, kind) for kind in kinds):
+                return cols - 256
+        return 65536
+
+    assert {name: longest(name) for name in ("F32", "F16", "BF16")} == dict.fromkeys(
+        ("F32", "F16", "BF16"), 24832
+    )
+    rows = {name: longest(name) for name in QUANTIZED}
+    assert rows.pop("IQ3_KT") == 36864 and min(rows.values()) == 54272
 
 
 def test_experts_that_do_not_fit_are_named(monkeypatch):

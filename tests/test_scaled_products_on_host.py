@@ -4,7 +4,6 @@ compiles.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 import torch
 from iqforge.cuda_kernels.common.gating import ExpertTerms, Gating
 from iqforge.cuda_kernels.matvec import experts as matvec_experts
-from iqforge.cuda_kernels.matvec import operands
 from iqforge.cuda_kernels.matvec import products as matvec
 from iqforge.cuda_kernels.matvec.operands import Join, RowRange
 from iqforge.cuda_kernels.matvec.plan import DeviceLimits
@@ -23,6 +21,7 @@ from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.specs import FFNSpec
 
 from .matvec_host import BLOCKS, DENSE, DOWN, GATES, LIMIT, host_kernel, start
+from .matvec_launches import replace_launches
 from .matvec_reference import EPS, assert_close, draw, matrix, normed, rounded, silu, weights
 
 NAMES = ["NVFP4", "IQ4_KS", "F16"]  # with a scale per 16, per row, and none
@@ -58,14 +57,7 @@ def launched(monkeypatch, tmp_path):
     def is_bytes(x) -> bool:
         return isinstance(x, torch.Tensor) and x.dtype == torch.uint8
 
-    for module in (matvec, matvec_experts, operands):
-        monkeypatch.setattr(module, "limits", lambda device: here)
-        monkeypatch.setattr(module, "device_index", lambda device: 0)
-    for module in (matvec, matvec_experts):
-        monkeypatch.setattr(module, "check_tensor", lambda *args: None)
-        monkeypatch.setattr(module, "function", lambda spec, name, device: spec)
-        monkeypatch.setattr(module, "launch", launch)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    replace_launches(monkeypatch, here, launch)
     return specs
 
 

@@ -27,7 +27,7 @@ def held(linear: Linear | Embedding | ManyMatrices, context: Context) -> PackedM
     if matrix is None:
         raise Slow(f"{linear.role} has rows of {linear.cols} elements, which cannot be packed")
     if matrix.n_matrices != len(matrices):
-        raise Slow(f"{linear.role} is not one tensor of all matrices")
+        raise Slow(f"{linear.role} is in several tensors")
     if many or linear.scale is None:
         return matrix
     return replace(matrix, scale=float(linear.scale))
