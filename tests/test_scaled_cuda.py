@@ -44,16 +44,16 @@ def scaled(name, rows, cols, seed, scale):
 
 @pytest.mark.parametrize("name", packed_types())
 def test_decoded(name):
-    m, bare = scaled(name, 40, 768, 0, 0.3), matrix(name, 40, 768)
+    m, bare = scaled(name, 48, 768, 0, 0.3), matrix(name, 48, 768)
     exact = decode_matrix(bare, torch.float32) * 0.3
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert torch.equal(decode_matrix(m, dtype), exact.to(dtype))
     ids = torch.tensor([5, 0, 39], device="cuda")
     assert torch.equal(decode_rows(m, ids, torch.float32), exact[ids])
     if not m.type.is_float:
-        codes, scales = torch.empty(40, 768, dtype=torch.int8, device="cuda"), poison(40)
+        codes, scales = torch.empty(48, 768, dtype=torch.int8, device="cuda"), poison(48)
         prompt_rounded.rounded_weights(bare, 0, codes, scales)
-        again, times = torch.empty_like(codes), poison(40)
+        again, times = torch.empty_like(codes), poison(48)
         prompt_rounded.rounded_weights(m, 0, again, times)
         assert torch.equal(codes, again) and torch.equal(times, scales * 0.3)
 

@@ -77,6 +77,13 @@ def _extreme(x: torch.Tensor) -> torch.Tensor:
     return torch.where(high > -low, high, low)
 
 
+def _over(x: torch.Tensor, divisor: int) -> torch.Tensor:
+    """x divided by a number. torch on a GPU would multiply by its reciprocal instead, which is not
+    the same number for one in some thousand blocks.
+    """
+    return x / torch.full_like(x, divisor)
+
+
 def _half(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale as stored, float16[..., 1], and the factor that replaces a division by it (0
     for a scale of 0).
@@ -151,7 +158,7 @@ def _symmetric(bits: int, pack: Callable | None, unpack: Callable | None):
 
     def encode(x: torch.Tensor) -> torch.Tensor:
         x = _blocks(x)
-        d, inverse = _half(_extreme(x) / -middle)
+        d, inverse = _half(_over(_extreme(x), -middle))
         q = _codes(x, inverse, -middle, middle - 1) + middle
         return _joined(_bytes(d), *([pack(q)] if pack else []), _nibbles(q))
 
@@ -175,7 +182,7 @@ def _with_minimum(bits: int, pack: Callable | None, unpack: Callable | None):
         x = _blocks(x)
         low = x.amin(-1, keepdim=True)
         m, _ = _half(low)
-        d, inverse = _half((x.amax(-1, keepdim=True) - low) / top)
+        d, inverse = _half(_over(x.amax(-1, keepdim=True) - low, top))
         q = _codes(x - m.float(), inverse, 0, top)
         return _joined(_bytes(d), _bytes(m), *([pack(q)] if pack else []), _nibbles(q))
 
@@ -192,7 +199,7 @@ def _with_minimum(bits: int, pack: Callable | None, unpack: Callable | None):
 
 def _encode_q8_0(x: torch.Tensor) -> torch.Tensor:
     x = _blocks(x)
-    d, inverse = _half(x.abs().amax(-1, keepdim=True) / 127)
+    d, inverse = _half(_over(x.abs().amax(-1, keepdim=True), 127))
     return _joined(_bytes(d), _bytes(_codes(x, inverse, -127, 127).to(torch.int8)))
 
 
@@ -205,7 +212,7 @@ def _decode_q8_0(data: torch.Tensor) -> torch.Tensor:
 
 def _encode_iq4_nl(x: torch.Tensor) -> torch.Tensor:
     x = _blocks(x)
-    d, inverse = _half(_extreme(x) / -127)
+    d, inverse = _half(_over(_extreme(x), -127))
     table = torch.from_numpy(IQ4NL_VALUES).to(x.device)
     # A value half way takes the lower one.
     q = torch.bucketize(x * inverse, (table[1:] + table[:-1]) / 2).to(torch.int16)
@@ -220,7 +227,7 @@ def _decode_iq4_nl(data: torch.Tensor) -> torch.Tensor:
 
 def _encode_q8_kv(x: torch.Tensor) -> torch.Tensor:
     most = x.abs().amax(-1, keepdim=True)
-    d = most / torch.full_like(most, 127)  # by a number, GPUs multiply with its reciprocal
+    d = _over(most, 127)
     q = _codes(x, torch.where(d == 0, 0.0, 1.0 / d), -127, 127)
     return torch.cat(
         [_bytes(d), _bytes(q.sum(-1, keepdim=True).to(torch.int32)), _bytes(q.to(torch.int8))],
