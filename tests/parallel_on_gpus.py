@@ -25,7 +25,8 @@ from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.ranks import Ranks
 
 GREEDY = Sampling(temperature=0.0)
-N_PROMPT, N_STEPS, UBATCH = 150, 24, 64
+# No piece of a prompt is so small that ranks, which take pieces one by one, compute it on the CPU.
+N_PROMPT, N_STEPS, UBATCH = 160, 24, 64
 # Of products, and of what is moved for sums of prompts.
 PRECISIONS = {
     "whole": (("f32", ""), ("bf16", "")),
