@@ -3,8 +3,9 @@
     python benchmarks/attention.py --shape qwen3-30b-a3b --cache f16 --depth 8192 32768
 
 A row for each shape, type of the cache, depth and way of dividing the work: microseconds of a
-layer, bytes of the cache per second, and their share of the bandwidth. The flags from --by-warp on
-take several values of the fields of `AttentionShape`; without them the kernel's own.
+layer, bytes of the cache per second, and their share of the rate of a large copy (`copy_rate.py`).
+The flags from --by-warp on take several values of the fields of `AttentionShape`; without them the
+kernel's own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 from dataclasses import replace
 
 import torch
+from copy_rate import copy_rate
 from iqforge.cuda_kernels.attention.shape import AttentionShape
 from iqforge.cuda_kernels.attention.step import StepAttention
 from iqforge.formats.types import ggml_type
@@ -29,7 +31,6 @@ SHAPES = {
     "gemma2-9b": (21, 8, 2, 256),
     "gemma3-27b": (10, 16, 2, 128),
 }
-BANDWIDTH = 4.3e12  # bytes per second that a copy reaches on one H200
 MEMORY = 12 << 30  # bytes of caches at most; layers share them where there are more
 
 
@@ -66,7 +67,7 @@ def measure(name: str, cache: str, depth: int, change: dict[str, int]) -> str:
     ways = " ".join(f"{key} {value}" for key, value in change.items()) or "as it is"
     return (
         f"| {name} | {cache} | {depth} | {ways} | {us:.2f} | {speed / 1e12:.2f} |"
-        f" {100 * speed / BANDWIDTH:.0f} % |"
+        f" {100 * speed / copy_rate():.0f} % |"
     )
 
 

@@ -10,8 +10,8 @@ Without --type, every type that is packed on a device is measured: interleaved t
 rows are those of their plain type need no row. First the types' kernels are compiled by several
 processes. --json appends every figure to a file as soon as it is measured and does not measure it
 again; --table prints the newest figures of that file and measures nothing. Prints Markdown:
-tokens/s and the share of the limit, which is what the bytes of a token take at 4.3 TB/s, or the
-device's FLOP rate.
+tokens/s and the share of the limit, which is what the bytes of a token take at the rate of a
+large copy (`copy_rate.py`; 4.3 TB/s on an H200), or the device's FLOP rate.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import traceback
 from concurrent.futures import ProcessPoolExecutor
 
 import torch
+from copy_rate import copy_rate
 from cuda_runtime import Figures, code, say
-
-COPY_RATE = 4.3e12  # bytes per second, of a large copy on an H200
 
 
 def product_specs(shape_name: str, type_name: str, device: int) -> list:
@@ -108,7 +107,7 @@ def measure(name: str, args: argparse.Namespace, device: torch.device, figures: 
     with open_model(iqforge.api, name, True, device, setting, context=test.n_ctx) as model:
         result = run_test(model, test, repetitions=args.repetitions)
     speed = sum(result.samples_ts) / len(result.samples_ts)
-    rate, most = result.bytes_per_second, COPY_RATE
+    rate, most = result.bytes_per_second, copy_rate()
     if args.prompts:
         rate, most = result.flop_per_second, device_facts(device).bf16_rate
     limit = most * speed / rate if rate and most else None

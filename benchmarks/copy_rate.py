@@ -1,0 +1,28 @@
+"""The bandwidth that shares in tables are of: what a large copy within a GPU's memory reaches."""
+
+from __future__ import annotations
+
+import torch
+
+# Bytes per second, read and written, by name of the device: tables of all runs have the same limit.
+KNOWN = {"NVIDIA H200": 4.3e12, "NVIDIA H100 80GB HBM3": 3.0e12}
+SIZE, COPIES = 1 << 30, 20  # bytes
+
+
+def copy_rate(device: int = 0) -> float:
+    """Return bytes per second, read and written: of a device that is not KNOWN, measured now."""
+    name = torch.cuda.get_device_name(device)
+    return KNOWN[name] if name in KNOWN else _measured(torch.device("cuda", device))
+
+
+def _measured(device: torch.device) -> float:
+    here, there = (torch.empty(SIZE, dtype=torch.uint8, device=device) for _ in range(2))
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.device(device):
+        there.copy_(here)
+        begin.record()
+        for _ in range(COPIES):
+            there.copy_(here)
+        end.record()
+        end.synchronize()
+    return 2 * SIZE * COPIES / (1e-3 * begin.elapsed_time(end))
