@@ -1,0 +1,83 @@
+"""Run GPU tests under compute-sanitizer, several processes side by side.
+
+    python tests/sanitize.py memcheck tests/test_index.py "tests/test_latent_cuda.py -k chosen"
+    python tests/sanitize.py racecheck --jobs 8 --seconds 300 tests/test_step_kernels_cuda.py
+
+Kernels of torch and its libraries are left out: they take most of the time. Prints what each
+process found. The exit status is 1 if there was an error or a hazard, if a test failed, or if one
+was not reached within the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", "gpu"]
+# All kernels of the project are extern "C", so their names are not mangled.
+OTHERS = "regex=^(_Z|sm[0-9]|ampere|volta|turing|cutlass|cublas|nvjet|gemm|magma|void)"
+OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tool", choices=["memcheck", "racecheck", "synccheck", "initcheck"])
+    parser.add_argument("tests", nargs="+", help="arguments of pytest, as one word for each")
+    parser.add_argument("--jobs", type=int, default=8, help="processes side by side")
+    parser.add_argument("--seconds", type=int, default=600, help="after which they are ended")
+    args = parser.parse_args()
+    found = [name for words in args.tests for name in collected(shlex.split(words))]
+    if not found:
+        parser.error("no GPU test has these names")
+    folder = Path(tempfile.mkdtemp(prefix="sanitizer-"))
+    shares = [found[first :: args.jobs] for first in range(min(args.jobs, len(found)))]
+    print(f"{len(found)} tests in {len(shares)} processes; logs: {folder}", flush=True)
+    running = [start(args.tool, share, folder / f"{i}.log") for i, share in enumerate(shares)]
+    end = time.monotonic() + args.seconds
+    for process in running:
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the program that it runs
+    good = [report(i, share, folder / f"{i}.log") for i, share in enumerate(shares)]
+    return 0 if all(good) else 1
+
+
+def collected(words: list[str]) -> list[str]:
+    """Return the names of the tests that the arguments choose."""
+    done = subprocess.run([*PYTEST, "--collect-only", "-q", *words], capture_output=True, text=True)
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def start(tool: str, names: list[str], log: Path) -> subprocess.Popen:
+    listed = log.with_suffix(".tests")  # names of tests can be longer than a command may be
+    listed.write_text("\n".join(names) + "\n")
+    command = ["compute-sanitizer", "--tool", tool, *OPTIONS.get(tool, [])]
+    command += ["--kernel-name-exclude", OTHERS, *PYTEST, "-v", "-rf", f"@{listed}"]
+    with log.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+
+
+def report(number: int, names: list[str], log: Path) -> bool:
+    """Print what a process found, and return whether all is well."""
+    text = log.read_text(errors="replace")
+    passed = len(re.findall(r" PASSED", text))
+    summary = re.findall(r"SUMMARY: (.*)", text) or ["it has not ended"]
+    first = re.findall(r"^========= (?:Error|Warning|Invalid|Internal|Potential).*", text, re.M)[:1]
+    print(f"{number}: {passed} of {len(names)} passed; {'; '.join([*summary, *first])}", flush=True)
+    clean = all(re.match(r"(0 errors|0 hazards)", line) for line in summary)
+    return passed == len(names) and clean
+
+
+if __name__ == "__main__":
+    sys.exit(main())
