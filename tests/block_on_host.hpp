@@ -47,7 +47,7 @@ static std::vector<Group> copies[MOST_FIBERS];   // of each thread; the last gro
 
 inline void __syncwarp() { wait_for_warp(true); }
 inline void __syncthreads() { wait_for_block(); }
-static void set_index(int thread) { threadIdx.x = thread; }
+UNSEEN static void set_index(int thread) { threadIdx.x = thread; }
 
 // body() by `threads` threads of one block. False if some wait at a barrier that others have left out.
 template <class F> static bool run_block(int threads, F body) {

@@ -130,7 +130,7 @@ UNSEEN static void prepare(Fiber& f) {
   f.waits = RUNS;
   f.exchanges = f.warp_barriers = f.block_barriers = 0;
 #ifdef __SANITIZE_THREAD__
-  f.known_as = __tsan_create_fiber(0);
+  if (!f.known_as) f.known_as = __tsan_create_fiber(0);   // for all blocks of a launch: to make one takes long
 #endif
 #ifdef __x86_64__
   void** top = (void**)((char*)f.stack + FIBER_STACK) - 1;   // a call leaves it 8 bytes off a multiple of 16
@@ -255,10 +255,21 @@ UNSEEN bool run_threads(int threads, bool backwards, const F& body, void (*start
   const bool good = run_fibers(threads, backwards, started);
 #ifdef __SANITIZE_THREAD__
   __tsan_acquire(&block_end);
-  for (int t = 0; t < threads; t++) __tsan_destroy_fiber(fibers[t].known_as);
 #endif
   return good;
 }
+
+// Declared before the blocks of a launch: at its end the sanitizer forgets their threads, of which it knows 8,128 at most.
+struct Launch {
+  UNSEEN ~Launch() {
+#ifdef __SANITIZE_THREAD__
+    for (Fiber& f : fibers) {
+      if (f.known_as) __tsan_destroy_fiber(f.known_as);
+      f.known_as = nullptr;
+    }
+#endif
+  }
+};
 
 // use(what all lanes of the warp gave, the number of this lane). Lanes give to two places in turn,
 // so that a lane that is ahead changes nothing that others still read.

@@ -1,8 +1,14 @@
 """Compile kernels with g++ as a library for the CPU."""
 
 import ctypes
+import os
 import subprocess
 from pathlib import Path
+
+CHECKS = {
+    "alignment": ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
+    "races": ("-fsanitize=thread", "-g"),
+}
 
 
 def host_library(path: Path, program: str) -> ctypes.CDLL:
@@ -24,8 +30,7 @@ def host_library(path: Path, program: str) -> ctypes.CDLL:
             "g++",
             "-std=c++17",
             "-O1",
-            "-fsanitize=alignment",
-            "-fsanitize-undefined-trap-on-error",
+            *CHECKS[os.environ.get("IQFORGE_HOST_CHECKS", "alignment")],
             "-ffp-contract=off",
             "-shared",
             "-fPIC",

@@ -178,20 +178,20 @@ void product(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 // Products of a warpgroup: operands in shared memory, where a descriptor says, rows of 128 bytes whose sixteens are permuted.
 inline unsigned place_in_shared(const void* p) { return (unsigned)((const char*)p - shared); }
 struct HostBarrier { unsigned short expected, left; unsigned phase; };
-inline void barrier_init(unsigned long long* b, unsigned count) { const HostBarrier all = {(unsigned short)count, (unsigned short)count, 0}; memcpy(b, &all, 8); }
-inline void barrier_arrive(unsigned long long* b) {
+UNSEEN inline void barrier_init(unsigned long long* b, unsigned count) { const HostBarrier all = {(unsigned short)count, (unsigned short)count, 0}; memcpy(b, &all, 8); }
+UNSEEN inline void barrier_arrive(unsigned long long* b) {
     announce();
     HostBarrier* at = (HostBarrier*)b;
     if (!--at->left) at->left = at->expected, at->phase++;
 }
-inline void barrier_wait(unsigned long long* b, unsigned phase) {
-    wait_until([=] { return (((HostBarrier*)b)->phase & 1) != phase; });
+UNSEEN inline void barrier_wait(unsigned long long* b, unsigned phase) {
+    wait_until([=]() UNSEEN { return (((HostBarrier*)b)->phase & 1) != phase; });
 }
-template <int COUNT> void barrier_of(int number) {
+template <int COUNT> UNSEEN void barrier_of(int number) {
     static unsigned arrived[16];
     announce();
     const unsigned mine = arrived[number]++ / COUNT;
-    wait_until([=] { return arrived[number] / COUNT > mine; });
+    wait_until([=]() UNSEEN { return arrived[number] / COUNT > mine; });
 }
 inline void computing_barrier() { barrier_of<128>(1); }
 inline void show_to_products() {}
@@ -231,13 +231,14 @@ void product_of_warpgroup(float (&d)[N / 2], unsigned long long a, unsigned long
 
 UNSEEN static void set_index(int thread) { threadIdx = {(unsigned)thread, 0, 0}; }
 
-// kernel() as every thread of every block.
+// kernel() as every thread of every block (., ., z).
 template <class F>
-void launch_on_host(unsigned x, unsigned y, int threads, F kernel) {
+void launch_on_host(unsigned x, unsigned y, int threads, F kernel, unsigned z = 0) {
     memset(shared, 0xff, sizeof shared);
     gridDim = {x, y, 1};
+    const Launch launch;
     for (unsigned block = 0; block < x * y; block++) {
-        blockIdx = {block % x, block / x, 0};
+        blockIdx = {block % x, block / x, z};
         const bool backwards = (blockIdx.x + blockIdx.y) % 2;
         if (!run_threads(threads, backwards, kernel, set_index)) {
             fprintf(stderr, "block %u: threads wait at different barriers\n", block);

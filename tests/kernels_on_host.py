@@ -248,8 +248,7 @@ extern "C" void run(const float* x, const float* w, int tokens, int n, int width
     const int row_tiles = (tokens + TOKENS - 1) / TOKENS;
     for (int part = 0; part < parts; part++)
         launch_on_host(row_tiles, (n + COLUMNS - 1) / COLUMNS, THREADS, [&] {
-            blockIdx.z = part;
             scores_of_rows(x, w, tokens, n, width, depth, out);
-        });
+        }, part);
 }
 """

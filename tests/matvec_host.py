@@ -51,6 +51,7 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
   memset(shared_memory, 0xFF, sizeof shared_memory);
   gridDim = {{blocks, tokens}};
   blockDim = {{{threads}, 1}};
+  const Launch launch;
   for (blockIdx.y = 0; blockIdx.y < tokens; ++blockIdx.y)
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
       if (!run_block({threads}, [=] {{ {spec.functions[0]}({names}); }})) return false;
