@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
+# In the file that is left out, ranks look at memory of others until it changes, which a sanitizer
+# takes for races.
 FILES = sorted(
-    path.name
-    for path in FOLDER.glob("test_*.py")
-    if path.stem.endswith("_on_host") or path.stem == "test_index"
+    {path.name for path in FOLDER.glob("test_*_on_host.py")} - {"test_peer_rows_on_host.py"}
+    | {"test_index.py"}
 )
 RACY = """
 #include "{header}"

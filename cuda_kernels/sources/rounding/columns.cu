@@ -91,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(256) round_columns(
       }
       least_of_warp(least, turn_of_least);
       if (turn_of_least != 0x7FFFFFFF) best = near[start * n_near + turn_of_least];
+      __syncwarp();  // all lanes have read the choice, and the values that will change
       if (lane == 0) choices[at] = uint16_t(best);
     }
     const int of = g * n_choices + best;
