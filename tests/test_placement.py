@@ -178,6 +178,26 @@ def test_fit(free, expected):
     assert fit(CUDA, 4, 1, needed, free + (1 << 20), names).request == expected
 
 
+@pytest.mark.parametrize(
+    "free, expected",
+    [
+        (1000, Request()),
+        (999, Request(cpu_experts=3)),
+        (849, Request(gpu_layers=3, cpu_experts=4)),
+    ],
+)
+def test_fit_where_the_first_experts_on_the_cpu_take_memory(free, expected):
+    """As places take, to which they are copied. The first layer has no experts."""
+    names = [f"blk.{i}.ffn_up_exps.weight" for i in range(1, 4)]
+
+    def needed(place: Placement) -> int:
+        on_cpu = sum(place.of(name) != CUDA for name in names)
+        layers = place.request.gpu_layers
+        return 1000 + 150 * bool(on_cpu) - 100 * on_cpu - 10 * (4 - min(layers, 4))
+
+    assert fit(CUDA, 4, 0, needed, free, names).request == expected
+
+
 def test_fit_stands_alone():
     for other in ({"gpu_layers": 3}, {"cpu_experts": 1}, {"overrides": parse_overrides("a=CPU")}):
         with pytest.raises(UsageError, match="--fit"):

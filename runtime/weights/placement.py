@@ -8,6 +8,7 @@ device: then its product is computed there, and activations are copied there and
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -155,21 +156,24 @@ def fit(
     free: int,
     names: Iterable[str],
 ) -> Placement:
-    """The placement that keeps most on the GPU: `needed(placement)` bytes there are at most `free`
-    less `margin` MiB.
+    """Return the placement that keeps most on the GPU: `needed(placement)` bytes there are at most
+    `free` less `margin` MiB.
 
     Experts of as few first layers as possible go to the CPU; if all experts are not enough, whole
     layers follow, in the end all of them.
     """
-    layers = (TensorName.parse(name).expert_layer for name in names)
-    with_experts = max((layer + 1 for layer in layers if layer is not None), default=0)
-    requests = [Request(cpu_experts=n) for n in range(with_experts + 1)]
-    requests += [Request(gpu_layers=n, cpu_experts=with_experts) for n in range(n_layers, -1, -1)]
-    low, high = 0, len(requests) - 1  # every request needs at most what the one before needs
-    while low < high:
-        middle = (low + high) // 2
-        if needed(Placement(device, n_layers, requests[middle])) + (margin << 20) <= free:
-            high = middle
-        else:
-            low = middle + 1
-    return Placement(device, n_layers, requests[low])
+
+    def fits(request: Request) -> bool:
+        return needed(Placement(device, n_layers, request)) + (margin << 20) <= free
+
+    if fits(whole := Request()):
+        return Placement(device, n_layers, whole)
+    layers = [TensorName.parse(name).expert_layer for name in names]
+    with_experts = [layer + 1 for layer in layers if layer is not None]
+    first, last = min(with_experts, default=1), max(with_experts, default=0)
+    # The first layer whose experts are on the CPU may add more than it saves: places to copy experts
+    # to. From then on every request needs at most what the one before needs.
+    requests = [Request(cpu_experts=n) for n in range(first, last + 1)]
+    requests += [Request(gpu_layers=n, cpu_experts=last) for n in range(n_layers, -1, -1)]
+    chosen = bisect_left(requests, True, hi=len(requests) - 1, key=fits)
+    return Placement(device, n_layers, requests[chosen])
