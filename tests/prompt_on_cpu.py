@@ -148,12 +148,16 @@ def latent_keys(rows, rope, keys):
     keys[..., -rope:] = rows[:, None, :rope]
 
 
-def softmax_scores(scores, out, queries, first, *, scale, window=0, softcap=0.0):
+def softmax_scores(scores, out, queries, first, *, scale, window=0, softcap=0.0, sinks=None):
     x = scores * scale
     x = softcap * torch.tanh(x / softcap) if softcap else x
     rows, keys = torch.arange(x.shape[1])[:, None] % queries + first, torch.arange(x.shape[2])
     hidden = (keys > rows) | (keys <= rows - window if window else keys < 0)
-    out.copy_(x.masked_fill(hidden, float("-inf")).softmax(-1))
+    x = x.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        of_rows = sinks.view(len(x), -1).repeat_interleave(queries, 1)
+        x = torch.cat([x, of_rows[..., None]], -1)
+    out.copy_(x.softmax(-1)[..., : scores.shape[2]])
 
 
 def attend_chosen(shape, queries, rows, chosen, position, partial):

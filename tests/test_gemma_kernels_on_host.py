@@ -25,7 +25,7 @@ KERNELS = {
     ),
     "softmax_scores": (
         "float* scores, unsigned short* out, int keys, int queries, int first, int window, float"
-        " scale, float cap"
+        " scale, float cap, const float* sinks"
     ),
     "add_post_norm_1": (
         "float* h, const uint4* delta, const float* weights, const int* rows, int slots, const"
@@ -106,13 +106,15 @@ def test_long_heads(compiled, size, value_size):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize(("window", "softcap"), [(0, 2.0), (7, 0.0), (40, 2.0)])
-def test_softmax_of_scores(compiled, window, softcap):
+def test_softmax_of_scores(compiled, window, softcap, with_sinks):
     """Query i of 2 sees keys up to 300 + i of 303."""
-    scores, results = 3 * draw(2, 4, 303), []
+    scores, sinks, results = 3 * draw(2, 4, 303), 5 * draw(4, seed=2), []
     for module in (prompt_attention, prompt_on_cpu):
         out = torch.full(scores.shape, float("nan")).half()
         options = {"scale": 0.5, "window": window, "softcap": softcap}
+        options["sinks"] = sinks if with_sinks else None
         module.softmax_scores(scores.clone(), out, 2, 300, **options)
         results.append(out)
     torch.testing.assert_close(*results, rtol=2e-3, atol=1e-6)

@@ -116,8 +116,9 @@ def test_norms_of_what_is_added(rng, half, width):
 @gpu
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (7, 0.0), (0, 2.0), (300, 2.0)])
-def test_softmax_of_scores(rng, half, window, softcap):
+def test_softmax_of_scores(rng, half, window, softcap, with_sinks):
     """Query i of 20 sees keys up to 500 + i of 530."""
     queries, first, keys = 20, 500, 530
     scores = 3 * randn(rng, 2, 3 * queries, keys)
@@ -127,10 +128,14 @@ def test_softmax_of_scores(rng, half, window, softcap):
     at = torch.arange(keys, device="cuda")
     hidden = (at > last) | ((at <= last - window) if window else (at < 0))
     out = poisoned(2, 3 * queries, keys, dtype=half)
+    sinks = 5 * randn(rng, 6) if with_sinks else None
     prompt_attention.softmax_scores(
-        scores, out, queries, first, scale=0.5, window=window, softcap=softcap
+        scores, out, queries, first, scale=0.5, window=window, softcap=softcap, sinks=sinks
     )
-    expected = x.masked_fill(hidden, float("-inf")).softmax(-1)
+    x = x.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        x = torch.cat([x, sinks.double().view(2, 3, 1).repeat_interleave(queries, 1)], -1)
+    expected = x.softmax(-1)[..., :keys]
     assert not out[:, hidden].any()
     assert (out.double() - expected).abs().max() < 2**-8 * expected.max()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ...errors import ShapeError
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from .rows import HALVES, UNIT, short
@@ -119,13 +120,19 @@ def softmax_scores(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Compute out = softmax(scale * scores) for contiguous float32 and half[..., rows, keys], with
     scores that become softcap * tanh(scores / softcap) first if that is not 0. Row r is that of
     query r % queries, which sees keys up to first + r % queries, with a window only so many of
-    them. `scores` is overwritten.
+    them. sinks: float32[heads], of the head of rows r to r + queries - 1 a further score, whose
+    share is left out. `scores` is overwritten. Raise ShapeError for another number of sinks.
     """
     keys = scores.shape[-1]
+    if sinks is not None and sinks.numel() * queries * keys != scores.numel():
+        raise ShapeError(
+            f"{sinks.numel()} sinks for scores {list(scores.shape)} of {queries} rows a head"
+        )
     launch(
         function(_scores_spec(out.dtype), "softmax_scores", out.device),
         scores.numel() // keys,
@@ -138,4 +145,5 @@ def softmax_scores(
         np.int32(window),
         np.float32(scale),
         np.float32(softcap),
+        sinks,
     )

@@ -18,16 +18,18 @@ __device__ __forceinline__ float over_block(float x, bool largest, float (&of_wa
 }
 
 // out HALF[rows, keys] = softmax(capped(scale * scores)), scores float32[rows, keys], capped(x) = cap * tanh(x / cap) for a cap above 0. Row r
-// is that of query r % queries, which sees keys first + r % queries and, with a window, at most window - 1 before it, else all before it. `scores`
-// is overwritten. One row per CUDA block.
+// is that of query r % queries, which sees keys first + r % queries and, with a window, at most window - 1 before it, else all before it. sinks
+// float32[heads], or null: of head r / queries (for all batches of rows one after the other), a further score, not scaled, whose share is
+// left out. `scores` is overwritten. One row per CUDA block.
 extern "C" __global__ void __launch_bounds__(SCORE_THREADS)
-softmax_scores(float* scores, unsigned short* out, int keys, int queries, int first, int window, float scale, float cap) {
+softmax_scores(float* scores, unsigned short* out, int keys, int queries, int first, int window, float scale, float cap, const float* sinks) {
     __shared__ float of_warps[SCORE_THREADS / 32];
     const long long row = blockIdx.x;
     scores += row * keys, out += row * keys;
     const int last = first + (int)(row % queries), begin = window > 0 ? max(0, last - window + 1) : 0;
     const float by = cap > 0 ? 2 * scale / cap : scale;
-    float most = -__int_as_float(0x7f800000);
+    const float sink = sinks ? sinks[row / queries] : -__int_as_float(0x7f800000);
+    float most = sink;
 #pragma unroll 4
     for (int i = begin + threadIdx.x; i <= last; i += SCORE_THREADS) {
         float x = scores[i] * by;
@@ -36,7 +38,7 @@ softmax_scores(float* scores, unsigned short* out, int keys, int queries, int fi
         most = fmaxf(most, x);
     }
     most = over_block(most, true, of_warps);
-    float sum = 0;
+    float sum = threadIdx.x ? 0.0f : __expf(sink - most);
 #pragma unroll 4
     for (int i = begin + threadIdx.x; i <= last; i += SCORE_THREADS) sum += __expf(scores[i] - most);
     const float inverse = 1.0f / over_block(sum, false, of_warps);

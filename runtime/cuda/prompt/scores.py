@@ -34,8 +34,12 @@ def attend(
     """
     if s.softcap or max(s.key_length, s.value_length) > _FLASH_HEAD:
         one_by_one = zip(q, k, v, strict=True)
-        options = {"window": s.window, "softcap": s.softcap}
-        return torch.stack([attend_in_memory(*x, s.scale, **options) for x in one_by_one])
+        return torch.stack(
+            [
+                attend_in_memory(*x, s.scale, window=s.window, softcap=s.softcap, sinks=sinks)
+                for x in one_by_one
+            ]
+        )
     if (
         not 0 < s.window < k.shape[1]
         and q.shape[1] == k.shape[1]
@@ -79,10 +83,11 @@ def attend_in_memory(
     *,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """half[n, heads, value_length] for the last n of N positions of a sequence, with scores in
-    memory: q half[n, heads, key_length], k and v half[N, kv_heads, ...]. As many queries at a time
-    as `SCORE_BYTES` allow; keys that none of them sees are left out.
+    """Return half[n, heads, value_length] for the last n of N positions of a sequence, with scores
+    in memory: q half[n, heads, key_length], k and v half[N, kv_heads, ...], sinks float32[heads].
+    As many queries at a time as `SCORE_BYTES` allow; keys that none of them sees are left out.
     """
     (n, heads, _), (total, kv_heads, _) = q.shape, k.shape
     step = max(1, SCORE_BYTES // (4 * heads * total))
@@ -96,7 +101,14 @@ def attend_in_memory(
         scores = torch.bmm(queries.flatten(1, 2), keys.transpose(1, 2), out_dtype=torch.float32)
         shares = torch.empty_like(scores, dtype=q.dtype)
         prompt_attention.softmax_scores(
-            scores, shares, rows, seen - begin, scale=scale, window=window, softcap=softcap
+            scores,
+            shares,
+            rows,
+            seen - begin,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
         )
         mixed = torch.bmm(shares, values).unflatten(1, (-1, rows))
         out[first : first + rows].unflatten(1, (kv_heads, -1)).copy_(mixed.permute(2, 0, 1, 3))

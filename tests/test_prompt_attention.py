@@ -1,0 +1,29 @@
+"""Attention of prompts without flash attention, with kernels in torch, against that of a CPU."""
+
+import pytest
+import torch
+from iqforge.runtime.cuda.prompt import scores
+from iqforge.runtime.layers.attention import attend_with_scores
+from iqforge.runtime.layers.specs import AttentionSpec
+
+from . import prompt_on_cpu
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize(
+    ("length", "softcap", "window"), [(64, 0.0, 0), (64, 30.0, 0), (320, 0.0, 5), (320, 30.0, 0)]
+)
+def test_attention(monkeypatch, length, softcap, window, with_sinks):
+    """Of two sequences, whose last 9 of 12 positions are new."""
+    prompt_on_cpu.install(monkeypatch)
+    g = torch.Generator().manual_seed(length)
+    q, k, v = (
+        torch.randn(2, rows, heads, length, generator=g).half()
+        for rows, heads in ((9, 4), (12, 2), (12, 2))
+    )
+    sinks = 3 + torch.randn(4, generator=g) if with_sinks else None
+    spec = AttentionSpec(4, 2, length, length, length**-0.5, window, softcap, with_sinks)
+    found = scores.attend(q, k, v, spec, sinks, 18)
+    options = {"window": window, "softcap": softcap, "sinks": sinks}
+    expected = attend_with_scores(q.float(), k.float(), v.float(), spec.scale, **options)
+    assert (found.float() - expected).abs().max() < 4e-3
