@@ -86,6 +86,7 @@ ARCHITECTURES = [
     Row("gemma3-27b", "IQ4_K", ("2,499 / 59.9", "3,129 / 86.5"), deep=True),
     Row("gpt-oss-20b", "MXFP4", ("9,292 / 331", "11,574 / 304")),
     Row("glm-4.5-air", "IQ4_K", ("2,348 / 102", "4,525 / 147")),
+    Row("qwen3.5-27b", "IQ4_K"),
     Row("qwen3-next-80b-a3b", "IQ4_K"),
     Row("qwen3-235b-a22b", "IQ4_K"),
     Row("deepseek-v3", "IQ4_K", layers=20),
