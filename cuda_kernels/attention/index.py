@@ -43,6 +43,7 @@ class IndexShape:
 
     @property
     def spec(self) -> KernelSpec:
+        """Return the three kernels of attention/index.cu."""
         values = {
             "HEADS": self.heads,
             "LENGTH": self.length,

@@ -21,7 +21,7 @@ TEAMS = 1  # of threads, which take turns with tiles
 KEY_ROWS = 64  # rows of a head's matrix in a block
 VALUE_ROWS = 16  # the fewest of them in a block of the last launch
 CLUSTER = 8  # the most blocks of a head that join ranges together
-MOST_RANK, MOST_ROWS = 1024, 8
+MOST_ROWS = 8
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 FUNCTIONS = ("latent_queries", "latent_attention", "latent_values")
 
@@ -203,6 +203,5 @@ def fits(shape: LatentShape, limit: int) -> bool:
         and shape.rows <= MOST_ROWS
         and shape.rope % 16 == shape.rank % 16 == shape.nope % 8 == 0
         and 4 * MOST_ROWS * max(shape.width, shape.nope) + 8 * kept <= 48 * 1024
-        and shape.rank <= MOST_RANK
         and shape.tile(limit)[0] > 0
     )

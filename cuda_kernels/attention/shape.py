@@ -69,6 +69,7 @@ class AttentionShape:
 
     @property
     def on_tensor_cores(self) -> bool:
+        """Return whether scores and mixes are products of tensor cores."""
         types = {self.type_k, self.type_v}
         alike = types in ({"F16"}, {"BF16"}) or self.decoded
         return not self.scalar and ((alike and self._fits_fragments) or self.is_by_warp)
@@ -214,6 +215,7 @@ class AttentionShape:
         return r * self.value_length + -(-2 * r // 4) * 4
 
     def defines(self, tile: int, stages: int) -> tuple[tuple[str, str], ...]:
+        """Return the macros of attention/attention.cu for tiles of so many positions."""
         values = {
             "ROWS": self.rows,
             "GROUP": self.group,

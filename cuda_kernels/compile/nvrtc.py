@@ -98,6 +98,7 @@ def cached_file(spec: KernelSpec, arch: str) -> Path | None:
 
 
 def is_cached(spec: KernelSpec, arch: str) -> bool:
+    """Return whether there is a file with the code of `spec` for `arch`."""
     return cached_file(spec, arch) is not None
 
 

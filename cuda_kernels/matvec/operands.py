@@ -29,14 +29,17 @@ class RowRange:
 
     @property
     def type(self) -> GGMLType:
+        """Return the type of the matrix."""
         return self.matrix.type
 
     @property
     def device(self) -> torch.device:
+        """Return the device of the matrix."""
         return self.matrix.device
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes of these rows."""
         return self.matrix.nbytes * self.rows // self.matrix.total_rows
 
 

@@ -82,6 +82,7 @@ class MatvecPlan:
 
 
 def granule(type: GGMLType) -> int:
+    """Return the elements that a lane takes at once."""
     return _GRANULE.get(type.name, 32)
 
 

@@ -27,6 +27,7 @@ _THREADS = 256
 
 
 def specs() -> list[KernelSpec]:
+    """Return all kernels of this module."""
     every = [dequantize_spec(ggml_type(name)) for name in packed_types()]
     return [*every, dequantize_spec(ggml_type("NVFP4"), scaled=True)]
 

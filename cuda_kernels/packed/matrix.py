@@ -31,18 +31,22 @@ class PackedMatrix:
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes of `data`, all matrices and paddings included."""
         return self.data.nbytes
 
     @property
     def total_rows(self) -> int:
+        """Return the rows of all matrices."""
         return self.rows * self.n_matrices
 
     @property
     def layout(self) -> PackedLayout:
+        """Return where the planes are."""
         return packed_layout(self.type)
 
     @property
     def device(self) -> torch.device:
+        """Return the device of `data`."""
         return self.data.device
 
 

@@ -21,6 +21,7 @@ _GRID = 1 << 16
 
 
 def specs() -> list[KernelSpec]:
+    """Return all kernels of this module."""
     return [SPEC]
 
 

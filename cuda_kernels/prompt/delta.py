@@ -43,6 +43,7 @@ def fitting_stages(heads: DeltaHeads, limit: int) -> int:
 
 @functools.cache
 def delta_spec(heads: DeltaHeads, half: torch.dtype, stages: int) -> KernelSpec:
+    """Return the kernels of delta nets, `stages` chunks in shared memory at a time."""
     return KernelSpec(
         f"prompt_delta_{_SHORT[half]}_{heads.name}_{heads.taps}_{stages}{heads.layout}",
         ("prompt/delta.cu",),

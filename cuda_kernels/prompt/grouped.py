@@ -59,6 +59,7 @@ class Plan(NamedTuple):
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
+        """Return the macros of prompt/grouped.cu."""
         return (
             ("RING", str(self.ring)),
             ("GROUPS", str(self.groups)),
@@ -67,6 +68,7 @@ class Plan(NamedTuple):
 
     @property
     def threads(self) -> int:
+        """Return the threads of a block: a warpgroup more, which loads."""
         return 128 * (self.groups + 1)
 
     @property

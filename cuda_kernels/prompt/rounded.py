@@ -24,6 +24,7 @@ FEWEST_ROWS = 32  # of x; cuBLAS takes more than 16
 
 @functools.cache
 def spec(half: torch.dtype) -> KernelSpec:
+    """Return the kernels that round activations and scale sums."""
     short = "f16" if half == torch.float16 else "bf16"
     return KernelSpec(
         f"prompt_rounded_{short}",

@@ -35,6 +35,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
 
 
 def short(dtype: torch.dtype) -> str:
+    """Return what names of kernels call a dtype."""
     return {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
 
 

@@ -36,6 +36,9 @@ def router_spec(
     reduction: tuple[int, float] | None = None,
     routing: Routing = Routing(),
 ) -> KernelSpec:
+    """Return the kernel that routes `rows` tokens of `width` elements. reduction: (K, t) as
+    `--smart-expert-reduction` has it.
+    """
     least, threshold = reduction or (n_used, 0.0)
     defines = {
         "ROWS": rows,

@@ -129,4 +129,5 @@ class DrawSampler:
 
 
 def specs() -> list[KernelSpec]:
+    """Return all kernels of this module."""
     return [EMBED, SAMPLE]

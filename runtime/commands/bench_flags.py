@@ -167,9 +167,9 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     given = {option.field: values_of(args, option) for option in OPTIONS}
     if on_cpu:
         reasons |= dict.fromkeys(("-ngl", "-ncmoe", "-ot"), _ALL_ON_CPU)
-    for flag, field in (("-khad", "type_k"), ("-vhad", "type_v")):
+    for flag, field, what in (("-khad", "type_k", "keys"), ("-vhad", "type_v", "values")):
         if not any(CACHE_TYPES[name.lower()].is_quantized for name in given[field]):
-            reasons |= {flag: "the cache is not quantized"}
+            reasons |= {flag: f"{what} are not quantized"}
     lines = [
         f"note: {option.flags[0]} changes nothing here: {reasons[option.flags[0]]}"
         for option in OPTIONS

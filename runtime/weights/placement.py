@@ -171,8 +171,8 @@ def fit(
     layers = [TensorName.parse(name).expert_layer for name in names]
     with_experts = [layer + 1 for layer in layers if layer is not None]
     first, last = min(with_experts, default=1), max(with_experts, default=0)
-    # The first layer whose experts are on the CPU may add more than it saves: places to copy experts
-    # to. From then on every request needs at most what the one before needs.
+    # The first layer whose experts are on the CPU may add more than it saves: places to which these
+    # are copied. From then on every request needs at most what the one before needs.
     requests = [Request(cpu_experts=n) for n in range(first, last + 1)]
     requests += [Request(gpu_layers=n, cpu_experts=last) for n in range(n_layers, -1, -1)]
     chosen = bisect_left(requests, True, hi=len(requests) - 1, key=fits)

@@ -121,6 +121,7 @@ class Context:
         self._angles = angles
 
     def forget_angles(self) -> None:
+        """Forget angles of the positions so far."""
         self._angles.clear()
 
     @property

@@ -23,6 +23,7 @@ class Executor:
 
     @property
     def range(self) -> RangeName:
+        """Return the name of its range in a profile."""
         return RangeName(f"blk.{self.branch.layer}", type(self.branch.module).__name__)
 
 

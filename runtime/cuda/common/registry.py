@@ -58,6 +58,7 @@ class PlacedBranch:
 
     @property
     def module(self) -> Any:
+        """Return what the branch computes."""
         return self.branch.module
 
     @property
@@ -77,6 +78,7 @@ class PlacedBranch:
 
     @property
     def name(self) -> str:
+        """Return what notes about slow layers call it."""
         return f"blk.{self.layer} {type(self.module).__name__}"
 
 

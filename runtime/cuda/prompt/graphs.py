@@ -43,6 +43,7 @@ class Staged(Executor, ABC):
 
     @ranged
     def __call__(self, stream: Stream, batch: Batch) -> None:
+        """Run all stages for the rows of the stream."""
         for _, part in self.stages:
             part(stream, batch)
 

@@ -1,7 +1,8 @@
-"""Experts over many rows: routed and grouped in a stable order on the device; the host never waits.
+"""Experts over many rows: routed and grouped in a stable order on the device.
 
 On Hopper, grouped products read packed weights. Elsewhere all experts are decoded first, used or
-not: with hundreds of rows few are unused.
+not: with hundreds of rows few are unused. There the host waits in every layer for the number of
+rows of each expert, unless torch has grouped products for the device.
 """
 
 from __future__ import annotations

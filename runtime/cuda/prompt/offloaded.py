@@ -200,10 +200,12 @@ class PromptOffloadedMoE(PromptMoE):
         return [(False, self._run)]
 
     def leaves(self, stream: Stream) -> bool:
+        """Return whether these rows are too few to copy experts: then they stay on the CPU."""
         return len(stream.h) < LEAST_ROWS and not stream.accompanied
 
     @contextmanager
     def present(self) -> Iterator[None]:
+        """While it is open, the experts of this layer are on the device."""
         self._copies.take(self._number)
         try:
             yield

@@ -89,6 +89,9 @@ class Product:
         return self.context.buffer(self.name, (rows, self.rows), self.context.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return half[n, rows], the product with x half[n, cols] and the bias, in a buffer that the
+        next call overwrites.
+        """
         self.context.taps.show(self.observed, x)
         out = self.out(len(x))
         if self._rounds and len(x) >= prompt_rounded.FEWEST_ROWS:
@@ -155,6 +158,7 @@ class PromptOutput:
         ]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits float32[n, vocabulary] of x half[n, width], in new memory."""
         out = torch.empty(len(x), self.matrix.rows, dtype=torch.float32, device=x.device)
         for first, n in self.slices:
             # Tensor cores want multiples of 8. What is past the last row is not used.

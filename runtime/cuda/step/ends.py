@@ -23,7 +23,9 @@ class StepBegin(Protocol):
 
     captured: bool
 
-    def __call__(self, frame: Frame, h: torch.Tensor) -> None: ...
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        """Write the embedding of the step's tokens to h float32[n, width]."""
+        ...
 
 
 class StepEnd(Protocol):
@@ -31,7 +33,11 @@ class StepEnd(Protocol):
 
     captured: bool
 
-    def __call__(self, frame: Frame, rows: slice) -> None: ...
+    def __call__(self, frame: Frame, rows: slice) -> None:
+        """Write the logits of these rows of the residual stream to the first rows of
+        `frame.logits`, float32[n, vocabulary].
+        """
+        ...
 
 
 class DeviceEmbedding:
@@ -46,6 +52,7 @@ class DeviceEmbedding:
         self.matrix, self.scale = on_device(network.embedding, context), network.embedding_scale
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        """See `StepBegin`."""
         decode_rows(self.matrix, frame.sequence.tokens[: frame.n], torch.float32, out=h)
         if self.scale != 1:
             step_between.scale(h, self.scale)
@@ -62,6 +69,7 @@ class StepOutput:
         self.ends = () if context.share is None else context.share.ends
 
     def __call__(self, frame: Frame, rows: slice) -> None:
+        """See `StepEnd`; ranks gather the columns of all."""
         logits = frame.logits[: rows.stop - rows.start]
         if frame.links is None or not self.ends:
             self.input(frame, [self.matrix], [logits], rows)
@@ -74,12 +82,15 @@ class StepOutput:
 
 
 class SlowEmbedding:
+    """The embedding on the reference path, where kernels cannot read its matrix."""
+
     captured = False
 
     def __init__(self, network: Network, context: Context):
         self.network = network
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        """See `StepBegin`."""
         h.copy_(self.network.embed(frame.sequence.tokens[: frame.n].long()))
 
 
@@ -96,12 +107,15 @@ class SlowLayerInputs:
 
 
 class SlowOutput:
+    """The final norm and the output matrix on the reference path, on their device."""
+
     captured = False
 
     def __init__(self, network: Network, context: Context):
         self.network = network
 
     def __call__(self, frame: Frame, rows: slice) -> None:
+        """See `StepEnd`."""
         network, h = self.network, frame.settled()[rows]
         frame.logits[: len(h)].copy_(
             network.logits(network.output_norm(h.to(network.output_device)))

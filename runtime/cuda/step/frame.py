@@ -142,6 +142,7 @@ class Frame:
 
     @property
     def h(self) -> torch.Tensor:
+        """Return the residual stream float32[n, width], to which something may be pending."""
         return self.buffer(f"h {self._place}", self.width)
 
     def joined(self) -> tuple[torch.Tensor, Join | None]:
@@ -177,6 +178,7 @@ class Frame:
 
     @property
     def positions(self) -> torch.Tensor:
+        """Return int32[n] on the device, the positions of the step's tokens."""
         return self.sequence.positions[: self.n]
 
     def buffer(self, name: str, n_cols: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -243,6 +245,7 @@ class Frame:
         reduction: tuple[int, float] | None,
         routing: Routing,
     ) -> StepRouter:
+        """Return the router for these sizes, made once. reduction: `ser` of the context."""
         return self.once(
             ("router", self.n, width, n_experts, n_used, reduction, routing),
             lambda: StepRouter(self.n, width, n_experts, n_used, self.device, reduction, routing),

@@ -63,6 +63,7 @@ class StepLaunches:
 
     @property
     def captured(self) -> bool:
+        """Return whether a step can be captured into one CUDA graph."""
         parts = (self.embedding, self.inputs, *self.branches, self.ending)
         return all(part.captured for part in parts if part is not None)
 

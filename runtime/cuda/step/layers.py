@@ -72,7 +72,9 @@ class StepExecutor(Protocol):
         """Slow if this branch cannot run on what a sequence keeps for it."""
         ...
 
-    def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None: ...
+    def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None:
+        """Launch the branch for h float32[n, width], in place, and what `state` keeps for it."""
+        ...
 
 
 class StepInput:
@@ -138,6 +140,7 @@ class StepSum:
         return self.post_norm is not None and self.bias is None and self.defers
 
     def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
+        """Launch it for x[n, cols] as `matvec_add` takes it, and h float32[n, width]."""
         h = frame.onto(h)
         norm = self.post_norm
         if norm is None and (self.bias is None or not self.matrix.type.is_float):

@@ -47,15 +47,19 @@ class SharedMemoryLinks:
 
     @property
     def missing(self) -> int | None:
+        """See `Links`; a launch that waits for another rank notes it."""
         return self._links.missing
 
     def sum(self, x: torch.Tensor, h: torch.Tensor) -> None:
+        """See `Links`: x, h float32[rows, width], added in the order of ranks."""
         self._links.sum(x, h)
 
     def assign(self, x: torch.Tensor, h: torch.Tensor) -> None:
+        """See `Links`: x, h float32[rows, width], added in the order of ranks."""
         self._links.sum(x, h, assign=True)
 
     def gather(self, x: torch.Tensor, out: torch.Tensor, ends: Sequence[int]) -> None:
+        """See `Links`: x float32[rows, columns of this rank]."""
         self._links.gather(x, out, ends)
 
 
@@ -68,16 +72,19 @@ class NcclLinks:
         self._group = group
 
     def sum(self, x: torch.Tensor, h: torch.Tensor) -> None:
+        """See `Links`: x, h float32[rows, width], added in the order that NCCL takes."""
         dist.all_reduce(x)
         h.add_(x)
         x.zero_()
 
     def assign(self, x: torch.Tensor, h: torch.Tensor) -> None:
+        """See `Links`: x, h float32[rows, width], added in the order that NCCL takes."""
         dist.all_reduce(x)
         h.copy_(x)
         x.zero_()
 
     def gather(self, x: torch.Tensor, out: torch.Tensor, ends: Sequence[int]) -> None:
+        """See `Links`: x float32[rows, columns of this rank]."""
         out.copy_(self._group.gather(x, ends))
 
 

@@ -195,6 +195,7 @@ class SharedExpert:
         self.share = None if gate is None else decode_linear(gate, context).view(-1) * self.norm
 
     def hidden(self, frame: Frame) -> torch.Tensor:
+        """Return the buffer [n, hidden] between gate and down."""
         return frame.buffer("shared hidden", self.down.cols, self.between)
 
     def among_others(self, frame: Frame) -> tuple:
