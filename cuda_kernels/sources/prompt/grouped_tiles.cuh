@@ -1,0 +1,114 @@
+// Tiles of grouped.cu: which there are, and how their rows of x come to shared memory.
+#pragma once
+
+struct alignas(16) Tile { int expert, first, rows, row_tile; };
+
+// A place in the ring, and how often the ring has been gone through, of which barriers see the last bit.
+struct Turn {
+  int stage = 0;
+  uint32_t round = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, round ^= 1;
+  }
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) { return uint32_t(__cvta_generic_to_shared(at)); }
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
+      ::"r"(barrier), "r"(phase) : "memory");
+}
+template <int THREADS>
+__device__ __forceinline__ void named_sync(int number) { asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory"); }
+
+// The places of tiles: before[e] = tiles of tokens before expert e. Filled by all threads of the
+// block.
+__device__ __forceinline__ int count_tiles(const int* ends, int n_experts, uint16_t* before) {
+  if (threadIdx.x < 32) {
+    int total = 0;
+    for (int start = 0; start < n_experts; start += 32) {
+      const int e = start + threadIdx.x;
+      int n = 0;
+      if (e < n_experts) n = (ends[e] - (e ? ends[e - 1] : 0) + LARGEST - 1) / LARGEST;
+      int scan = n;
+#pragma unroll
+      for (int step = 1; step < 32; step <<= 1) {
+        const int other = __shfl_up_sync(0xffffffffu, scan, step);
+        if (int(threadIdx.x) >= step) scan += other;
+      }
+      if (e < n_experts) before[e] = total + scan - n;
+      total += __shfl_sync(0xffffffffu, scan, 31);
+    }
+    if (threadIdx.x == 0) before[n_experts] = total;
+  }
+  __syncthreads();
+  return before[n_experts];
+}
+
+// Tile number `t`: all rows of weights for some tokens, then for the next ones. An expert's tokens
+// are divided evenly, in multiples of 8.
+__device__ __forceinline__ Tile find_tile(int t, int row_tiles, const int* ends, int n_experts, const uint16_t* before) {
+  const int token_tile = t / row_tiles;
+  int low = 0, high = n_experts - 1;
+  while (low < high) {  // the last expert whose first tile is not after this one and that has any
+    const int middle = (low + high + 1) / 2;
+    if (before[middle] <= token_tile) low = middle; else high = middle - 1;
+  }
+  const int start = low ? ends[low - 1] : 0, count = ends[low] - start, n = before[low + 1] - before[low];
+  const int share = ((count + n - 1) / n + 7) / 8 * 8, at = (token_tile - before[low]) * share;
+  return {low, start + at, min(share, count - at), t % row_tiles};
+}
+
+// Stages of a row of weights. Rows of x have as many groups of 128.
+__device__ __forceinline__ int steps_of(int cols) { return (cols + 127) / 128; }
+
+// Rows of x (through `sources` where given: row sources[i] / n_slots) to the ring, 128 k at a time. `turn` counts stages over all tiles.
+__device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const int* sources, int n_slots, int cols, uint32_t ring,
+                                        uint32_t full, uint32_t empty, Turn& turn) {
+  const int thread = threadIdx.x - CONSUMERS * 128, chunk = thread % 16, lane_row = thread / 16;
+  uint32_t from[LARGEST / 8];
+#pragma unroll
+  for (int i = 0; i < LARGEST / 8; ++i) {
+    const int row = tile.first + min(lane_row + 8 * i, tile.rows - 1);
+    const int source = sources == nullptr ? row : sources[row] / n_slots;
+    from[i] = source * (steps_of(cols) * 16) + chunk;
+  }
+  const uint32_t to = ring + (chunk / 8) * (LARGEST * 128) + lane_row * 128 + ((chunk % 8) ^ lane_row) * 16;
+  int before = 0;
+  for (int k = 0; k < steps_of(cols); ++k, turn.next()) {
+    const int stage = turn.stage;
+    barrier_wait(empty + 8 * stage, turn.round ^ 1);
+#pragma unroll
+    for (int i = 0; i < LARGEST / 8; ++i)
+      if (8 * i < tile.rows)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + stage * STAGE_BYTES + i * 1024), "l"(x + (from[i] + k * 16))
+                     : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (k) {  // the copy before this one has to have ended, and to be seen by the tensor cores
+      asm volatile("cp.async.wait_group 1;\nfence.proxy.async.shared::cta;" ::: "memory");
+      barrier_arrive(full + 8 * before);
+    }
+    before = stage;
+  }
+  asm volatile("cp.async.wait_group 0;\nfence.proxy.async.shared::cta;" ::: "memory");
+  barrier_arrive(full + 8 * before);
+}
+
+// Where the element at place p of a permuted row is in the row itself.
+__device__ __forceinline__ int unpermuted(int p) {
+  const int s = p % 16;
+  return p / 128 * 128 + s % 8 / 2 * 32 + p % 128 / 16 * 4 + s % 2 + s / 8 * 2;
+}
+
+// A descriptor of 16 k of tokens in shared memory, `bytes` after `stage`: rows of 128 bytes, swizzled by 128, groups of 8 rows 1024 bytes
+// apart. Addresses are below 2^18, so that a sum does not leave the lower 14 bits.
+__device__ __forceinline__ uint64_t descriptor(uint32_t stage, int bytes) {
+  return uint64_t(64 | 1 << 30) << 32 | uint32_t((stage >> 4 | 1 << 16) + (bytes >> 4));
+}
