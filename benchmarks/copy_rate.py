@@ -8,6 +8,7 @@ prints what is measured, and what tables of this device are compared with.
 from __future__ import annotations
 
 import argparse
+import functools
 
 import torch
 
@@ -27,6 +28,7 @@ def main() -> None:
     print(f"{name}: {found / 1e12:.2f} TB/s measured, {copy_rate(device) / 1e12:.2f} in tables")
 
 
+@functools.cache
 def copy_rate(device: int = 0) -> float:
     """Return bytes per second, read and written: of a device that is not KNOWN, measured now."""
     name = torch.cuda.get_device_name(device)

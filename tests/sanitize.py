@@ -4,8 +4,8 @@
     python tests/sanitize.py racecheck --jobs 8 --seconds 300 tests/test_step_kernels_cuda.py
 
 Kernels of torch and its libraries are left out: they take most of the time. Prints what each
-process found. The exit status is 1 if there was an error or a hazard, if a test failed, or if one
-was not reached within the time.
+process found. The exit status is 1 if there was an error or a hazard, if a test failed or was
+skipped, or if one was not reached within the time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
 
 
 def main() -> int:
+    """Run what the command asks for, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -36,9 +37,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=8, help="processes side by side")
     parser.add_argument("--seconds", type=int, default=600, help="after which they are ended")
     args = parser.parse_args()
-    found = [name for words in args.tests for name in collected(shlex.split(words))]
-    if not found:
-        parser.error("no GPU test has these names")
+    found: list[str] = []
+    for words in args.tests:
+        names = collected(shlex.split(words))
+        if not names:
+            parser.error(f"no GPU test is chosen by {words!r}")
+        found += names
     folder = Path(tempfile.mkdtemp(prefix="sanitizer-"))
     shares = [found[first :: args.jobs] for first in range(min(args.jobs, len(found)))]
     print(f"{len(found)} tests in {len(shares)} processes; logs: {folder}", flush=True)

@@ -125,8 +125,8 @@ def softmax_scores(
     """Compute out = softmax(scale * scores) for contiguous float32 and half[..., rows, keys], with
     scores that become softcap * tanh(scores / softcap) first if that is not 0. Row r is that of
     query r % queries, which sees keys up to first + r % queries, with a window only so many of
-    them. sinks: float32[heads], of the head of rows r to r + queries - 1 a further score, whose
-    share is left out. `scores` is overwritten. Raise ShapeError for another number of sinks.
+    them. sinks: float32[heads], a further score for all `queries` rows of a head, whose share is
+    left out. `scores` is overwritten. Raise ShapeError for another number of sinks.
     """
     keys = scores.shape[-1]
     if sinks is not None and sinks.numel() * queries * keys != scores.numel():

@@ -78,8 +78,8 @@ def _extreme(x: torch.Tensor) -> torch.Tensor:
 
 
 def _over(x: torch.Tensor, divisor: int) -> torch.Tensor:
-    """x divided by a number. torch on a GPU would multiply by its reciprocal instead, which is not
-    the same number for one in some thousand blocks.
+    """Return x divided by a number. For a plain number, torch on a GPU multiplies with the
+    reciprocal instead, which now and then gives another scale than on a CPU.
     """
     return x / torch.full_like(x, divisor)
 

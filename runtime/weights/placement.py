@@ -172,7 +172,8 @@ def fit(
     with_experts = [layer + 1 for layer in layers if layer is not None]
     first, last = min(with_experts, default=1), max(with_experts, default=0)
     # The first layer whose experts are on the CPU may add more than it saves: places to which these
-    # are copied. From then on every request needs at most what the one before needs.
+    # are copied. From then on every request needs at most what the one before needs, unless experts
+    # of later layers are much larger: then the result may not be the first that fits.
     requests = [Request(cpu_experts=n) for n in range(first, last + 1)]
     requests += [Request(gpu_layers=n, cpu_experts=last) for n in range(n_layers, -1, -1)]
     chosen = bisect_left(requests, True, hi=len(requests) - 1, key=fits)

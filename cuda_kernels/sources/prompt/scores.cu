@@ -19,8 +19,8 @@ __device__ __forceinline__ float over_block(float x, bool largest, float (&of_wa
 
 // out HALF[rows, keys] = softmax(capped(scale * scores)), scores float32[rows, keys], capped(x) = cap * tanh(x / cap) for a cap above 0. Row r
 // is that of query r % queries, which sees keys first + r % queries and, with a window, at most window - 1 before it, else all before it. sinks
-// float32[heads], or null: of head r / queries (for all batches of rows one after the other), a further score, not scaled, whose share is
-// left out. `scores` is overwritten. One row per CUDA block.
+// float32[heads], or null: a further score of head r / queries, not scaled, whose share is left out. `scores` is overwritten. One row per
+// CUDA block.
 extern "C" __global__ void __launch_bounds__(SCORE_THREADS)
 softmax_scores(float* scores, unsigned short* out, int keys, int queries, int first, int window, float scale, float cap, const float* sinks) {
     __shared__ float of_warps[SCORE_THREADS / 32];
