@@ -293,7 +293,7 @@ def test_data_files_are_listed() -> None:
         path.relative_to(ROOT)
         for folder in folders
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc", ".nbi", ".nbc")
+        if path.is_file() and path.suffix != ".py" and path.parent.name != "__pycache__"
     } | {Path("py.typed")}
     assert needed == packaged
 

@@ -1,7 +1,7 @@
 """Compile the plain functions of codecs and searches for CUDA devices, rounding exactly where the
 CPU rounds.
 
-The functions are those that `kernel.py` compiles for the CPU, with the same bound names:
+The functions are those that `formats.kernel` compiles for the CPU, with the same bound names:
 `on_device` copies a function and, through its globals, everything it calls. Three things would make
 a GPU compute other bytes. This module prevents them:
 
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError, UsageError
-from ...formats.kernel import sources_digest
+from ...formats.kernel import share_between_processes, sources_digest
 from .nvrtc import cuda_error
 
 # PTX that rounds once where the source rounds twice, approximates, flushes subnormals, or lets the
@@ -222,6 +222,7 @@ def compile_kernel(
     # Link-time optimization would join operations after the check below. numba-cuda 0.30 heeds
     # `lto` only in this spelling, not as cuda.jit(lto=False)(function).
     kernel: Any = cuda.jit(function, cache=True, lto=False, max_registers=max_registers)
+    share_between_processes(kernel._cache)
     if kernel.targetoptions.get("lto"):
         raise DeviceError(
             "this version of numba-cuda links with optimizations that round otherwise than the CPU"

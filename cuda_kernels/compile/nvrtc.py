@@ -13,7 +13,6 @@ the cache needs no compiler.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import importlib
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceError, OutputError, UnsupportedTypeError, UsageError
+from ...formats.kernel import locked
 from ...formats.private_folder import can_be_written, private_folder
 from .spec import KernelSpec, expand
 
@@ -118,7 +118,7 @@ def compile_spec(spec: KernelSpec, arch: str) -> Any:
     path = cache_file(spec, arch)
     code = _load(path)
     if code is None:
-        with _locked(path.with_suffix(".lock")):
+        with _lock(path.with_suffix(".lock")):
             code = _load(path)
             if code is None:
                 code = _compiled(spec, _target(spec, arch))
@@ -210,13 +210,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let only one process at a time hold the lock of a path. The lock ends with the process,
-    however that ends.
-    """
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "w")  # noqa: SIM115 (closed below)
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def _lock(path: Path) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        with _writing(path):
+            stack.enter_context(locked(path))
         yield
