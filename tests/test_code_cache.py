@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 from pathlib import Path
 
@@ -61,6 +63,17 @@ def test_data_is_there_before_the_index_says_so(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         cache.save("key", "code")
     assert Cache(tmp_path).load("key") is None
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuses(*arguments):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    assert all(key == (found or key) for key, found in found_by_later_processes(tmp_path, True))
+    cache = Cache(tmp_path)
+    cache.save("key", "code")
+    assert cache.load("key") == "code"
 
 
 def test_code_of_other_sources_is_not_loaded(tmp_path):

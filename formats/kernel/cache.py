@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..private_folder import can_be_written, private_folder
+
+log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -74,11 +77,17 @@ def _shared(base: Any) -> type:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Let only one process at a time hold the lock `path`, which is created. The lock ends with the
-    process, however that ends. OSError: it cannot be written.
+    process, however that ends. OSError: it cannot be created.
+
+    Some network file systems have no locks (Lustre without `-o flock`). There, nobody waits: code
+    may be compiled by several processes, and as files are replaced whole, all of it is right.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            log.debug("%s cannot be locked: %s", path, error.strerror)
         yield
 
 
