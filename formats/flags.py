@@ -98,6 +98,7 @@ def separated(flag: Flag, words: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def shown_default(flag: Flag, default: Any) -> str:
+    """Return what the help of a command adds for the default: empty if the help says it already."""
     if default in (None, "", ()) or isinstance(default, bool) or "default" in flag.help:
         return ""
     shown = f"{default:g}" if isinstance(default, float) else str(default)
@@ -105,6 +106,9 @@ def shown_default(flag: Flag, default: Any) -> str:
 
 
 def check_value(name: str, flag: Flag, value: Any, default: Any) -> None:
+    """Raise UsageError, which calls the value `name`, if it is none that `flag` takes. None is one
+    where it is the default.
+    """
     if value is None and default is None:
         return
     if not flag.many:
@@ -152,5 +156,6 @@ def _is_integer(value: Any) -> bool:
 
 
 def wrong_value(name: str, value: Any, expected: str) -> UsageError:
+    """Return an error to raise, such as "--threads is x, expected an integer"."""
     shown = repr(value) if not name.startswith("-") else str(value)
     return UsageError(f"{name} is {printable(shown, 60)}, expected {expected}")

@@ -76,9 +76,12 @@ def begin_writing(fd: int, start: int, stop: int) -> None:
         os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
 
-def _lock(fd: int) -> None:
+def lock_file(fd: int, *, wait: bool = False) -> None:
+    """Lock an open file for this process alone, except on a file system without locks. Raise
+    BlockingIOError if another process holds the lock and this one is not to `wait`.
+    """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -93,7 +96,7 @@ def open_locked(path: str, named: str) -> int:
     except (OSError, ValueError) as error:
         raise output_error(error, named) from None
     try:
-        _lock(fd)
+        lock_file(fd)
         # Between open and lock another process may have renamed or removed this very file.
         if not os.path.samestat(os.fstat(fd), os.stat(path)):
             raise BlockingIOError

@@ -10,7 +10,7 @@ cannot change any result. Code is cached on disk (`cache`). `rehearse` says whic
 and whether it is cached.
 """
 
-from .cache import locked, share_between_processes, sources_digest
+from .cache import is_cached, locked, share_between_processes, sources_digest
 from .functions import (
     Code,
     CompiledLoop,
@@ -28,6 +28,7 @@ __all__ = [
     "device_function",
     "from_source",
     "inlined_function",
+    "is_cached",
     "locked",
     "over_blocks",
     "rehearse",

@@ -7,19 +7,16 @@ folder under the temporary directory.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..output import lock_file
 from ..private_folder import can_be_written, private_folder
-
-log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -47,16 +44,24 @@ def sources_digest() -> str:
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]
 
 
-def share_between_processes(cache: Any) -> Any:
-    """Let several processes write to `cache`, one of numba or numba-cuda, at a time. Return it.
+def share_between_processes(cache: Any) -> None:
+    """Make a function's `cache`, of numba or numba-cuda, safe for several processes that write to
+    it at the same time.
 
-    numba numbers the files of one function's code and lists them in an index. Two processes that
-    compile it for different types at once both take the next number; from then on one of them, and
-    every later process, finds the other's code under its own types.
+    numba numbers the files of a function's code and lists them in an index. Two processes that
+    compile the function for different types at the same time may both take the next number. One
+    then overwrites the other's file, and later processes load that code for the wrong types.
     """
     files = cache._cache_file
     files.__class__ = _shared(type(files))
-    return cache
+
+
+def is_cached(cache: Any, types: Any, target: Any) -> bool:
+    """Return whether a function's code for these types and this target context is on disk."""
+    files = cache._cache_file
+    index = files._load_index()  # empty for other sources or another numba
+    name = index.get(cache._index_key(types, target.codegen()))
+    return name is not None and Path(files._data_path(name)).exists()
 
 
 @functools.cache
@@ -68,7 +73,7 @@ def _shared(base: Any) -> type:
             digest = hashlib.sha256(self._dump(key)).hexdigest()[:16]
             name = f"{self._index_name.removesuffix('.nbi')}.{digest}.nbc"
             with locked(Path(self._cache_path) / "iqforge.lock"):
-                self._save_data(name, data)  # before the index says that it is there
+                self._save_data(name, data)  # before the index names it
                 self._save_index(self._load_index() | {key: name})
 
     return SharedFiles
@@ -76,18 +81,15 @@ def _shared(base: Any) -> type:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let only one process at a time hold the lock `path`, which is created. The lock ends with the
-    process, however that ends. OSError: it cannot be created.
+    """Hold the lock file `path`, which is created if needed, until the block or the process ends.
+    Raise OSError if it cannot be created.
 
-    Some network file systems have no locks (Lustre without `-o flock`). There, nobody waits: code
-    may be compiled by several processes, and as files are replaced whole, all of it is right.
+    On a file system without locks (Lustre without `-o flock`) no process waits. Then several may
+    compile the same code; each replaces whole files, so what is read is still complete.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            log.debug("%s cannot be locked: %s", path, error.strerror)
+        lock_file(file.fileno(), wait=True)
         yield
 
 
@@ -95,6 +97,9 @@ _fallback_lock = threading.Lock()  # numba's setting is one for the process
 
 
 def cached(compile_: Callable[[Callable], Any], function: Callable) -> Any:
+    """Return `compile_(function)`, with numba's cache in a private folder if none of the usual
+    folders can be written.
+    """
     import numba.core.config
 
     settings: Any = numba.core.config

@@ -6,10 +6,9 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from .cache import cached, share_between_processes, sources_digest
+from .cache import cached, is_cached, share_between_processes, sources_digest
 
 
 def _compiled(function: Callable, **options: Any) -> Any:
@@ -17,7 +16,8 @@ def _compiled(function: Callable, **options: Any) -> Any:
 
     def compile_(function: Callable) -> Any:
         found: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
-        share_between_processes(found._cache)
+        if found is not function:  # as it is with NUMBA_DISABLE_JIT
+            share_between_processes(found._cache)
         return found
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
@@ -124,11 +124,7 @@ class CompiledLoop:
         """Return whether code for these types is loaded, or is in the cache on disk."""
         if types in self._dispatcher.overloads:
             return True
-        cache = self._dispatcher._cache
-        key = cache._index_key(types, self._dispatcher.targetctx.codegen())
-        files = cache._cache_file
-        name = files._load_index().get(key)  # empty for other sources or another numba
-        return name is not None and Path(files._data_path(name)).exists()
+        return is_cached(self._dispatcher._cache, types, self._dispatcher.targetctx)
 
     def compile(self, types: tuple[Any, ...]) -> None:
         """Load the code for these types, or compile it and put it into the cache."""

@@ -15,8 +15,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
+
+from ...formats.kernel import is_cached
 
 MOST_PROCESSES = 6
 LEAST_EACH = 3  # functions for a process: a fork takes as long as half of one
@@ -41,10 +42,7 @@ def is_on_disk(function: Callable, signature: Any) -> bool:
         found.enable_caching()
     except RuntimeError:
         return True
-    cache = found._cache
-    files, target = cache._cache_file, found._targetdescr.target_context
-    name = files._load_index().get(cache._index_key(found._sig, target.codegen()))
-    return name is not None and Path(files._data_path(name)).exists()
+    return is_cached(found._cache, found._sig, found._targetdescr.target_context)
 
 
 def in_processes(tasks: Sequence[Callable[[], object]]) -> None:
