@@ -156,6 +156,6 @@ def _is_integer(value: Any) -> bool:
 
 
 def wrong_value(name: str, value: Any, expected: str) -> UsageError:
-    """Return an error to raise, such as "--threads is x, expected an integer"."""
+    """Return an error to raise, such as "--threads is x, expected a whole number"."""
     shown = repr(value) if not name.startswith("-") else str(value)
     return UsageError(f"{name} is {printable(shown, 60)}, expected {expected}")
