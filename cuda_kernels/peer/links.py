@@ -174,7 +174,8 @@ class PeerLinks:
 
     @property
     def _common(self) -> tuple[Any, ...]:
-        return self._numbers, self._missing, self._most, np.int32(self.rank), np.uint32(self._units)
+        sizes = np.int32(self.rank), np.uint32(self._units)
+        return self._numbers, self._missing, self._most, *sizes, self._peers[self.rank]
 
     def sum(self, x: torch.Tensor, h: torch.Tensor, *, assign: bool = False) -> None:
         """Compute h += the sum of x over all ranks, with `assign` h = that sum, and set x to 0; x
@@ -201,8 +202,9 @@ class PeerLinks:
         most = -(-int(counts.max()) // _EACH) * _EACH
         padded = [np.int32(end) for end in [*ends] + [width] * (MOST_RANKS - len(ends))]
         sizes = np.int32(rows), np.int32(width), np.int32(most)
+        own = np.int32(ends[self.rank] - counts[self.rank]), np.int32(counts[self.rank])
         self._launch(
-            "peer_gather", rows * most, x, out, *sizes, *self._common, *padded, *self._peers
+            "peer_gather", rows * most, x, out, *sizes, *self._common, *own, *padded, *self._peers
         )
 
     def close(self) -> None:

@@ -1,12 +1,13 @@
 // Sums and concatenations over the GPUs of one host for a decoding step, in one launch and without a barrier. Every rank stores its
-// elements in the memory of all others, each pair of 8 bytes with the number of the exchange next to the value, and waits until
-// the pairs of the others have this number. Values are added in the order of ranks, so that all ranks get the same bits.
+// elements in the memory of all, its own as well, each pair of 8 bytes with the number of the exchange next to the value, and waits until
+// the pairs of all have this number. Values are added in the order of ranks, so that all ranks get the same bits.
 //
 // A rank's memory has two places for exchanges in turn, each with `units` units of 16 bytes (two pairs) per sending rank. Two are
 // enough: a rank begins exchange e + 2 of a block after it has the values of exchange e + 1, which the others have sent after they had read
 // those of exchange e. Block b always has the same elements and its own count of exchanges; all ranks launch the same grids.
 //
-// RANKS: how many ranks there are.
+// RANKS: how many ranks there are. What belongs to `rank` comes as arguments of its own (`memory`, `first`, `own`): an index that is no constant
+// would put the others into local memory.
 #include "step/common.cuh"
 
 constexpr int THREADS = 128, EACH = 4;  // elements of a thread
@@ -23,27 +24,6 @@ __device__ __forceinline__ u64 nanoseconds() {
     return now;
 }
 
-// Wait for a unit. After `most` nanoseconds, leave the number of the missing rank, plus 1, in `missing` and stop the kernel with an error.
-__device__ __forceinline__ void receive(u64 from, u32 number, int rank, u64 most, u32* missing, float& a, float& b) {
-    u64 begun = 0;
-    for (u32 tries = 1;; tries++) {
-        u32 x, y, first, second;
-        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x), "=r"(first), "=r"(y), "=r"(second) : "l"(from) : "memory");
-        if (first == number && second == number) {
-            a = __uint_as_float(x), b = __uint_as_float(y);
-            return;
-        }
-        if (tries % 65536 == 0) {
-            const u64 now = nanoseconds();
-            if (!begun) begun = now;
-            if (now - begun > most) {
-                *(volatile u32*)missing = rank + 1;
-                asm volatile("fence.sc.sys; trap;" ::: "memory");
-            }
-        }
-    }
-}
-
 struct Peers {
     u64 at[8];
 };
@@ -52,10 +32,54 @@ __device__ __forceinline__ u64 place(u64 memory, u32 number, int sender, u32 uni
     return memory + 16ull * (((number & 1) * RANKS + sender) * (u64)units + unit);
 }
 
+// Wait for the elements of all ranks, two units of each, which are read together. After `most` nanoseconds, leave the number of a missing rank,
+// plus 1, in `missing` and stop the kernel with an error.
+__device__ __forceinline__ void receive(u64 memory, u32 number, u32 units, u32 unit, u64 most, u32* missing, float4 (&y)[RANKS]) {
+    u64 begun = 0;
+    for (u32 tries = 1;; tries++) {
+        uint4 found[RANKS][2];
+#pragma unroll
+        for (int p = 0; p < RANKS; p++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                uint4& u = found[p][half];
+                asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w)
+                             : "l"(place(memory, number, p, units, unit) + 16 * half)
+                             : "memory");
+            }
+        int late = -1;
+#pragma unroll
+        for (int p = 0; p < RANKS; p++) {
+            const uint4 a = found[p][0], b = found[p][1];
+            if (((a.y ^ number) | (a.w ^ number) | (b.y ^ number) | (b.w ^ number)) != 0) late = p;
+            y[p] = make_float4(__uint_as_float(a.x), __uint_as_float(a.z), __uint_as_float(b.x), __uint_as_float(b.z));
+        }
+        if (late < 0) return;
+        if (tries % 65536 == 0) {
+            const u64 now = nanoseconds();
+            if (!begun) begun = now;
+            if (now - begun > most) {
+                *(volatile u32*)missing = late + 1;
+                asm volatile("fence.sc.sys; trap;" ::: "memory");
+            }
+        }
+    }
+}
+
+// Store four elements of this rank in the memory of every rank, its own as well.
+__device__ __forceinline__ void send_to_all(const Peers& peers, u32 number, int rank, u32 units, u32 unit, float4 own) {
+#pragma unroll
+    for (int p = 0; p < RANKS; p++) {
+        const u64 to = place(peers.at[p], number, rank, units, unit);
+        send(to, own.x, own.y, number), send(to + 16, own.z, own.w, number);
+    }
+}
+
 // h += the sum of x over all ranks, or h = that sum, for n elements (a multiple of 4); x becomes 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-peer_sum(float* x, float* h, int assign, int n, u32* numbers, u32* missing, u64 most, int rank, u32 units, u64 p0, u64 p1, u64 p2, u64 p3,
-         u64 p4, u64 p5, u64 p6, u64 p7) {
+peer_sum(float* x, float* h, int assign, int n, u32* numbers, u32* missing, u64 most, int rank, u32 units, u64 memory, u64 p0, u64 p1,
+         u64 p2, u64 p3, u64 p4, u64 p5, u64 p6, u64 p7) {
     const Peers peers{{p0, p1, p2, p3, p4, p5, p6, p7}};
     // The next product starts when the one before has ended on all multiprocessors: earlier, these blocks take registers that it needs on some of
     // them, and others would get two of its blocks.
@@ -65,29 +89,14 @@ peer_sum(float* x, float* h, int assign, int n, u32* numbers, u32* missing, u64 
     const u32 number = *(volatile u32*)(numbers + blockIdx.x) + 1, unit = i / 2;
     if (i < n) {
         const float4 own = __ldcg((const float4*)(x + i));
-#pragma unroll
-        for (int p = 0; p < RANKS; p++) {
-            if (p == rank) continue;
-            const u64 to = place(peers.at[p], number, rank, units, unit);
-            send(to, own.x, own.y, number), send(to + 16, own.z, own.w, number);
-        }
+        send_to_all(peers, number, rank, units, unit, own);
         *(float4*)(x + i) = make_float4(0.f, 0.f, 0.f, 0.f);
-        float4 sum, old = make_float4(0.f, 0.f, 0.f, 0.f);
+        float4 old = make_float4(0.f, 0.f, 0.f, 0.f), y[RANKS];
         if (!assign) old = __ldcg((const float4*)(h + i));
-        u64 mine = 0;
+        receive(memory, number, units, unit, most, missing, y);
+        float4 sum = y[0];
 #pragma unroll
-        for (int p = 0; p < RANKS; p++)
-            if (p == rank) mine = peers.at[p];
-#pragma unroll
-        for (int p = 0; p < RANKS; p++) {
-            float4 y = own;
-            if (p != rank) {
-                const u64 from = place(mine, number, p, units, unit);
-                receive(from, number, p, most, missing, y.x, y.y), receive(from + 16, number, p, most, missing, y.z, y.w);
-            }
-            if (p == 0) sum = y;
-            else sum.x += y.x, sum.y += y.y, sum.z += y.z, sum.w += y.w;
-        }
+        for (int p = 1; p < RANKS; p++) sum.x += y[p].x, sum.y += y[p].y, sum.z += y[p].z, sum.w += y[p].w;
         if (!assign) sum.x += old.x, sum.y += old.y, sum.z += old.z, sum.w += old.w;
         *(float4*)(h + i) = sum;
     }
@@ -95,11 +104,12 @@ peer_sum(float* x, float* h, int assign, int n, u32* numbers, u32* missing, u64 
     if (threadIdx.x == 0) numbers[blockIdx.x] = number;
 }
 
-// out[rows, width] = the columns of all ranks side by side: rank r has ends[r] - ends[r - 1] of them, this one in x[rows, own]. most_cols, a
-// multiple of 4, is at least the largest of these counts.
+// out[rows, width] = the columns of all ranks side by side: rank r has ends[r] - ends[r - 1] of them, this one `own` from `first` on, in
+// x[rows, own]. most_cols, a multiple of 4, is at least the largest of these counts.
 extern "C" __global__ void __launch_bounds__(THREADS)
-peer_gather(const float* x, float* out, int rows, int width, int most_cols, u32* numbers, u32* missing, u64 most, int rank, u32 units, int e0,
-            int e1, int e2, int e3, int e4, int e5, int e6, int e7, u64 p0, u64 p1, u64 p2, u64 p3, u64 p4, u64 p5, u64 p6, u64 p7) {
+peer_gather(const float* x, float* out, int rows, int width, int most_cols, u32* numbers, u32* missing, u64 most, int rank, u32 units,
+            u64 memory, int first, int own, int e0, int e1, int e2, int e3, int e4, int e5, int e6, int e7, u64 p0, u64 p1, u64 p2, u64 p3,
+            u64 p4, u64 p5, u64 p6, u64 p7) {
     const Peers peers{{p0, p1, p2, p3, p4, p5, p6, p7}};
     const int ends[8] = {e0, e1, e2, e3, e4, e5, e6, e7};
     // The next product starts when the one before has ended on all multiprocessors: earlier, these blocks take registers that it needs on some of
@@ -110,32 +120,19 @@ peer_gather(const float* x, float* out, int rows, int width, int most_cols, u32*
     const u32 number = *(volatile u32*)(numbers + blockIdx.x) + 1, unit = i / 2;
     if (i < rows * most_cols) {
         const int row = i / most_cols, col = i % most_cols;
-        u64 mine = 0;
-        int first = 0, own = 0;
+        float mine[EACH];
 #pragma unroll
-        for (int p = 0; p < RANKS; p++)
-            if (p == rank) mine = peers.at[p], first = p ? ends[p ? p - 1 : 0] : 0, own = ends[p] - first;
-        float y[EACH];
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            y[k] = col + k < own ? __ldcg(x + (long long)row * own + col + k) : 0.f;
-            if (col + k < own) out[(long long)row * width + first + col + k] = y[k];
-        }
+        for (int k = 0; k < EACH; k++) mine[k] = col + k < own ? __ldcg(x + (long long)row * own + col + k) : 0.f;
+        send_to_all(peers, number, rank, units, unit, make_float4(mine[0], mine[1], mine[2], mine[3]));
+        float4 y[RANKS];
+        receive(memory, number, units, unit, most, missing, y);
 #pragma unroll
         for (int p = 0; p < RANKS; p++) {
-            if (p == rank) continue;
-            const u64 to = place(peers.at[p], number, rank, units, unit);
-            send(to, y[0], y[1], number), send(to + 16, y[2], y[3], number);
-        }
-#pragma unroll
-        for (int p = 0; p < RANKS; p++) {
-            if (p == rank) continue;
-            const u64 from = place(mine, number, p, units, unit);
-            receive(from, number, p, most, missing, y[0], y[1]), receive(from + 16, number, p, most, missing, y[2], y[3]);
             const int begin = p ? ends[p ? p - 1 : 0] : 0, count = ends[p] - begin;
+            const float of_rank[EACH] = {y[p].x, y[p].y, y[p].z, y[p].w};
 #pragma unroll
             for (int k = 0; k < EACH; k++)
-                if (col + k < count) out[(long long)row * width + begin + col + k] = y[k];
+                if (col + k < count) out[(long long)row * width + begin + col + k] = of_rank[k];
         }
     }
     __syncthreads();
