@@ -1,4 +1,4 @@
-"""Run GPU tests under compute-sanitizer, several processes side by side.
+"""Run GPU tests under compute-sanitizer, several processes side by side, on all GPUs of the host.
 
     python tests/sanitize.py memcheck tests/test_index.py "tests/test_latent_cuda.py -k chosen"
     python tests/sanitize.py racecheck --jobs 8 --seconds 300 tests/test_step_kernels_cuda.py
@@ -20,6 +20,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import torch
 
 PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", "gpu"]
 # All kernels of the project are extern "C", so their names are not mangled.
@@ -46,7 +48,10 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="sanitizer-"))
     shares = [found[first :: args.jobs] for first in range(min(args.jobs, len(found)))]
     print(f"{len(found)} tests in {len(shares)} processes; logs: {folder}", flush=True)
-    running = [start(args.tool, share, folder / f"{i}.log") for i, share in enumerate(shares)]
+    n_gpus = max(1, torch.cuda.device_count())
+    running = [
+        start(args.tool, share, folder / f"{i}.log", i % n_gpus) for i, share in enumerate(shares)
+    ]
     end = time.monotonic() + args.seconds
     for process in running:
         try:
@@ -63,13 +68,15 @@ def collected(words: list[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def start(tool: str, names: list[str], log: Path) -> subprocess.Popen:
+def start(tool: str, names: list[str], log: Path, gpu: int) -> subprocess.Popen:
     listed = log.with_suffix(".tests")  # names of tests can be longer than a command may be
     listed.write_text("\n".join(names) + "\n")
     command = ["compute-sanitizer", "--tool", tool, *OPTIONS.get(tool, [])]
     command += ["--kernel-name-exclude", OTHERS, *PYTEST, "-v", "-rf", f"@{listed}"]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    here = os.environ | {"CUDA_VISIBLE_DEVICES": seen.split(",")[gpu] if seen else str(gpu)}
     with log.open("wb") as file:
-        return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+        return subprocess.Popen(command, stdout=file, stderr=file, env=here, start_new_session=True)
 
 
 def report(number: int, names: list[str], log: Path) -> bool:
