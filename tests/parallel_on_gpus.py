@@ -59,11 +59,12 @@ def evaluated(model: Model) -> dict[str, torch.Tensor]:
     return {name: x.float().cpu() for name, x in found.items()}
 
 
-def prompt_with_choices(model: Model) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the logits of the prompt of `evaluated`, and int64[rows, used], ascending, the experts
-    that each router chose. Nothing is captured, as a graph chooses unseen.
+def rows_with_choices(model: Model, name: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the logits of all rows of the "prompt" or the "pieces" of `evaluated`, and for every
+    router int64[rows, used], ascending, the experts that it chose. Nothing is captured, as a graph
+    chooses unseen.
     """
-    found, route = [], prompt_experts.route
+    found, route, tokens = [], prompt_experts.route, tokens_of(model)
 
     def routed(logits, ids, *rest):
         route(logits, ids, *rest)
@@ -72,8 +73,13 @@ def prompt_with_choices(model: Model) -> tuple[torch.Tensor, list[torch.Tensor]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompt_experts, "route", routed)
         patch.setattr(prompt_graphs, "can_capture", lambda device: False)
-        logits = model.logits(model.hidden(tokens_of(model)[None, :100])[0])
-    return logits.float().cpu(), found
+        if name == "prompt":
+            logits, pieces = model.logits(model.hidden(tokens[None, :100])[0]), 1
+        else:
+            logits = model.extend(tokens, model.new_state(512), all_logits=True)
+            pieces = -(-len(tokens) // UBATCH)
+    routers = len(found) // pieces
+    return logits.float().cpu(), [torch.cat(found[i::routers]) for i in range(routers)]
 
 
 def results(mode: str, shares: str, spec: str, precision: str, moved: str) -> dict:
@@ -92,7 +98,7 @@ def results(mode: str, shares: str, spec: str, precision: str, moved: str) -> di
         steps = None if model.engine is None else model.engine.steps
         found["graphs"] = steps is not None and steps.captures
         if mode != "layer":
-            found["uncaptured"], found["choices"] = prompt_with_choices(model)
+            found["uncaptured"] = {n: rows_with_choices(model, n) for n in ("prompt", "pieces")}
         if mode != "whole":
             second = evaluated(model)
             found["twice"] = all(torch.equal(first[name], second[name]) for name in first)
