@@ -3,9 +3,10 @@
     python tests/sanitize.py memcheck tests/test_index.py "tests/test_latent_cuda.py -k chosen"
     python tests/sanitize.py racecheck --jobs 8 --seconds 300 tests/test_step_kernels_cuda.py
 
-Kernels of torch and its libraries are left out: they take most of the time. Prints what each
-process found. The exit status is 1 if there was an error or a hazard, if a test failed or was
-skipped, or if one was not reached within the time.
+Kernels of torch and its libraries are left out: they take most of the time. Where racecheck ends
+with an internal error, because such a kernel and one of ours take turns, --all checks them, too.
+Prints what each process found. The exit status is 1 if there was an error or a hazard, if a test
+failed or was skipped, or if one was not reached within the time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 PYTEST = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", "gpu"]
 # All kernels of the project are extern "C", so their names are not mangled.
 OTHERS = "regex=^(_Z|sm[0-9]|ampere|volta|turing|cutlass|cublas|nvjet|gemm|magma|void)"
+WITHOUT_OTHERS = ["--kernel-name-exclude", OTHERS]
 OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
 
 
@@ -38,6 +40,7 @@ def main() -> int:
     parser.add_argument("tests", nargs="+", help="arguments of pytest, as one word for each")
     parser.add_argument("--jobs", type=int, default=8, help="processes side by side")
     parser.add_argument("--seconds", type=int, default=600, help="after which they are ended")
+    parser.add_argument("--all", action="store_true", help="check the kernels of torch, too")
     args = parser.parse_args()
     found: list[str] = []
     for words in args.tests:
@@ -49,8 +52,10 @@ def main() -> int:
     shares = [found[first :: args.jobs] for first in range(min(args.jobs, len(found)))]
     print(f"{len(found)} tests in {len(shares)} processes; logs: {folder}", flush=True)
     n_gpus = max(1, torch.cuda.device_count())
+    options = [*OPTIONS.get(args.tool, []), *([] if args.all else WITHOUT_OTHERS)]
+    command = ["compute-sanitizer", "--tool", args.tool, *options]
     running = [
-        start(args.tool, share, folder / f"{i}.log", i % n_gpus) for i, share in enumerate(shares)
+        start(command, share, folder / f"{i}.log", i % n_gpus) for i, share in enumerate(shares)
     ]
     end = time.monotonic() + args.seconds
     for process in running:
@@ -68,11 +73,10 @@ def collected(words: list[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def start(tool: str, names: list[str], log: Path, gpu: int) -> subprocess.Popen:
+def start(command: list[str], names: list[str], log: Path, gpu: int) -> subprocess.Popen:
     listed = log.with_suffix(".tests")  # names of tests can be longer than a command may be
     listed.write_text("\n".join(names) + "\n")
-    command = ["compute-sanitizer", "--tool", tool, *OPTIONS.get(tool, [])]
-    command += ["--kernel-name-exclude", OTHERS, *PYTEST, "-v", "-rf", f"@{listed}"]
+    command = [*command, *PYTEST, "-v", "-rf", f"@{listed}"]
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     here = os.environ | {"CUDA_VISIBLE_DEVICES": seen.split(",")[gpu] if seen else str(gpu)}
     with log.open("wb") as file:
