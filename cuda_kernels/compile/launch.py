@@ -95,7 +95,8 @@ def launch(
     counts blocks. Raise DeviceError if the launch is refused.
     """
     core = cuda_core()
-    stream = torch.cuda.current_stream()
+    # With a number: torch takes longer to find the current device by itself than for the rest.
+    stream = torch.cuda.current_stream(torch.cuda.current_device())
     if shared > _SHARED_BY_DEFAULT:
         _allow_shared(kernel, shared)
     overlapping = pdl and _overlaps(stream.device_index)

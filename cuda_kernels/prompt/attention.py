@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -15,6 +17,7 @@ _HEAD_UNITS = (8, 16, 32, 64)  # of a head, at most, for the kernels for heads
 _ROPE_WARPS, _ROPE_ROUNDS = 8, 4
 
 
+@functools.cache
 def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
     names = tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_UNITS)
     return KernelSpec(
@@ -25,6 +28,7 @@ def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
     )
 
 
+@functools.cache
 def _scores_spec(half: torch.dtype) -> KernelSpec:
     return KernelSpec(
         f"prompt_scores_{short(half)}",

@@ -6,6 +6,8 @@ attention. Nothing synchronizes; results repeat bit for bit.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -19,6 +21,7 @@ _THREADS, _WARPS, _UNIT = 256, 8, 8
 _FUNCTIONS = ("norm_rows", "latent_rows", "latent_heads", "latent_keys")
 
 
+@functools.cache
 def _spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
     return KernelSpec(
         f"prompt_latent_{_SHORT[half]}_{_SHORT[stored]}",

@@ -7,6 +7,8 @@ the shape.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 
@@ -19,6 +21,7 @@ HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _NORM_UNITS, _NORM_THREADS, UNIT = (1, 2, 4, 8), 256, 8
 
 
+@functools.cache
 def _rows_spec(half: torch.dtype) -> KernelSpec:
     names = (
         *(f"add_norm_{n}" for n in _NORM_UNITS),
