@@ -124,7 +124,8 @@ def test_ranks_give_what_one_gpu_gives(shares, spec, precision, moved, read):
             assert error(first["values"][name], one["values"][name]) < most, name
             continue
         captured = first["values"][name]
-        assert error(logits[-len(captured) :], captured) < 1e-3, f"{name}: without a graph"
+        # (Of the last row alone, the last attention rounds otherwise.)
+        assert error(logits[-len(captured) :], captured) < most, f"{name}: without a graph"
         # In halves, a router may choose another expert for a row whose experts score alike.
         flipped, alike = alike_rows(choices, expected)
         assert len(flipped) <= len(logits) // 10
