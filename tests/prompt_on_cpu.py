@@ -264,12 +264,8 @@ class Graph:
     replays = 0
 
     def __init__(self, parts, stream, batch):
-        self.parts, self.h, self.context, self.pending = (
-            parts,
-            stream.h,
-            stream.context,
-            stream.pending(),
-        )
+        self.parts, self.h, self.batch, self.context = parts, stream.h, batch, stream.context
+        self.pending = stream.pending()
         before = {name: held.clone() for name, held in self.context._buffers.items()}
         for part in parts:
             part(stream, batch)
@@ -283,7 +279,7 @@ class Graph:
         stream = Stream(self.h, self.context)
         stream.left(self.pending)
         for part in self.parts:
-            part(stream, None)
+            part(stream, self.batch)
 
 
 def captures(monkeypatch) -> None:

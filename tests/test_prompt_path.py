@@ -28,6 +28,9 @@ from iqforge.runtime.cuda.prompt.stream import Stream
 from iqforge.runtime.layers import attention
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings, KVStorage
+from iqforge.runtime.state.latent import LatentCache
+from iqforge.runtime.state.recurrent import RecurrentState
+from iqforge.runtime.state.sequence import State
 from iqforge.runtime.weights.ranges import RangeName, recording
 from iqforge.runtime.weights.switches import Switches
 
@@ -241,39 +244,69 @@ def test_logits_after_a_prompt_are_the_last_of_all(opened):
     torch.testing.assert_close(last, every[-1], **PRECISION)
 
 
-@pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
-def test_graphs_repeat_the_captured_passes(monkeypatch, opened, spec):
-    """Passes with one number of rows at different positions, with others between them and buffers
-    that grow, give the bits of a path without graphs.
+# Graphs before the last mixer, of passes after other tokens and of those from position 0. (Experts
+# are in none where all are decoded first; states of delta nets come and go outside.)
+@pytest.mark.parametrize(
+    "spec, later, first",
+    [
+        ("llama-tiny:Q8_0", 2, 2),
+        ("qwen3moe-tiny:Q8_0", 2, 2),
+        ("qwen35-tiny:Q8_0", 7, 7),
+    ],
+)
+def test_graphs_repeat_the_captured_passes(monkeypatch, opened, spec, later, first):
+    check_graphs(monkeypatch, opened(spec)[0], later, first)
+
+
+def test_graphs_of_latent_attention_repeat(monkeypatch, latent, opened):
+    with load_model(latent[0]) as model:
+        check_graphs(monkeypatch, model, 2, 2)
+
+
+def check_graphs(monkeypatch, model: Model, later: int, first: int) -> None:
+    """Passes of one kind at different positions, with others between them and buffers that grow,
+    give the bits of a path without graphs, and leave the same in the cache.
     """
-    model, _, path = opened(spec)
-    plain = PromptPath(model.network, Context(CPU, torch.float16))
-    states = [model.new_state(64) for _ in range(2)]
+    path, plain = (PromptPath(model.network, Context(CPU, torch.float16)) for _ in range(2))
+    states, tokens = [model.new_state(64) for _ in range(2)], TOKENS[:1] % model.n_vocab
 
     def check(first: int, end: int) -> int:
         before = prompt_on_cpu.Graph.replays
+        for state in states:
+            state.n_past = first
+            for layer in state.layers:
+                if isinstance(layer, RecurrentState):
+                    layer.n_seen = first
         with monkeypatch.context() as patch:
             prompt_on_cpu.captures(patch)
-            found = path.run(TOKENS[:1, first:end], first, states[0], last=True).clone()
-        assert torch.equal(found, plain.run(TOKENS[:1, first:end], first, states[1], last=True))
+            found = path.run(tokens[:, first:end], first, states[0], last=True).clone()
+        assert torch.equal(found, plain.run(tokens[:, first:end], first, states[1], last=True))
+        for mine, other in zip(*map(memory_of, states), strict=True):
+            assert torch.equal(mine, other)
         return prompt_on_cpu.Graph.replays - before
 
-    # Graphs of the first layer: before its attention and after it. (Experts are none of them where
-    # all are decoded first.)
-    # Eager, captured, replayed.
-    assert [check(0, 5), check(5, 10), check(10, 15)] == [
-        0,
-        0,
-        2,
-    ]
-    assert [check(15, 18), check(18, 21), check(0, 3)] == [0, 0, 2]
+    # Eager, captured, replayed: after other tokens, and at position 0.
+    assert [check(1, 6), check(6, 11), check(11, 16)] == [0, 0, later]
+    assert [check(0, 5), check(0, 5), check(0, 5)] == [0, 0, first]
+    assert [check(15, 18), check(18, 21), check(3, 6)] == [0, 0, later]
     # Buffers have grown: captured again.
-    assert [check(3, 19), check(0, 3), check(3, 6)] == [
-        0,
-        0,
-        2,
-    ]
-    assert list(path._graphs._kept) == [5, 3]  # 16 came once
+    assert [check(3, 19), check(0, 3), check(3, 6), check(6, 9)] == [0, 0, 0, later]
+    assert [check(0, 5), check(0, 5)] == [0, first]
+    kept = [(kind.rows, kind.begins) for kind in path._graphs._kept]
+    assert kept == [(5, False), (3, False), (5, True)]  # the others came once
+
+
+def memory_of(state: State) -> list[torch.Tensor]:
+    """Return all memory of a sequence."""
+    found = []
+    for layer in state.layers:
+        if isinstance(layer, RecurrentState):
+            found += [layer.inputs, layer.memory]
+        elif isinstance(layer, LatentCache):
+            found.append(layer.rows.k)
+        else:
+            found += [layer.k, layer.v]
+    return found
 
 
 def test_graphs_after_experts_read_the_results_of_their_pass(monkeypatch, opened):
@@ -320,17 +353,37 @@ def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkey
     monkeypatch.setitem(SHAPES, "four-layers", replace(SHAPES["llama-tiny"], n_layers=4))
     model, _, path = opened("four-layers:Q8_0")  # of 9 tokens are full ones
     plain = PromptPath(model.network, Context(CPU, torch.float16))
-    expected = plain.run(TOKENS[:1, :9], 0).clone()
+    expected = plain.run(TOKENS[:1, :9], 1).clone()
     prompt_on_cpu.captures(monkeypatch)
     for n in (4, 5, 6):
-        path.run(TOKENS[:1, :n], 0)
+        path.run(TOKENS[:1, :n], 1)
     assert not prompt_on_cpu.Graph.replays
     # Three layers make four segments; in the first pass the buffers of the first one still grow.
     for replays in (0, 3, 7):
         assert (
-            torch.equal(path.run(TOKENS[:1, :9], 0), expected)
+            torch.equal(path.run(TOKENS[:1, :9], 1), expected)
             and prompt_on_cpu.Graph.replays == replays
         )
+
+
+def test_passes_from_position_0_are_one_graph(monkeypatch, opened):
+    """All layers but the last, where nothing is kept; they are captured when they come again."""
+    monkeypatch.setitem(SHAPES, "four-layers", replace(SHAPES["llama-tiny"], n_layers=4))
+    model, _, path = opened("four-layers:Q8_0")
+    plain = PromptPath(model.network, Context(CPU, torch.float16))
+    prompt_on_cpu.captures(monkeypatch)
+    for n_sequences in (1, 3):  # of as many rows together
+        for replays in (0, 0, 1, 2):
+            before = prompt_on_cpu.Graph.replays
+            tokens = TOKENS[:1, :9].roll(replays).view(n_sequences, -1)
+            plain._graphs._recent.clear()  # never captures
+            assert torch.equal(path.run(tokens, 0), plain.run(tokens, 0))
+            assert prompt_on_cpu.Graph.replays - before == min(replays, 1)
+
+
+def rows(path: PromptPath) -> list[int]:
+    """Return the numbers of rows that have graphs."""
+    return [kind.rows for kind in path._graphs._kept]
 
 
 def test_sizes_that_come_once_cost_nothing_and_memory_is_given_back_now_and_then(
@@ -338,20 +391,21 @@ def test_sizes_that_come_once_cost_nothing_and_memory_is_given_back_now_and_then
 ):
     _, _, path = opened("llama-tiny:Q8_0")  # of 9 tokens are full ones
     prompt_on_cpu.captures(monkeypatch)
+    monkeypatch.setattr(prompt_graphs, "MOST_KINDS", 2)
     emptied = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(path._graphs._kept)))
 
     def run(*sizes: int) -> int:
         before = prompt_on_cpu.Graph.replays
         for n in sizes:
-            path.run(TOKENS[:1, :n], 0)
+            path.run(TOKENS[:1, :n], 1)
         return prompt_on_cpu.Graph.replays - before
 
     run(21, 9, 9)  # buffers have their sizes
-    assert run(9, 2, 3, 4, 5, 6, 7, 8, 9) == 4 and list(path._graphs._kept) == [9] and not emptied
-    assert run(8, 8, 9) == 4 and list(path._graphs._kept) == [8, 9]
+    assert run(9, 2, 3, 4, 5, 6, 7, 8, 9) == 4 and rows(path) == [9] and not emptied
+    assert run(8, 8, 9) == 4 and rows(path) == [8, 9]
     run(10, 11, 12, 13, 14, 15, 16, 17, 2, 2)  # of them 2 alone comes again in time: the place of 8
-    assert list(path._graphs._kept) == [9, 2] and not emptied
+    assert rows(path) == [9, 2] and not emptied
     for number, n in enumerate((3, 4, 5, 6, 7), 2):
         assert run(n, n) == 0 and run(n) == 2
         assert len(emptied) == number // prompt_graphs._FREED_TOGETHER
@@ -369,10 +423,10 @@ def test_prompts_are_profiled_without_their_graphs(monkeypatch, opened):
             engine.hidden(TOKENS[:1, :9])
         return prompt_on_cpu.Graph.replays - before
 
-    assert replays() and replays() == 6
+    assert replays() == 1 and replays() == 3
     with recording():
         assert not replays()
-    assert replays() == 6
+    assert replays() == 3
 
 
 def test_a_profiled_prompt_names_its_layers(opened):

@@ -93,6 +93,11 @@ class Batch:
         return self.starts[0]
 
     @property
+    def begins(self) -> bool:
+        """Whether all sequences begin here, at position 0."""
+        return not any(self.starts)
+
+    @property
     def sequence_positions(self) -> torch.Tensor:
         """int64[n_tokens], the positions of each sequence, where all have the same."""
         return self.positions[: self.n_tokens]

@@ -122,7 +122,7 @@ class Context:
 
     def forget_angles(self) -> None:
         """Forget angles of the positions so far."""
-        self._angles.clear()
+        self._angles = {}
 
     @property
     def group(self) -> Group | None:

@@ -17,7 +17,7 @@ from ..common import cached
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage, Staged
-from .scores import attend
+from .scores import attend, has_flash
 from .stream import Stream, check_norm, last_rows
 from .weights import Product
 
@@ -74,10 +74,30 @@ class PromptAttention(Staged):
         self.post_norm = branch.post_norm
         self.sinks = None if m.sinks is None else m.sinks.float()
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         again = not (self.branch.is_summed and self.context.defers(self.output.rows))
-        return [(True, self._project), (False, self._mix), (again, self._join)]
+        same = self._own_type(batch) is not None
+        store = [(False, self._store)] if same and batch.states is not None else []
+        return [(True, self._project), (same, self._mix), *store, (again, self._join)]
+
+    def _own_type(self, batch: Batch) -> torch.dtype | None:
+        """Return the type of keys and values in a pass that reads no others than its own, from
+        buffers, so that it is the same every time; None where it is not.
+        """
+        s, states = self.m.spec, batch.states
+        if not batch.begins or s.kv_shared or s.kv_from is not None or s.temperature is not None:
+            return None
+        if not has_flash(s):  # scores in memory, which graphs would hold
+            return None
+        if states is None:
+            settings = batch.settings
+            if settings is None:
+                return torch.float16
+            return _stored(settings.k.dtype, settings.v.dtype)
+        cache = states[0].layers[self.branch.layer]
+        if not isinstance(cache, KVCache) or not _reads(cache):
+            return None
+        return _stored(cache.k.dtype, cache.v.dtype)
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
@@ -99,8 +119,12 @@ class PromptAttention(Staged):
         else:
             products = _Products(self.kv.out(rows), self.q.out(len(stream.h)))
         products, gates = self._without_gates(products) if self.m.spec.gate else (products, None)
+        own = self._own_type(batch)
         if self.m.spec.kv_from is not None:
             mixed = self._borrowed(products, batch, self.m.spec.kv_from)
+        elif own is not None:
+            k, v = self._keys_and_values(rows, own)
+            mixed = self._attend(self._heads(products, k, v, 0, batch), k, v, batch)
         elif batch.states is None:
             mixed = self._fresh(products, batch)
         else:
@@ -109,6 +133,13 @@ class PromptAttention(Staged):
             mixed = mixed.reshape(gates.shape) * gates.sigmoid()
         # Converted to the dtype of activations, in a buffer that stays.
         prompt_rows.converted(mixed, self._mixed(stream))
+
+    def _store(self, stream: Stream, batch: Batch) -> None:
+        """Keep the keys and values of a pass that has read its own."""
+        cache, n = batch.state, batch.n_tokens
+        k, v = self._keys_and_values(n, cache.k.dtype)
+        cache.k[:n].copy_(k)
+        cache.v[:n].copy_(v)
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add_product(self.output, self._mixed(stream), self.post_norm)
@@ -146,14 +177,22 @@ class PromptAttention(Staged):
             return self._converted(qkv, cache, 0, total, batch)
         # Shared ones are kept until later layers have run.
         owner = f" of layer {batch.layer}" if m.spec.kv_shared else ""
-        k, v = (
-            self.context.buffer(f"{name}{owner}", (total, m.spec.kv_heads, length), dtype)
-            for name, length in (("keys", m.spec.key_length), ("values", m.spec.value_length))
-        )
+        k, v = self._keys_and_values(total, dtype, owner)
         q = self._heads(qkv, k, v, 0, batch)
         if m.spec.kv_shared:
             batch.scratch["kv", batch.layer] = k, v, None
         return self._attend(q, k, v, batch)
+
+    def _keys_and_values(
+        self, rows: int, dtype: torch.dtype, owner: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return buffers for keys and values [rows, kv_heads, length]."""
+        s = self.m.spec
+        k, v = (
+            self.context.buffer(f"{name}{owner}", (rows, s.kv_heads, length), dtype)
+            for name, length in (("keys", s.key_length), ("values", s.value_length))
+        )
+        return k, v
 
     def _borrowed(self, qkv: _Products, batch: Batch, source: int) -> torch.Tensor:
         """Attention to keys and values that the layer `source` has stored in this pass."""

@@ -49,10 +49,12 @@ class PromptDelta(Staged):
         self.output = Product("delta", [net.output], context, exact=True)
         self.weights = DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         again = not (self.branch.is_summed and self.context.defers(self.output.rows))
-        return [(True, self._project), (False, self._mix), (again, self._join)]
+        mix: list[tuple[bool, Stage]] = [(True, self._mix)]
+        if batch.states is not None:
+            mix = [(False, self._load), *mix, (False, self._store)]
+        return [(True, self._project), *mix, (again, self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
@@ -60,16 +62,34 @@ class PromptDelta(Staged):
         self.context.taps.show(self.observed_rates, x)
         rates_product(x, self.rates, self._rates(len(x)))
 
+    def _load(self, stream: Stream, batch: Batch) -> None:
+        """Bring the state to where `_mix` changes it."""
+        state = batch.state
+        if not isinstance(state, RecurrentState):
+            raise TypeError(f"layer {batch.layer} keeps no recurrent state")
+        state.check(batch.start, batch.layer)
+        for held, kept in zip(self._held(), (state.inputs, state.memory), strict=True):
+            held.copy_(kept)
+
+    def _store(self, stream: Stream, batch: Batch) -> None:
+        batch.state.update(batch.n_tokens, *self._held())
+
+    def _held(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return buffers for the last inputs of the convolution and for the memory."""
+        s = self.net.spec
+        inputs = s.convolution - 1, s.channels
+        memory = s.value_heads, s.key_length, s.value_length
+        first, second = (
+            self.context.buffer(f"delta {name} of a sequence", shape, torch.float32)
+            for name, shape in (("inputs", inputs), ("memory", memory))
+        )
+        return first, second
+
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffers: a graph may have computed them."""
-        n, state = batch.n_tokens, batch.state
-        if state is not None:
-            if not isinstance(state, RecurrentState):
-                raise TypeError(f"layer {batch.layer} keeps no recurrent state")
-            state.check(batch.start, batch.layer)
-        rows = batch.n_sequences * n
+        n, rows = batch.n_tokens, batch.n_sequences * batch.n_tokens
         products = self.inputs.out(rows)
-        before = None if state is None else state.memory
+        past, memory = (None, None) if batch.states is None else self._held()
         delta_rule(
             _kernels(self.heads, self.context.dtype, self.context.device),
             self.weights,
@@ -77,19 +97,15 @@ class PromptDelta(Staged):
             products if self.heads.joined else products[:, self.net.spec.channels :],
             self._rates(rows),
             batch.n_sequences,
-            None if state is None else state.inputs,
-            before,
-            before,
+            past,
+            memory,
+            memory,
             self._mixed(stream),
             lambda name, shape: self.context.buffer(name, shape, torch.float32),
         )
-        if state is not None:
-            past = len(state.inputs)
-            last = self._channels(products[max(0, n - past) :])
-            if n < past:
-                last = torch.cat([state.inputs[n:], last])
-            state.inputs.copy_(last)
-            state.n_seen += n
+        if past is not None:
+            last = self._channels(products[max(0, n - len(past)) :])
+            past.copy_(torch.cat([past[n:], last]))
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         mixed = self._mixed(stream)

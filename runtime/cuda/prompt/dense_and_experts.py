@@ -42,11 +42,10 @@ class PromptDenseAndExperts(Staged):
             self.experts = prompt_moe(PlacedBranch(branch.layer, experts, branch.device), context)
         self.expert_post_norm = after[1]
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         again = True
         if self.experts is not None:
-            [(again, _)] = self.experts.stages
+            [(again, _)] = self.experts.stages(batch)
         # A graph contains sums only if GPUs meet without their hosts.
         meets = self.group is None or self.context.row_links is not None
         return [(again and meets, self._run)]

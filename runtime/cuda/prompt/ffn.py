@@ -28,8 +28,7 @@ class PromptFFN(Staged):
         self.down = Product("delta", [ffn.down], context)
         self.gating, self.post_norm = gating_of(ffn.spec), branch.post_norm
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         return [(True, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
@@ -62,8 +61,7 @@ class PromptPlainFFN(Staged):
         self.up, self.down = Product("up", [ffn.up], context), Product("delta", [ffn.down], context)
         self.activate, self.post_norm = _IN_PLACE[ffn.spec.activation], branch.post_norm
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         return [(True, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:

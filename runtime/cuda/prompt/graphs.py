@@ -1,9 +1,9 @@
-"""CUDA graphs for what is the same in all passes of as many rows, whatever their positions and the
-tokens before them.
+"""CUDA graphs for what is the same in all passes of a kind, whatever their tokens.
 
 Between the attention of one layer and the next there are a dozen kernels and products. Their
 launches are the same in every pass of as many rows, as they only use buffers of the context, and
-the host takes longer to launch them one by one than a fast device takes to run them.
+the host takes longer to launch them one by one than a fast device takes to run them. In passes that
+begin at position 0 attention is the same, too, before its keys and values go into the cache.
 """
 
 from __future__ import annotations
@@ -17,34 +17,70 @@ from dataclasses import dataclass
 import torch
 
 from ...layers.batch import Batch
+from ...state.cache import CacheSettings
 from ...weights.ranges import ranged
-from ..common.context import Context
+from ..common.context import Angles, Context
 from ..common.executor import Executor
 from .stream import Stream
 
 Stage = Callable[[Stream, Batch], None]
-MOST_ROW_COUNTS = 2  # with graphs: that of the full passes of a prompt, and one more
-RECENT = 8  # row counts without graphs that are remembered
-_FREED_TOGETHER = 4  # row counts: torch keeps the memory of dropped graphs until then
+MOST_KINDS = 3  # with graphs: the full passes of a prompt, the first of them, and one more
+RECENT = 8  # kinds without graphs that are remembered
+_FREED_TOGETHER = 4  # kinds: torch keeps the memory of dropped graphs until then
+
+
+@dataclass(frozen=True)
+class PassKind:
+    """What passes with the same graphs have in common.
+
+    begins: all sequences begin at position 0. kept: there is a state. settings: of the cache.
+    context: the most tokens of a sequence, where rotations depend on it, else 0. same: of every
+    stage, whether it is the same in all passes of the kind.
+    """
+
+    rows: int
+    n_sequences: int
+    begins: bool
+    kept: bool
+    settings: CacheSettings | None
+    context: int
+    same: tuple[bool, ...]
+
+    @classmethod
+    def of(
+        cls, batch: Batch, rows: int, by_context: bool, stages: Sequence[tuple[bool, int, Stage]]
+    ) -> PassKind:
+        """by_context: rotations depend on the context. stages: (whether it is the same, the layer,
+        what to call).
+        """
+        return cls(
+            rows,
+            batch.n_sequences,
+            batch.begins,
+            batch.states is not None,
+            batch.settings if batch.states is None else batch.states[0].settings,
+            batch.contexts[0] if by_context else 0,
+            tuple(same for same, _, _ in stages),
+        )
 
 
 class Staged(Executor, ABC):
-    """An executor made of `stages`, each of which is the same for all passes of as many rows or
-    not.
+    """An executor made of `stages`, each of which is the same for all passes of a kind or not.
 
-    The property is read every time: an executor that kept its bound methods would keep itself
-    alive, and the weights of a closed model.
+    They are asked for every time: an executor that kept its bound methods would keep itself alive,
+    and the weights of a closed model.
     """
 
-    @property
     @abstractmethod
-    def stages(self) -> Sequence[tuple[bool, Stage]]:
-        """(whether it is the same in every pass of as many rows, what to call), in order."""
+    def stages(self, batch: Batch) -> Sequence[tuple[bool, Stage]]:
+        """(whether it is the same in every pass of the kind of `batch`, what to call), in order.
+        What is the same reads the batch only for what the kind says, and for angles.
+        """
 
     @ranged
     def __call__(self, stream: Stream, batch: Batch) -> None:
         """Run all stages for the rows of the stream."""
-        for _, part in self.stages:
+        for _, part in self.stages(batch):
             part(stream, batch)
 
 
@@ -60,46 +96,44 @@ class CapturedGraph:
 
 
 class PromptGraphs:
-    """Graphs by number of rows. The size of full passes, of which a long prompt has many, is
-    captured in the first pass, other sizes when they come again.
+    """Graphs by kind of pass. Full passes after others, of which a long prompt has many, are
+    captured in the first one, other kinds when they come again.
     """
 
     def __init__(self, context: Context):
         self.context = context
-        self._kept: dict[int, PassGraphs] = {}  # by rows, the one used last at the end
-        self._recent: deque[int] = deque(maxlen=RECENT)
-        self._dropped = 0  # row counts that had graphs
+        self._kept: dict[PassKind, PassGraphs] = {}  # the one used last at the end
+        self._recent: deque[PassKind] = deque(maxlen=RECENT)
+        self._dropped = 0  # kinds that had graphs
         self._stream: torch.cuda.Stream | None = (
             None  # one for all captures: cuBLAS keeps a workspace for every stream
         )
 
-    def of(self, rows: int) -> PassGraphs | None:
-        """Return the graphs for a pass of so many rows that begins now; None if nothing is
-        captured.
-        """
+    def of(self, kind: PassKind) -> PassGraphs | None:
+        """Return the graphs for a pass of this kind that begins now; None if it has none."""
         if not can_capture(self.context.device):
             return None
-        found = self._kept.pop(rows, None)
+        found = self._kept.pop(kind, None)
         if found is None:
-            if rows in self._recent:
-                self._recent.remove(rows)
-            # Most sizes never come again: they must not replace others.
-            elif rows != self.context.ubatch:
-                self._recent.append(rows)
+            if kind in self._recent:
+                self._recent.remove(kind)
+            # Most kinds never come again: they must not replace others.
+            elif kind.rows != self.context.ubatch or kind.begins:
+                self._recent.append(kind)
                 return None
             self._free_before_capture()
             self._stream = self._stream or torch.cuda.Stream(self.context.device)
             found = PassGraphs(self.context, self._stream)
-        self._kept[rows] = found
+        self._kept[kind] = found
         found.begin()
         return found
 
     def _free_before_capture(self) -> None:
         """Free memory before captures. What a capture allocates is in the private memory of its
         graph, which torch frees only on request; it then frees all that it keeps, and waits for the
-        device, so this is not done for every new size.
+        device, so this is not done for every new kind.
         """
-        if len(self._kept) == MOST_ROW_COUNTS:
+        if len(self._kept) == MOST_KINDS:
             self._dropped += self._kept.pop(next(iter(self._kept))).has_graphs
         if self._dropped >= _FREED_TOGETHER:
             self._dropped = 0
@@ -107,10 +141,13 @@ class PromptGraphs:
 
 
 class PassGraphs:
-    """The graphs of one number of rows, in order: every pass has the same segments."""
+    """The graphs of one kind, in order: every pass has the same segments. `angles`: those of passes
+    that begin at position 0, which graphs read where they are.
+    """
 
     def __init__(self, context: Context, stream: torch.cuda.Stream):
         self.context, self._stream = context, stream
+        self.angles: Angles = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, CapturedGraph] = {}
         self._next = 0

@@ -65,10 +65,9 @@ class Summed(Staged):
         self.executor, self.branch, self.group = executor, branch, group
         self.context, self.width = context, width
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         inner = self.executor
-        parts = inner.stages if isinstance(inner, Staged) else [(False, inner)]
+        parts = inner.stages(batch) if isinstance(inner, Staged) else [(False, inner)]
         if self.context.row_links is not None:
             return [(True, self._begin), *parts, (True, self._meet)]
         again = not self.context.defers(self.width)

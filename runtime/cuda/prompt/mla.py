@@ -17,7 +17,7 @@ from ...layers.latent import PerHead
 from ...layers.mla import MLA
 from ...state.cache import KVCache
 from ...state.hadamard import hadamard
-from ...state.latent import read_keys, settings_of
+from ...state.latent import LatentCache, read_keys, settings_of
 from ..common import cached
 from ..common.context import Context
 from ..common.latent_weights import HeadMatrices
@@ -77,10 +77,29 @@ class PromptLatent(Staged):
         self.output = Product("delta", [m.output], context)
         self.post_norm = branch.post_norm
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         again = not (self.branch.is_summed and self.context.defers(self.output.rows))
-        return [(True, self._project), (False, self._mix), (again, self._join)]
+        same = self._own_type(batch) is not None
+        store = [(False, self._store)] if same and batch.states is not None else []
+        return [(True, self._project), (same, self._mix), *store, (again, self._join)]
+
+    def _own_type(self, batch: Batch) -> torch.dtype | None:
+        """Return the type of latent vectors in a pass that reads no others than its own, from a
+        buffer, so that it is the same every time; None where it is not.
+        """
+        s = self.m.spec
+        if not batch.begins or self.m.top_k or s.temperature is not None or self.context.shows:
+            return None
+        if s.key_length > _MOST_HEAD or is_absorbed(batch.n_tokens, batch.n_tokens, s.heads):
+            return None
+        if batch.states is None:
+            dtype = _type_without_cache(batch)
+        else:
+            held = batch.states[0].layers[self.branch.layer]
+            if not isinstance(held, LatentCache) or not held.rows.is_whole:
+                return None
+            dtype = held.rows.storage.k.dtype
+        return dtype if dtype in _FLOATS else None
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
@@ -109,7 +128,11 @@ class PromptLatent(Staged):
             q, kv = both[:, : self.first.rows], both[:, self.first.rows :]
         if self.q is not None:
             q = self.q.out(len(stream.h))
-        stored = self._fresh(kv, batch) if batch.state is None else self._cached(kv, batch)
+        own = self._own_type(batch)
+        if own is not None:
+            stored = self._rows(kv, self._latents(rows, own), 0, batch)
+        else:
+            stored = self._fresh(kv, batch) if batch.state is None else self._cached(kv, batch)
         heads = self.context.buffer("queries", (len(q), s.heads, s.key_length), dtype=stored.dtype)
         cos, sin, factors = *self._angles(batch), None
         positions = batch.sequence_positions
@@ -144,6 +167,14 @@ class PromptLatent(Staged):
             return last_rows(chosen, batch.n_sequences).contiguous()
         return chosen
 
+    def _store(self, stream: Stream, batch: Batch) -> None:
+        """Keep the latent vectors of a pass that has read its own."""
+        cache, n = batch.state.rows, batch.n_tokens
+        cache.k[:n, 0].copy_(self._latents(n, cache.storage.k.dtype))
+
+    def _latents(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        return self.context.buffer("latents", (rows, self.m.spec.cache_width), dtype)
+
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add_product(self.output, self._mixed(stream), self.post_norm)
 
@@ -165,13 +196,12 @@ class PromptLatent(Staged):
         """Return rows of sequences that begin here and are not kept, as a cache with the settings
         of the batch would return them.
         """
-        width = self.m.spec.cache_width
-        settings = None if batch.settings is None else settings_of(batch.settings)[0]
-        dtype = torch.float16 if settings is None else settings.k.dtype
-        if settings is not None and dtype not in _FLOATS:
-            cache = KVCache.alone(len(kv), 1, width, 0, settings, kv.device)
+        dtype = _type_without_cache(batch)
+        if batch.settings is not None and dtype not in _FLOATS:
+            settings = settings_of(batch.settings)[0]
+            cache = KVCache.alone(len(kv), 1, self.m.spec.cache_width, 0, settings, kv.device)
             return self._converted(kv, cache, 0, len(kv), batch)
-        return self._rows(kv, self.context.buffer("latents", (len(kv), width), dtype), 0, batch)
+        return self._rows(kv, self._latents(len(kv), dtype), 0, batch)
 
     def _cached(self, kv: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Store rows of new tokens, and return those of all tokens of the sequence."""
@@ -254,3 +284,8 @@ class PromptLatent(Staged):
         most = min(BUFFER_BYTES // 2, 2 * positions * self.m.spec.heads * self.m.spec.key_length)
         for name in ("keys", "values"):
             self.context.buffer(name, (most // dtype.itemsize,), dtype)
+
+
+def _type_without_cache(batch: Batch) -> torch.dtype:
+    """Return the type of latent vectors of sequences that are not kept."""
+    return torch.float16 if batch.settings is None else settings_of(batch.settings)[0].k.dtype

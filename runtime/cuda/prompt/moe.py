@@ -72,8 +72,7 @@ class PromptMoE(Staged):
         """
         return [(packed(linear, self.context, biased=True), terms_of(linear, self.context))]
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         return [(self.fused, self._run)]
 
     def leaves(self, stream: Stream) -> bool:

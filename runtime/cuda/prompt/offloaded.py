@@ -15,6 +15,7 @@ from ....cuda_kernels.common.gating import ExpertTerms
 from ....cuda_kernels.layouts.table import plain_type
 from ....cuda_kernels.packed.matrix import PackedMatrix, packable, packed_bytes
 from ....cuda_kernels.packed.pack import pack_into
+from ...layers.batch import Batch
 from ...layers.moe import MoE
 from ...weights.encoded import Matrix, Stacked
 from ...weights.stacked_linear import ExpertLinear
@@ -195,8 +196,7 @@ class PromptOffloadedMoE(PromptMoE):
             at += part.rows
         return found
 
-    @property
-    def stages(self) -> list[tuple[bool, Stage]]:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         return [(False, self._run)]
 
     def leaves(self, stream: Stream) -> bool:

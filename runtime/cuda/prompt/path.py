@@ -34,7 +34,7 @@ from . import (  # noqa: F401, they declare executors
     offloaded,
 )
 from .dense_and_experts import copies_experts
-from .graphs import PromptGraphs, Stage, Staged
+from .graphs import PassKind, PromptGraphs, Stage, Staged
 from .links import Summed, row_links_of
 from .stream import Scaled, SlowBranch, Stream
 from .together import Piece, fits, most_pieces, run_layers
@@ -44,6 +44,15 @@ if TYPE_CHECKING:
     pass
 
 _Made = TypeVar("_Made")
+
+
+def _at(layer: int, part: Stage) -> Stage:
+    """Return `part` for the batch as `layer` sees it."""
+
+    def call(stream: Stream, batch: Batch) -> None:
+        part(stream, batch.at(layer, stream.h.device))
+
+    return call
 
 
 class PromptPath:
@@ -70,6 +79,8 @@ class PromptPath:
                 self._steps.append(scaled)
                 self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
+        ropes = [getattr(branch.module, "rope", None) for branch in branches]
+        self._by_context = any(rope is not None and rope.long is not None for rope in ropes)
         copies = any(map(copies_experts, executors))
         # Pieces of `ubatch` tokens that go through each layer one after the other.
         self.most_together = (
@@ -141,10 +152,14 @@ class PromptPath:
                 step(stream, batch.at(layer, device))
             return stream.settled()
         # A graph would run its kernels without names.
-        graphs = None if recording else self._graphs.of(len(h))
-        for again, group in groupby(self._parts(), key=lambda part: part[0]):
+        parts, graphs = list(self._parts(batch)), None
+        if not recording:
+            graphs = self._graphs.of(PassKind.of(batch, len(h), self._by_context, parts))
+        if graphs is not None and batch.begins:
+            self.context.use_angles(graphs.angles)
+        for again, group in groupby(parts, key=lambda part: part[0]):
             if again and graphs is not None:
-                graphs.run([part for _, _, part in group], stream, batch)
+                graphs.run([_at(layer, part) for _, layer, part in group], stream, batch)
                 continue
             for _, layer, part in group:
                 part(stream, batch.at(layer, device))
@@ -238,13 +253,13 @@ class PromptPath:
         """Return the layers of replaced tensors, None for embeddings and output."""
         return {TensorName.parse(name).layer for name in self.context.replaced}
 
-    def _parts(self) -> Iterator[tuple[bool, int, Stage]]:
-        """Yield what runs before the last mixer: whether it is the same in every pass of as many
-        rows, the layer, what to call.
+    def _parts(self, batch: Batch) -> Iterator[tuple[bool, int, Stage]]:
+        """Yield what runs before the last mixer: whether it is the same in every pass of this kind,
+        the layer, what to call.
         """
         for layer, step in self._steps[: self._narrows]:
             if isinstance(step, Staged) and not recording:
-                yield from ((again, layer, part) for again, part in step.stages)
+                yield from ((again, layer, part) for again, part in step.stages(batch))
             else:
                 yield False, layer, step
 

@@ -16,6 +16,11 @@ SCORE_BYTES = 128 << 20  # of scores in memory
 _FLASH_HEAD = 256  # elements of a head for which there is flash attention, at most
 
 
+def has_flash(s: AttentionSpec) -> bool:
+    """Return whether there is flash attention for these heads."""
+    return not s.softcap and max(s.key_length, s.value_length) <= _FLASH_HEAD
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -32,7 +37,7 @@ def attend(
     grouped heads are read as they are, keys and values have one length. cuDNN's kernel is twice as
     fast on Hopper, but takes up to a second to plan, and has no such corner.
     """
-    if s.softcap or max(s.key_length, s.value_length) > _FLASH_HEAD:
+    if not has_flash(s):
         one_by_one = zip(q, k, v, strict=True)
         return torch.stack(
             [
