@@ -16,6 +16,7 @@ from ..weights.split_plan import SplitPlan, length
 from .expert_mode import busiest_share
 
 DEEP = 4096  # tokens, from which on several blocks of a GPU share a head's cache
+SUM_WIDTH = 8192  # elements
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Costs:
     attend_latent: of their attention to the tokens before. row, expert_row: seconds for each
     element of the residual stream in a layer of a prompt, and for each expert that it goes to.
     delta_row, latent_row: seconds for each token of a prompt and such mixer. step_sum: seconds of a
-    sum of one token's row over 2 ranks, and what each further rank adds. link: bytes per second
+    sum of one token's row over 2 ranks, and what each further rank adds for SUM_WIDTH elements; for
+    others in proportion. link: bytes per second
     that a rank sends. prompt_sum: seconds that starting a sum of a prompt takes. host_sum,
     host_link: as step_sum and link, between hosts. memory: bytes.
     """
@@ -62,8 +64,9 @@ class Costs:
 # Fitted to pp2048 and tg64 of llama-8b, llama-70b, qwen3-30b-a3b, qwen3.5-35b-a3b, qwen3-235b-a22b,
 # deepseek-v2-lite, glm-4.5-air and gemma3-27b in IQ4_K and gpt-oss-20b in MXFP4 on one H200, of six
 # of them on two, and of five after 32,768 tokens (2026-11-23): steps within 13 %, prompts within
-# 8 %. The speed of a link is that of sums of prompts. What further ranks add, and links between
-# hosts (400 Gbit/s), are assumed.
+# 8 %. The speed of a link is that of sums of prompts. What further ranks add is that of sums over
+# four (2026-11-27); thirteen measurements of four are within 17 % in steps (but for
+# qwen3-235b-a22b) and 23 % in prompts. Links between hosts (400 Gbit/s) are assumed.
 H200 = Costs(
     "H200",
     memory=139 * 2**30,
@@ -82,7 +85,7 @@ H200 = Costs(
     expert_row=7.2e-12,
     delta_row=0.48e-6,
     latent_row=0.111e-6,
-    step_sum=(2.9e-6, 0.5e-6),
+    step_sum=(2.9e-6, 1.3e-6),
     link=280e9,
     prompt_sum=22e-6,
     host_sum=25e-6,
@@ -192,7 +195,7 @@ def simulate(
     sent = 2 * (n_ranks - 1) / n_ranks
     link = costs.host_link if n_hosts > 1 else costs.link
     first, more = costs.step_sum
-    step_sum = first + more * max(0, n_ranks // n_hosts - 2)
+    step_sum = first + more * work.width / SUM_WIDTH * max(0, n_ranks // n_hosts - 2)
     step_sum += costs.host_sum if n_hosts > 1 else 0.0
     row_bytes = n_prompt * work.width * reduce_bytes
     # And one that joins the logits.

@@ -42,8 +42,7 @@ class RecurrentState:
 
     def update(self, n: int, inputs: torch.Tensor, memory: torch.Tensor) -> None:
         """Keep the state after `n` more tokens."""
-        self.inputs.copy_(inputs)
-        self.memory.copy_(memory)
+        torch.ops.aten._foreach_copy_((self.inputs, self.memory), (inputs, memory))  # in one launch
         self.n_seen += n
 
     def clear(self) -> None:

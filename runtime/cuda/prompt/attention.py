@@ -137,9 +137,8 @@ class PromptAttention(Staged):
     def _store(self, stream: Stream, batch: Batch) -> None:
         """Keep the keys and values of a pass that has read its own."""
         cache, n = batch.state, batch.n_tokens
-        k, v = self._keys_and_values(n, cache.k.dtype)
-        cache.k[:n].copy_(k)
-        cache.v[:n].copy_(v)
+        own = self._keys_and_values(n, cache.k.dtype)
+        torch.ops.aten._foreach_copy_([cache.k[:n], cache.v[:n]], own)  # in one launch
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add_product(self.output, self._mixed(stream), self.post_norm)

@@ -68,8 +68,7 @@ class PromptDelta(Staged):
         if not isinstance(state, RecurrentState):
             raise TypeError(f"layer {batch.layer} keeps no recurrent state")
         state.check(batch.start, batch.layer)
-        for held, kept in zip(self._held(), (state.inputs, state.memory), strict=True):
-            held.copy_(kept)
+        torch.ops.aten._foreach_copy_(self._held(), (state.inputs, state.memory))  # in one launch
 
     def _store(self, stream: Stream, batch: Batch) -> None:
         batch.state.update(batch.n_tokens, *self._held())
