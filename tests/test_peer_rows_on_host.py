@@ -17,75 +17,35 @@ from .host_library import host_library
 
 pytestmark = pytest.mark.slow  # to compile
 
-HEADER = Path(__file__).parent / "kernels_on_host.hpp"
+HEADERS = [Path(__file__).parent / f"{name}_on_host.hpp" for name in ("kernels", "ranks")]
 NOTHING = 0x80008000
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-
-BEFORE = """
-#include <atomic>
-#include <chrono>
-#include <thread>
-
-// Every rank is a thread of the CPU, with the index of the GPU's thread that it plays.
-static thread_local Index playing;
-#define threadIdx playing
-#define warp_sum sum_of_warp  // the header has one, too
-
-static std::atomic<int> stopped;
-
-inline unsigned long long nanoseconds() {
-    using namespace std::chrono;
-    return duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count();
-}
-inline void send16(unsigned long long at, uint4 x) {
-    volatile unsigned* to = (volatile unsigned*)at;
-    to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
-}
-inline uint4 load16(unsigned long long at) {
-    const volatile unsigned* from = (const volatile unsigned*)at;
-    const uint4 x = {from[0], from[1], from[2], from[3]};
-    if (x.x == 0x80008000u) std::this_thread::yield();
-    return x;
-}
-struct Stop {};
-inline void stop_with_error() { throw Stop(); }
-"""
 
 # y[exchange, rank, row, column] becomes the sum; a rank that is `absent` never comes.
 RUN = """
 extern "C" int run(float* y, int exchanges, int ranks, const int* tokens, int most_rows, int width,
                    u64 place, const u64* peers, int moved, u64 most, int absent, u32* missing) {
-    auto work = [&](int rank) {
+    return on_ranks(ranks, absent, [&](int rank) {
         u32 state[3] = {};
         const Exchange e{state, missing + rank, peers, most, place, rank, ranks, moved};
-        try {
-            for (int number = 1; number <= exchanges; number++)
-                for (int t = 0; t < tokens[number - 1]; t++)
-                    for (int thread = 0; thread < NORM_THREADS; thread++) {
-                        threadIdx.x = thread;
-                        float own[UNITS_K][8] = {};
-                        const size_t part = (size_t)(number - 1) * ranks + rank;
-                        float* row = y + (part * most_rows + t) * width;
-                        for (int i = 0; i < UNITS_K; i++) {
-                            const int unit = thread + i * NORM_THREADS;
-                            if (unit < width / 8) memcpy(own[i], row + unit * 8, 32);
-                        }
-                        meet<UNITS_K>(own, t, number, tokens[number - 1], width, e);
-                        for (int i = 0; i < UNITS_K; i++) {
-                            const int unit = thread + i * NORM_THREADS;
-                            if (unit < width / 8) memcpy(row + unit * 8, own[i], 32);
-                        }
+        for (int number = 1; number <= exchanges; number++)
+            for (int t = 0; t < tokens[number - 1]; t++)
+                for (int thread = 0; thread < NORM_THREADS; thread++) {
+                    threadIdx.x = thread;
+                    float own[UNITS_K][8] = {};
+                    const size_t part = (size_t)(number - 1) * ranks + rank;
+                    float* row = y + (part * most_rows + t) * width;
+                    for (int i = 0; i < UNITS_K; i++) {
+                        const int unit = thread + i * NORM_THREADS;
+                        if (unit < width / 8) memcpy(own[i], row + unit * 8, 32);
                     }
-        } catch (Stop) {
-            stopped++;
-        }
-    };
-    stopped = 0;
-    std::vector<std::thread> all;
-    for (int rank = 0; rank < ranks; rank++)
-        if (rank != absent) all.emplace_back(work, rank);
-    for (auto& one : all) one.join();
-    return stopped;
+                    meet<UNITS_K>(own, t, number, tokens[number - 1], width, e);
+                    for (int i = 0; i < UNITS_K; i++) {
+                        const int unit = thread + i * NORM_THREADS;
+                        if (unit < width / 8) memcpy(row + unit * 8, own[i], 32);
+                    }
+                }
+    });
 }
 """
 
@@ -95,7 +55,8 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed: the kernels are not tried on the CPU")
     defines = "#define HALF 0\nconstexpr int UNITS_K = 2;\n"
-    program = f'#include "{HEADER}"\n{BEFORE}{defines}{expand(("prompt/peer.cu",))}{RUN}'
+    included = "".join(f'#include "{header}"\n' for header in HEADERS)
+    program = f"{included}{defines}{expand(('prompt/peer.cu',))}{RUN}"
     return host_library(tmp_path_factory.mktemp("peer") / "peer", program)
 
 

@@ -10,8 +10,7 @@
 // ended e and set its words back. Blocks take rows in the order in which they start, so that the rows that wait for others never keep the first row
 // that others wait for from being sent, however many blocks run at once.
 #include "prompt/norm.cuh"
-
-typedef unsigned long long u64;
+#include "step/peer_memory.cuh"
 
 constexpr int BF16 = 0, F16 = 1, F32 = 2;  // what moves
 constexpr u32 NOTHING = 0x80008000u;
@@ -25,45 +24,14 @@ struct Exchange {
     int rank, ranks, moved;
 };
 
-#ifndef ON_HOST  // the test that runs ranks on the CPU has its own of these
-
-__device__ __forceinline__ u64 nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    return now;
-}
-
-__device__ __forceinline__ void send16(u64 at, uint4 x) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
-}
-
-__device__ __forceinline__ uint4 load16(u64 at) {
-    uint4 x;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at) : "memory");
-    return x;
-}
-
-__device__ __forceinline__ void stop_with_error() { asm volatile("fence.sc.sys; trap;" ::: "memory"); }
-
-#endif
-
-// Wait for 16 bytes, and set them back. After `most` nanoseconds, leave the number of the missing rank, plus 1, in `missing` and stop the kernel
-// with an error.
+// Wait for 16 bytes of a rank, and set them back.
 __device__ __forceinline__ uint4 receive16(u64 at, int rank, const Exchange& e) {
-    u64 begun = 0;
-    for (u32 tries = 1;; tries++) {
+    Patience patience(e.most, e.missing);
+    for (;; patience.wait(rank)) {
         const uint4 x = load16(at);
         if (x.x != NOTHING && x.y != NOTHING && x.z != NOTHING && x.w != NOTHING) {
             send16(at, make_uint4(NOTHING, NOTHING, NOTHING, NOTHING));
             return x;
-        }
-        if (tries % 65536 == 0) {
-            const u64 now = nanoseconds();
-            if (!begun) begun = now;
-            if (now - begun > e.most) {
-                *(volatile u32*)e.missing = rank + 1;
-                stop_with_error();
-            }
         }
     }
 }

@@ -9,20 +9,9 @@
 // RANKS: how many ranks there are. What belongs to `rank` comes as arguments of its own (`memory`, `first`, `own`): an index that is no constant
 // would put the others into local memory.
 #include "step/common.cuh"
+#include "step/peer_memory.cuh"
 
 constexpr int THREADS = 128, EACH = 4;  // elements of a thread
-
-__device__ __forceinline__ void send(u64 to, float a, float b, u32 number) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(__float_as_uint(a)), "r"(number),
-                 "r"(__float_as_uint(b)), "r"(number)
-                 : "memory");
-}
-
-__device__ __forceinline__ u64 nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    return now;
-}
 
 struct Peers {
     u64 at[8];
@@ -32,23 +21,16 @@ __device__ __forceinline__ u64 place(u64 memory, u32 number, int sender, u32 uni
     return memory + 16ull * (((number & 1) * RANKS + sender) * (u64)units + unit);
 }
 
-// Wait for the elements of all ranks, two units of each, which are read together. After `most` nanoseconds, leave the number of a missing rank,
-// plus 1, in `missing` and stop the kernel with an error.
+// Wait for the elements of all ranks, two units of each, which are read together.
 __device__ __forceinline__ void receive(u64 memory, u32 number, u32 units, u32 unit, u64 most, u32* missing, float4 (&y)[RANKS]) {
-    u64 begun = 0;
-    for (u32 tries = 1;; tries++) {
+    Patience patience(most, missing);
+    for (int late = 0;; patience.wait(late)) {
         uint4 found[RANKS][2];
 #pragma unroll
         for (int p = 0; p < RANKS; p++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint4& u = found[p][half];
-                asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w)
-                             : "l"(place(memory, number, p, units, unit) + 16 * half)
-                             : "memory");
-            }
-        int late = -1;
+            for (int half = 0; half < 2; half++) found[p][half] = load16(place(memory, number, p, units, unit) + 16 * half);
+        late = -1;
 #pragma unroll
         for (int p = 0; p < RANKS; p++) {
             const uint4 a = found[p][0], b = found[p][1];
@@ -56,14 +38,6 @@ __device__ __forceinline__ void receive(u64 memory, u32 number, u32 units, u32 u
             y[p] = make_float4(__uint_as_float(a.x), __uint_as_float(a.z), __uint_as_float(b.x), __uint_as_float(b.z));
         }
         if (late < 0) return;
-        if (tries % 65536 == 0) {
-            const u64 now = nanoseconds();
-            if (!begun) begun = now;
-            if (now - begun > most) {
-                *(volatile u32*)missing = late + 1;
-                asm volatile("fence.sc.sys; trap;" ::: "memory");
-            }
-        }
     }
 }
 
@@ -72,7 +46,8 @@ __device__ __forceinline__ void send_to_all(const Peers& peers, u32 number, int 
 #pragma unroll
     for (int p = 0; p < RANKS; p++) {
         const u64 to = place(peers.at[p], number, rank, units, unit);
-        send(to, own.x, own.y, number), send(to + 16, own.z, own.w, number);
+        send16(to, make_uint4(__float_as_uint(own.x), number, __float_as_uint(own.y), number));
+        send16(to + 16, make_uint4(__float_as_uint(own.z), number, __float_as_uint(own.w), number));
     }
 }
 
