@@ -37,12 +37,11 @@ __device__ __forceinline__ uint32_t four_values(uint32_t x) {
   return __byte_perm(__byte_perm(a, b, 0x0073), __byte_perm(c, d, 0x0073), 0x5410);
 }
 
-// The value of IQ4NL_VALUES that the lowest four bits of `code` choose; the others do not matter. The first eight values are negative: their
-// sizes are looked up, and where the choice has bit 3 set, the sign of one is repeated, which gives 0. The last eight are looked up likewise.
+// A value of IQ4NL_VALUES.
 __device__ __forceinline__ int scale_value(uint32_t code) {
-  constexpr uint32_t M = bytes_negated(IQ4NL_TABLE::word(0)), N = bytes_negated(IQ4NL_TABLE::word(1));
-  const uint32_t minus = permute(held(M), N, code), plus = permute(held(IQ4NL_TABLE::word(2)), IQ4NL_TABLE::word(3), code ^ 8u);
-  return __dp4a(int(minus), 0xFF, __dp4a(int(plus), 1, 0));
+  const uint32_t low = __byte_perm(IQ4NL_TABLE::word(0), IQ4NL_TABLE::word(1), code & 7u);
+  const uint32_t high = __byte_perm(IQ4NL_TABLE::word(2), IQ4NL_TABLE::word(3), code & 7u);
+  return int8_t(code & 8u ? high : low);
 }
 
 }  // namespace trellis
@@ -66,7 +65,7 @@ struct IQ1_KT : layout::IQ1_KT {
   }
   static constexpr int SPREAD = 126;
   static constexpr float WHOLE = 1.0f;
-  static __device__ __forceinline__ int whole(const Raw& r, int) { return trellis::scale_value(r.scale); }
+  static __device__ __forceinline__ int whole(const Raw& r, int) { return trellis::scale_value(r.scale & 15u); }
   static __device__ __forceinline__ float scale(const Raw& r, int unit) { return scaled(r.d, whole(r, unit)); }
   static __device__ __forceinline__ uint32_t start(const Raw& r, int l) {
     // Bytes of the high bits of the four indices: four from `high`, the fifth from the upper half of the scale's byte.
@@ -93,7 +92,7 @@ struct IQ2_KT : layout::IQ2_KT {
   }
   static constexpr int SPREAD = 126;
   static constexpr float WHOLE = 1.0f;
-  static __device__ __forceinline__ int whole(const Raw& r, int unit) { return trellis::scale_value(r.scales >> (4 * (unit & 7))); }
+  static __device__ __forceinline__ int whole(const Raw& r, int unit) { return trellis::scale_value(r.scales >> (4 * (unit & 7)) & 15u); }
   static __device__ __forceinline__ float scale(const Raw& r, int unit) { return scaled(r.d, whole(r, unit)); }
   static __device__ __forceinline__ uint32_t start(const uint2& q, int l) {
     const uint32_t two = l < 2 ? q.x : q.y;
