@@ -265,7 +265,7 @@ class Graph:
 
     def __init__(self, parts, stream, batch):
         self.parts, self.h, self.batch, self.context = parts, stream.h, batch, stream.context
-        self.pending = stream.pending()
+        self.pending, self.angles = stream.pending(), dict(self.context._angles)
         before = {name: held.clone() for name, held in self.context._buffers.items()}
         for part in parts:
             part(stream, batch)
@@ -276,6 +276,9 @@ class Graph:
 
     def replay(self) -> None:
         Graph.replays += 1
+        # A graph reads angles where they were when it was captured.
+        now = self.context._angles
+        assert not self.batch.begins or all(now[key] is held for key, held in self.angles.items())
         stream = Stream(self.h, self.context)
         stream.left(self.pending)
         for part in self.parts:

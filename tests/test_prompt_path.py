@@ -17,6 +17,7 @@ import torch
 from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.cuda import planned
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
@@ -379,6 +380,45 @@ def test_passes_from_position_0_are_one_graph(monkeypatch, opened):
             plain._graphs._recent.clear()  # never captures
             assert torch.equal(path.run(tokens, 0), plain.run(tokens, 0))
             assert prompt_on_cpu.Graph.replays - before == min(replays, 1)
+
+
+def test_graphs_hold_no_attention_of_more_rows_than_a_pass_has(monkeypatch, opened):
+    _, _, path = opened("llama-tiny:Q8_0")  # of 9 tokens are full ones
+    prompt_on_cpu.captures(monkeypatch)
+    for n, expected in ((9, 1), (21, 2)):  # of 21 tokens: before and after the attention
+        path.run(TOKENS[:1, :n], 0)
+        path.run(TOKENS[:1, :n], 0)
+        before = prompt_on_cpu.Graph.replays
+        path.run(TOKENS[:1, :n], 0)
+        assert prompt_on_cpu.Graph.replays - before == expected
+
+
+def test_the_context_matters_only_where_graphs_rotate_by_it(monkeypatch, opened):
+    """And then only by the rotations that it takes."""
+    model = opened("llama-tiny:Q8_0")[0]
+    rope = model.network.blocks[0].branches[0].module.rope
+    monkeypatch.setattr(rope, "long", (100, rope))
+    path = PromptPath(model.network, Context(CPU, torch.float16, ubatch=9))
+    prompt_on_cpu.captures(monkeypatch)
+    for _ in range(2):
+        for capacity in (30, 64, 90):
+            state = model.new_state(capacity)
+            for _ in range(3):
+                path.run(TOKENS[:1, :9], state.n_past, state)
+                state.n_past += 9
+    assert [kind.long for kind in path._graphs._kept] == [(False,), ()]
+
+
+def test_buffers_of_kept_prompts_are_announced(opened):
+    model, context, path = opened("llama-tiny:Q8_0")
+    path.run(TOKENS[:1, :9], 0, model.new_state(64))
+    sizes: dict[str, int] = {}
+    for branch in model.network.blocks[0].branches:
+        found = planned._of_branch(branch, model.network.width, 9, 9, CacheSettings(), CPU)
+        sizes |= {name: max(n, sizes.get(name, 0)) for name, n in found.items()}
+    held = {name: x.numel() for name, x in context._buffers.items()}
+    assert {"keys", "values"} <= held.keys() - {"stream", "normed"} <= sizes.keys()
+    assert all(n <= sizes[name] for name, n in held.items() if name in sizes)
 
 
 def rows(path: PromptPath) -> list[int]:

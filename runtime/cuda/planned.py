@@ -31,7 +31,7 @@ from .prompt.index import SCORE_BYTES as INDEX_BYTES
 from .prompt.latent_absorbed import CHOSEN_ROWS, MOST_QUERIES, buffers_of_rows, is_absorbed
 from .prompt.locked import BUFFER_BYTES as COPY_BYTES
 from .prompt.mla import BUFFER_BYTES
-from .prompt.scores import SCORE_BYTES
+from .prompt.scores import SCORE_BYTES, has_flash
 from .prompt.together import STREAM_BYTES
 from .prompt.weights import rows_of_slice
 
@@ -140,6 +140,8 @@ def _attention(m: Attention, width: int, rows: int, keys: int, settings: CacheSe
         "delta": rows * width * _HALF,
         "weights": max(s.query_rows + kv, q) * width * _HALF,
         "attention": of_result + rows * s.heads * _FLOAT,  # what flash attention returns
+        "keys": rows * s.kv_heads * s.key_length * _HALF,
+        "values": rows * s.kv_heads * s.value_length * _HALF,
     }
     if s.gate:
         found["queries without gates"] = rows * (q + kv) * _HALF
@@ -148,11 +150,13 @@ def _attention(m: Attention, width: int, rows: int, keys: int, settings: CacheSe
         longest = max(s.key_length, s.value_length)
         found["attention"] += (rows * s.heads + 2 * keys * s.kv_heads) * longest * _HALF
         found["attention"] += rows * s.heads * (longest - s.value_length) * _HALF
-    if s.softcap or max(s.key_length, s.value_length) > 256:
+    if not has_flash(s):
         found["attention"] += 2 * min(SCORE_BYTES, rows * s.heads * keys * _FLOAT)
     if settings.k.is_quantized or settings.v.is_quantized:  # written in float32, read in float16
         found["decoded"] = keys * kv * _HALF
         found["attention"] += rows * kv * _FLOAT
+    elif has_flash(s):
+        found["attention in graphs"] = found["attention"]
     return found
 
 
@@ -178,6 +182,9 @@ def _latent(m: MLA, width: int, rows: int, keys: int, settings: CacheSettings) -
         found["attention"] += keys * s.cache_width * (2 * _FLOAT + _HALF)
     elif settings.k.is_quantized:
         found["decoded"] = keys * s.cache_width * _HALF
+    elif not m.top_k:
+        found["latents"] = rows * s.cache_width * _HALF
+        found["attention in graphs"] = found["attention"]
     if m.top_k and keys > m.top_k:
         part = min(rows, CHOSEN_ROWS)
         tiles = part * -(-s.heads // 16)
@@ -210,6 +217,7 @@ def _delta(m: DeltaNet, width: int, rows: int) -> Sizes:
         "mixed": rows * values * _HALF,
         "delta": rows * width * _HALF,
         "weights": max(inputs, values) * width * _HALF,
+        "state of a sequence": m.state_bytes(0, CacheSettings()),
     }
 
 

@@ -32,9 +32,9 @@ class Costs:
     element of the residual stream in a layer of a prompt, and for each expert that it goes to.
     delta_row, latent_row: seconds for each token of a prompt and such mixer. step_sum: seconds of a
     sum of one token's row over 2 ranks, and what each further rank adds for SUM_WIDTH elements; for
-    others in proportion. link: bytes per second
-    that a rank sends. prompt_sum: seconds that starting a sum of a prompt takes. host_sum,
-    host_link: as step_sum and link, between hosts. memory: bytes.
+    others in proportion. link: bytes per second that a rank sends. prompt_sum: seconds that
+    starting a sum of a prompt takes. host_sum, host_link: as step_sum and link, between hosts.
+    memory: bytes.
     """
 
     name: str

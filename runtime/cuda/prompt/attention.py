@@ -16,7 +16,7 @@ from ...state.cache import KVCache
 from ..common import cached
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
-from .graphs import Stage, Staged
+from .graphs import Stage, Staged, may_hold
 from .scores import attend, has_flash
 from .stream import Stream, check_norm, last_rows
 from .weights import Product
@@ -76,8 +76,9 @@ class PromptAttention(Staged):
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         again = not (self.branch.is_summed and self.context.defers(self.output.rows))
-        same = self._own_type(batch) is not None
-        store = [(False, self._store)] if same and batch.states is not None else []
+        own = self._own_type(batch) is not None
+        same = own and may_hold(self.context, batch)
+        store = [(False, self._store)] if own and batch.states is not None else []
         return [(True, self._project), (same, self._mix), *store, (again, self._join)]
 
     def _own_type(self, batch: Batch) -> torch.dtype | None:

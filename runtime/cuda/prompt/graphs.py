@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ...layers.batch import Batch
+from ...layers.rope import Rope
 from ...state.cache import CacheSettings
 from ...weights.ranges import ranged
 from ..common.context import Angles, Context
@@ -34,8 +35,8 @@ class PassKind:
     """What passes with the same graphs have in common.
 
     begins: all sequences begin at position 0. kept: there is a state. settings: of the cache.
-    context: the most tokens of a sequence, where rotations depend on it, else 0. same: of every
-    stage, whether it is the same in all passes of the kind.
+    long: of rotations that depend on the context, whether they are those of long ones; empty where
+    no graph rotates. same: of every stage, whether it is the same in all passes of the kind.
     """
 
     rows: int
@@ -43,15 +44,19 @@ class PassKind:
     begins: bool
     kept: bool
     settings: CacheSettings | None
-    context: int
+    long: tuple[bool, ...]
     same: tuple[bool, ...]
 
     @classmethod
     def of(
-        cls, batch: Batch, rows: int, by_context: bool, stages: Sequence[tuple[bool, int, Stage]]
+        cls,
+        batch: Batch,
+        rows: int,
+        ropes: Sequence[Rope],
+        stages: Sequence[tuple[bool, int, Stage]],
     ) -> PassKind:
-        """by_context: rotations depend on the context. stages: (whether it is the same, the layer,
-        what to call).
+        """ropes: that depend on the context. stages: (whether it is the same, the layer, what to
+        call).
         """
         return cls(
             rows,
@@ -59,9 +64,18 @@ class PassKind:
             batch.begins,
             batch.states is not None,
             batch.settings if batch.states is None else batch.states[0].settings,
-            batch.contexts[0] if by_context else 0,
+            tuple(rope.of_context(batch.contexts[0]) is not rope for rope in ropes)
+            if batch.begins
+            else (),
             tuple(same for same, _, _ in stages),
         )
+
+
+def may_hold(context: Context, batch: Batch) -> bool:
+    """Return whether graphs of this pass may hold what attention allocates: not for more rows than
+    a pass of a prompt has, as windows of a text may.
+    """
+    return batch.n_sequences * batch.n_tokens <= context.ubatch
 
 
 class Staged(Executor, ABC):

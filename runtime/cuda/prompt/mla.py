@@ -22,7 +22,7 @@ from ..common import cached
 from ..common.context import Context
 from ..common.latent_weights import HeadMatrices
 from ..common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
-from .graphs import Stage, Staged
+from .graphs import Stage, Staged, may_hold
 from .index import PromptIndexer
 from .latent_absorbed import AbsorbedRows, attend_shown, is_absorbed
 from .scores import attend_in_memory
@@ -79,8 +79,9 @@ class PromptLatent(Staged):
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         again = not (self.branch.is_summed and self.context.defers(self.output.rows))
-        same = self._own_type(batch) is not None
-        store = [(False, self._store)] if same and batch.states is not None else []
+        own = self._own_type(batch) is not None
+        same = own and may_hold(self.context, batch)
+        store = [(False, self._store)] if own and batch.states is not None else []
         return [(True, self._project), (same, self._mix), *store, (again, self._join)]
 
     def _own_type(self, batch: Batch) -> torch.dtype | None:

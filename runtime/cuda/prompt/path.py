@@ -79,8 +79,11 @@ class PromptPath:
                 self._steps.append(scaled)
                 self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
-        ropes = [getattr(branch.module, "rope", None) for branch in branches]
-        self._by_context = any(rope is not None and rope.long is not None for rope in ropes)
+        ropes = (getattr(branch.module, "rope", None) for branch in branches)
+        by_context = {
+            id(rope): rope for rope in ropes if rope is not None and rope.long is not None
+        }
+        self._ropes = list(by_context.values())  # those that depend on the context
         copies = any(map(copies_experts, executors))
         # Pieces of `ubatch` tokens that go through each layer one after the other.
         self.most_together = (
@@ -154,7 +157,7 @@ class PromptPath:
         # A graph would run its kernels without names.
         parts, graphs = list(self._parts(batch)), None
         if not recording:
-            graphs = self._graphs.of(PassKind.of(batch, len(h), self._by_context, parts))
+            graphs = self._graphs.of(PassKind.of(batch, len(h), self._ropes, parts))
         if graphs is not None and batch.begins:
             self.context.use_angles(graphs.angles)
         for again, group in groupby(parts, key=lambda part: part[0]):
