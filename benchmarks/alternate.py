@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path, help="a file to which samples are added")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.serve:
         serve(args.words[0], args.device, args.n_prompt, args.n_gen)
         return 0

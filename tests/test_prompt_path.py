@@ -20,6 +20,7 @@ from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import planned
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
+from iqforge.runtime.cuda.prompt import attention as prompt_attention
 from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt import mla as prompt_mla
 from iqforge.runtime.cuda.prompt import rounded
@@ -262,6 +263,27 @@ def test_graphs_repeat_the_captured_passes(monkeypatch, opened, spec, later, fir
 def test_graphs_of_latent_attention_repeat(monkeypatch, latent, opened):
     with load_model(latent[0]) as model:
         check_graphs(monkeypatch, model, 2, 2)
+
+
+def test_many_keys_and_values_go_straight_to_the_cache(monkeypatch, opened):
+    """A pass reads its own keys and values from buffers only where few have to be copied."""
+    model, copied = opened("llama-tiny:Q8_0")[0], []
+    executor = prompt_attention.PromptAttention
+    store = executor._store
+    monkeypatch.setattr(executor, "_store", lambda *args: (copied.append(args[0]), store(*args)))
+
+    def run(n_bytes: int):
+        monkeypatch.setattr(prompt_attention, "OWN_BYTES", n_bytes)
+        state = model.new_state(64)
+        path = PromptPath(model.network, Context(CPU, torch.float16))
+        return path.run(TOKENS[:1, :8] % model.n_vocab, 0, state, last=True).clone(), state
+
+    (found, state), n_copied = run(prompt_attention.OWN_BYTES), len(copied)
+    (straight, other), n_more = run(0), len(copied) - n_copied
+    assert n_copied == len(model.network.layers) and n_more == 0
+    torch.testing.assert_close(found, straight, **PRECISION)
+    for mine, theirs in zip(memory_of(state), memory_of(other), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def check_graphs(monkeypatch, model: Model, later: int, first: int) -> None:

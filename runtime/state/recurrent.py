@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import UsageError
+from .copies import copy_together
 
 
 class RecurrentState:
@@ -42,7 +43,7 @@ class RecurrentState:
 
     def update(self, n: int, inputs: torch.Tensor, memory: torch.Tensor) -> None:
         """Keep the state after `n` more tokens."""
-        torch.ops.aten._foreach_copy_((self.inputs, self.memory), (inputs, memory))  # in one launch
+        copy_together((self.inputs, self.memory), (inputs, memory))
         self.n_seen += n
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.attention import Attention, temperature
 from ...layers.batch import Batch
 from ...state.cache import KVCache
+from ...state.copies import copy_together
 from ..common import cached
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
@@ -22,6 +23,9 @@ from .stream import Stream, check_norm, last_rows
 from .weights import Product
 
 _FLOATS = (torch.float16, torch.bfloat16)
+# Most bytes of keys and values in a pass that reads its own from buffers: of more, their copy to
+# the cache takes longer than the host's launches.
+OWN_BYTES = 2 << 20
 
 
 class _Products(NamedTuple):
@@ -83,7 +87,8 @@ class PromptAttention(Staged):
 
     def _own_type(self, batch: Batch) -> torch.dtype | None:
         """Return the type of keys and values in a pass that reads no others than its own, from
-        buffers, so that it is the same every time; None where it is not.
+        buffers, so that it is the same every time; None where it is not, or where these would be
+        more than OWN_BYTES to copy.
         """
         s, states = self.m.spec, batch.states
         if not batch.begins or s.kv_shared or s.kv_from is not None or s.temperature is not None:
@@ -98,7 +103,8 @@ class PromptAttention(Staged):
         cache = states[0].layers[self.branch.layer]
         if not isinstance(cache, KVCache) or not _reads(cache):
             return None
-        return _stored(cache.k.dtype, cache.v.dtype)
+        n_bytes = batch.n_tokens * s.kv_heads * (s.key_length + s.value_length) * cache.k.itemsize
+        return _stored(cache.k.dtype, cache.v.dtype) if n_bytes <= OWN_BYTES else None
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
@@ -139,7 +145,7 @@ class PromptAttention(Staged):
         """Keep the keys and values of a pass that has read its own."""
         cache, n = batch.state, batch.n_tokens
         own = self._keys_and_values(n, cache.k.dtype)
-        torch.ops.aten._foreach_copy_([cache.k[:n], cache.v[:n]], own)  # in one launch
+        copy_together([cache.k[:n], cache.v[:n]], own)
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add_product(self.output, self._mixed(stream), self.post_norm)

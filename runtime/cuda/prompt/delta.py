@@ -19,6 +19,7 @@ from ....cuda_kernels.prompt.delta import (
 )
 from ...layers.batch import Batch
 from ...layers.delta_net import DeltaNet
+from ...state.copies import copy_together
 from ...state.recurrent import RecurrentState
 from ..common.context import Context
 from ..common.delta_shapes import check_devices, delta_heads, inputs, rates
@@ -68,7 +69,7 @@ class PromptDelta(Staged):
         if not isinstance(state, RecurrentState):
             raise TypeError(f"layer {batch.layer} keeps no recurrent state")
         state.check(batch.start, batch.layer)
-        torch.ops.aten._foreach_copy_(self._held(), (state.inputs, state.memory))  # in one launch
+        copy_together(self._held(), (state.inputs, state.memory))
 
     def _store(self, stream: Stream, batch: Batch) -> None:
         batch.state.update(batch.n_tokens, *self._held())
