@@ -10,6 +10,7 @@ SPEC, experts are on the CPU. Results are files of FOLDER, named by `case`.
 from __future__ import annotations
 
 import sys
+from itertools import islice
 from pathlib import Path
 
 import iqforge
@@ -74,12 +75,16 @@ def rows_with_choices(model: Model, name: str) -> tuple[torch.Tensor, list[torch
         patch.setattr(prompt_experts, "route", routed)
         patch.setattr(prompt_graphs, "can_capture", lambda device: False)
         if name == "prompt":
-            logits, pieces = model.logits(model.hidden(tokens[None, :100])[0]), 1
+            logits, passes = model.logits(model.hidden(tokens[None, :100])[0]), [1]
         else:
             logits = model.extend(tokens, model.new_state(512), all_logits=True)
-            pieces = -(-len(tokens) // UBATCH)
-    routers = len(found) // pieces
-    return logits.float().cpu(), [torch.cat(found[i::routers]) for i in range(routers)]
+            passes = [len(pieces) for pieces in model.engine.prompt.passes(tokens)]
+    routers, routed_rows = len(found) // sum(passes), iter(found)
+    choices = [[] for _ in range(routers)]
+    for n_pieces in passes:  # a router sees all pieces of a pass before the next router does
+        for of_router in choices:
+            of_router += islice(routed_rows, n_pieces)
+    return logits.float().cpu(), [torch.cat(rows) for rows in choices]
 
 
 def results(mode: str, shares: str, spec: str, precision: str, moved: str) -> dict:

@@ -267,8 +267,7 @@ class Graph:
         self.parts, self.h, self.batch, self.context = parts, stream.h, batch, stream.context
         self.pending, self.angles = stream.pending(), dict(self.context._angles)
         before = {name: held.clone() for name, held in self.context._buffers.items()}
-        for part in parts:
-            part(stream, batch)
+        prompt_graphs.launch(parts, stream, batch)
         # Memory that is allocated in a capture belongs to the graph.
         assert before.keys() == self.context._buffers.keys()
         for name, held in before.items():
@@ -281,8 +280,7 @@ class Graph:
         assert not self.batch.begins or all(now[key] is held for key, held in self.angles.items())
         stream = Stream(self.h, self.context)
         stream.left(self.pending)
-        for part in self.parts:
-            part(stream, self.batch)
+        prompt_graphs.launch(self.parts, stream, self.batch)
 
 
 def captures(monkeypatch) -> None:

@@ -28,6 +28,7 @@ from iqforge.runtime.cuda.prompt import weights as prompt_weights
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.cuda.prompt.stream import Stream
 from iqforge.runtime.layers import attention
+from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings, KVStorage
 from iqforge.runtime.state.latent import LatentCache
@@ -286,6 +287,27 @@ def test_many_keys_and_values_go_straight_to_the_cache(monkeypatch, opened):
         assert torch.equal(mine, theirs)
 
 
+def test_executors_are_asked_for_their_stages_once_for_a_kind(monkeypatch, opened):
+    """The device waits for that. A cache in pieces, or another type of it, is another kind."""
+    model, asked = opened("llama-tiny:Q8_0")[0], []
+    executor = prompt_attention.PromptAttention
+    stages = executor.stages
+    monkeypatch.setattr(executor, "stages", lambda *args: (asked.append(args[0]), stages(*args))[1])
+    path = PromptPath(model.network, Context(CPU, torch.float16))
+
+    def asks(n_tokens: int, first: int, state: State) -> bool:
+        asked.clear()
+        path.run(TOKENS[:1, :n_tokens] % model.n_vocab, first, state, last=True)
+        return len(asked) > 1  # the last one runs apart
+
+    state, quantized = model.new_state(64), model.new_state(64, CacheSettings("q8_0", "q8_0"))
+    scattered = model.new_pool(64, 1).sequence()
+    scattered.reserve(8)
+    assert [asks(8, 0, state), asks(8, 0, state), asks(7, 0, state)] == [True, False, True]
+    assert [asks(8, 0, quantized), asks(8, 0, scattered)] == [True, True]
+    assert [asks(8, 0, quantized), asks(8, 0, scattered)] == [False, False]
+
+
 def check_graphs(monkeypatch, model: Model, later: int, first: int) -> None:
     """Passes of one kind at different positions, with others between them and buffers that grow,
     give the bits of a path without graphs, and leave the same in the cache.
@@ -539,7 +561,7 @@ def test_the_error_of_a_failed_capture_is_raised(monkeypatch):
         raise MemoryError("no memory for the product")
 
     with pytest.raises(MemoryError, match="no memory"):
-        graphs._capture([fails], rows, None)
+        graphs._capture([(0, fails)], rows, Batch.of(1, 2, 0, CPU))
     assert len(ended) == 1
     with pytest.raises(RuntimeError, match="void"):
         graphs._capture([], rows, None)

@@ -25,6 +25,9 @@ from ..common.executor import Executor
 from .stream import Stream
 
 Stage = Callable[[Stream, Batch], None]
+Part = tuple[int, Stage]  # the layer, what to call
+# Whether these are the same in every pass of a kind, and they.
+Segment = tuple[bool, list[Part]]
 MOST_KINDS = 3  # with graphs: the full passes of a prompt, the first of them, and one more
 RECENT = 8  # kinds without graphs that are remembered
 _FREED_TOGETHER = 4  # kinds: torch keeps the memory of dropped graphs until then
@@ -32,42 +35,39 @@ _FREED_TOGETHER = 4  # kinds: torch keeps the memory of dropped graphs until the
 
 @dataclass(frozen=True)
 class PassKind:
-    """What passes with the same graphs have in common.
+    """What passes with the same stages and graphs have in common.
 
-    begins: all sequences begin at position 0. kept: there is a state. settings: of the cache.
+    begins: all sequences begin at position 0. whole: of every table of the sequence that is kept,
+    its window and whether its rows follow each other; None without a state. settings: of the cache.
     long: of rotations that depend on the context, whether they are those of long ones; empty where
-    no graph rotates. same: of every stage, whether it is the same in all passes of the kind.
+    no graph rotates.
     """
 
     rows: int
     n_sequences: int
     begins: bool
-    kept: bool
+    whole: tuple[tuple[int, bool], ...] | None
     settings: CacheSettings | None
     long: tuple[bool, ...]
-    same: tuple[bool, ...]
 
     @classmethod
-    def of(
-        cls,
-        batch: Batch,
-        rows: int,
-        ropes: Sequence[Rope],
-        stages: Sequence[tuple[bool, int, Stage]],
-    ) -> PassKind:
-        """ropes: that depend on the context. stages: (whether it is the same, the layer, what to
-        call).
-        """
+    def of(cls, batch: Batch, ropes: Sequence[Rope]) -> PassKind:
+        """ropes: that depend on the context."""
+        whole, settings = None, batch.settings
+        if batch.states is not None:
+            state = batch.states[0]
+            tables = sorted(state.tables.items())
+            whole = tuple((window, table.run is not None) for window, table in tables)
+            settings = state.settings
         return cls(
-            rows,
+            batch.n_sequences * batch.n_tokens,
             batch.n_sequences,
             batch.begins,
-            batch.states is not None,
-            batch.settings if batch.states is None else batch.states[0].settings,
+            whole,
+            settings,
             tuple(rope.of_context(batch.contexts[0]) is not rope for rope in ropes)
             if batch.begins
             else (),
-            tuple(same for same, _, _ in stages),
         )
 
 
@@ -81,14 +81,15 @@ def may_hold(context: Context, batch: Batch) -> bool:
 class Staged(Executor, ABC):
     """An executor made of `stages`, each of which is the same for all passes of a kind or not.
 
-    They are asked for every time: an executor that kept its bound methods would keep itself alive,
-    and the weights of a closed model.
+    It must not keep them itself: with its own bound methods it would keep itself alive, and the
+    weights of a closed model.
     """
 
     @abstractmethod
     def stages(self, batch: Batch) -> Sequence[tuple[bool, Stage]]:
         """(whether it is the same in every pass of the kind of `batch`, what to call), in order.
-        What is the same reads the batch only for what the kind says, and for angles.
+        These depend only on the kind. What is the same reads the batch only for what the kind says,
+        and for angles.
         """
 
     @ranged
@@ -174,9 +175,10 @@ class PassGraphs:
         """A pass begins with the first segment."""
         self._next = 0
 
-    def run(self, parts: Sequence[Stage], stream: Stream, batch: Batch) -> None:
-        """Run the next segment, which consists of these parts. Without a graph they are launched
-        first and then captured: by then buffers have their sizes and kernels are loaded.
+    def run(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> None:
+        """Run the next segment, which consists of these parts with their layers. Without a graph
+        they are launched first and then captured: by then buffers have their sizes and kernels are
+        loaded.
         """
         number, before = self._next, stream.pending()
         self._next += 1
@@ -185,16 +187,13 @@ class PassGraphs:
             held.graph.replay()
             stream.left(held.pending)
             return
-        for part in parts:
-            part(stream, batch)
+        launch(parts, stream, batch)
         stream.left(before)
         self._captured[number] = CapturedGraph(
             self._capture(parts, stream, batch), stream.pending(), self.context.growths
         )
 
-    def _capture(
-        self, parts: Sequence[Stage], stream: Stream, batch: Batch
-    ) -> torch.cuda.CUDAGraph:
+    def _capture(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> torch.cuda.CUDAGraph:
         """Capture without running. torch.cuda.graph would wait for the device and collect garbage,
         once per layer.
         """
@@ -204,8 +203,7 @@ class PassGraphs:
             # Other threads may continue.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                for part in parts:
-                    part(stream, batch)
+                launch(parts, stream, batch)
             except BaseException:
                 # The capture is void; the first error is the one to show.
                 with suppress(RuntimeError):
@@ -214,6 +212,12 @@ class PassGraphs:
             graph.capture_end()
         here.wait_stream(self._stream)
         return graph
+
+
+def launch(parts: Sequence[Part], stream: Stream, batch: Batch) -> None:
+    """Call each part with the batch as its layer sees it."""
+    for layer, part in parts:
+        part(stream, batch.at(layer, stream.h.device))
 
 
 def can_capture(device: torch.device) -> bool:

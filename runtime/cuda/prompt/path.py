@@ -4,9 +4,10 @@ decoded when they are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,25 +35,17 @@ from . import (  # noqa: F401, they declare executors
     offloaded,
 )
 from .dense_and_experts import copies_experts
-from .graphs import PassKind, PromptGraphs, Stage, Staged
+from .graphs import MOST_KINDS, Part, PassKind, PromptGraphs, Segment, Stage, Staged, launch
 from .links import Summed, row_links_of
 from .stream import Scaled, SlowBranch, Stream
 from .together import Piece, fits, most_pieces, run_layers
 from .weights import PromptOutput, packed
 
-if TYPE_CHECKING:
-    pass
-
 _Made = TypeVar("_Made")
 
 
-def _at(layer: int, part: Stage) -> Stage:
-    """Return `part` for the batch as `layer` sees it."""
-
-    def call(stream: Stream, batch: Batch) -> None:
-        part(stream, batch.at(layer, stream.h.device))
-
-    return call
+def _stages(step: Stage, batch: Batch) -> Sequence[tuple[bool, Stage]]:
+    return step.stages(batch) if isinstance(step, Staged) else [(False, step)]
 
 
 class PromptPath:
@@ -60,7 +53,7 @@ class PromptPath:
 
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
-        self._steps: list[tuple[int, Stage]] = []
+        self._steps: list[Part] = []
         self._slow: list[Stage] = []  # of layers whose tensors are replaced
         self._narrows = 0  # the last step that needs all rows
         context.row_links = row_links_of(network, context)
@@ -79,6 +72,7 @@ class PromptPath:
                 self._steps.append(scaled)
                 self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
+        self._kept: dict[PassKind, list[Segment]] = {}  # the one used last at the end
         ropes = (getattr(branch.module, "rope", None) for branch in branches)
         by_context = {
             id(rope): rope for rope in ropes if rope is not None and rope.long is not None
@@ -151,21 +145,18 @@ class PromptPath:
             h = self.network.stage.take(h)
         stream = Stream(h, self.context)
         if self.context.taps.fast or self.context.replaced:
-            for layer, step in self._one_by_one():
-                step(stream, batch.at(layer, device))
+            launch(list(self._one_by_one()), stream, batch)
             return stream.settled()
+        kind = PassKind.of(batch, self._ropes)
         # A graph would run its kernels without names.
-        parts, graphs = list(self._parts(batch)), None
-        if not recording:
-            graphs = self._graphs.of(PassKind.of(batch, len(h), self._ropes, parts))
+        graphs = None if recording else self._graphs.of(kind)
         if graphs is not None and batch.begins:
             self.context.use_angles(graphs.angles)
-        for again, group in groupby(parts, key=lambda part: part[0]):
+        for again, parts in self._segments(kind, batch):
             if again and graphs is not None:
-                graphs.run([_at(layer, part) for _, layer, part in group], stream, batch)
-                continue
-            for _, layer, part in group:
-                part(stream, batch.at(layer, device))
+                graphs.run(parts, stream, batch)
+            else:
+                launch(parts, stream, batch)
         self._finish(stream, batch, self._steps[self._narrows :], last)
         return stream.settled()
 
@@ -207,9 +198,7 @@ class PromptPath:
                 self._finish(piece.stream, piece.batch, self._steps[n_whole:end], last)
             return [piece.stream.settled() for piece in under_way[-1 if last else 0 :]]
 
-    def _finish(
-        self, stream: Stream, batch: Batch, steps: list[tuple[int, Stage]], last: bool
-    ) -> None:
+    def _finish(self, stream: Stream, batch: Batch, steps: list[Part], last: bool) -> None:
         """Run the last mixer and what follows it; see `run`."""
         for number, (layer, step) in enumerate(steps):
             stream.narrows = last and number == 0
@@ -246,7 +235,7 @@ class PromptPath:
                 self.context.showing = False
             return stream.settled()
 
-    def _one_by_one(self) -> Iterator[tuple[int, Stage]]:
+    def _one_by_one(self) -> Iterator[Part]:
         """Yield what runs without graphs, while inputs are shown or tensors replaced."""
         changed = self._changed_layers()
         for (layer, step), slow in zip(self._steps, self._slow, strict=True):
@@ -256,15 +245,27 @@ class PromptPath:
         """Return the layers of replaced tensors, None for embeddings and output."""
         return {TensorName.parse(name).layer for name in self.context.replaced}
 
-    def _parts(self, batch: Batch) -> Iterator[tuple[bool, int, Stage]]:
-        """Yield what runs before the last mixer: whether it is the same in every pass of this kind,
-        the layer, what to call.
+    def _segments(self, kind: PassKind, batch: Batch) -> list[Segment]:
+        """Return what runs before the last mixer. It is kept for the next pass of the kind: the
+        device waits while a hundred executors are asked for their stages.
         """
-        for layer, step in self._steps[: self._narrows]:
-            if isinstance(step, Staged) and not recording:
-                yield from ((again, layer, part) for again, part in step.stages(batch))
-            else:
-                yield False, layer, step
+        if recording:
+            return [(False, [step]) for step in self._steps[: self._narrows]]
+        found = self._kept.pop(kind, None)
+        if found is None:
+            if len(self._kept) == MOST_KINDS:
+                del self._kept[next(iter(self._kept))]
+            parts = [
+                (again, layer, part)
+                for layer, step in self._steps[: self._narrows]
+                for again, part in _stages(step, batch)
+            ]
+            found = [
+                (again, [(layer, part) for _, layer, part in run])
+                for again, run in groupby(parts, key=itemgetter(0))
+            ]
+        self._kept[kind] = found
+        return found
 
     def next_logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return float32[vocab] for the last row of the residual stream, by a matrix-vector kernel
