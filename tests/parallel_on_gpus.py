@@ -78,7 +78,8 @@ def rows_with_choices(model: Model, name: str) -> tuple[torch.Tensor, list[torch
             logits, passes = model.logits(model.hidden(tokens[None, :100])[0]), [1]
         else:
             logits = model.extend(tokens, model.new_state(512), all_logits=True)
-            passes = [len(pieces) for pieces in model.engine.prompt.passes(tokens)]
+            engine = model.engine  # None in float32, where nothing is recorded
+            passes = [1] if engine is None else list(map(len, engine.prompt.passes(tokens)))
     routers, routed_rows = len(found) // sum(passes), iter(found)
     choices = [[] for _ in range(routers)]
     for n_pieces in passes:  # a router sees all pieces of a pass before the next router does
