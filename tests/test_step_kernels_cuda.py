@@ -18,7 +18,7 @@ from iqforge.cuda_kernels.step.sample import DrawSampler, GreedySampler, step_an
 from iqforge.runtime.layers.rope import Rope  # noqa: E402
 from iqforge.runtime.network.sampling import Sampling, sample  # noqa: E402
 
-from .step_reference import FEATURES, ROUTINGS, check_attention, router_case  # noqa: E402
+from .step_reference import FEATURES, ROUTINGS, SHARED_JOINS, check_attention, router_case  # noqa: E402
 
 GPU = torch.device("cuda")
 
@@ -70,6 +70,12 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_attention(case):
     _compare(case)
+
+
+@pytest.mark.parametrize("case", SHARED_JOINS, ids=lambda case: "-".join(map(str, case)))
+def test_ranges_that_several_blocks_join(case):
+    """Of few ranges and of many, of more than a thread reads at once."""
+    _compare(case, 2048, (90, 127, 300, 1900), shortest=16)
 
 
 @pytest.mark.parametrize("group", [2, 8])

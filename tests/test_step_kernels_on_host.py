@@ -21,7 +21,14 @@ from .kernels_on_host import (
     library,
     pointer,
 )
-from .step_reference import FEATURES, ROUTINGS, attention_error, check_attention, router_case
+from .step_reference import (
+    FEATURES,
+    ROUTINGS,
+    SHARED_JOINS,
+    attention_error,
+    check_attention,
+    router_case,
+)
 
 CPU = torch.device("cpu")
 
@@ -93,6 +100,12 @@ def test_queries_in_bytes_that_are_no_numbers(value, tmp_path):
 def test_heads_of_512_in_little_shared_memory(case, tile, window, tmp_path):
     run, limit = _runner(tmp_path, 97 << 10, tile), 97 << 10
     check_attention(case, (0, 61, 300), 512, CPU, run, limit=limit, window=window)
+
+
+@pytest.mark.parametrize("case", SHARED_JOINS, ids=lambda case: "-".join(map(str, case)))
+def test_ranges_that_several_blocks_join(case, tmp_path):
+    """Of few ranges and of many, of more than a thread reads at once."""
+    check_attention(case, (90, 127, 300, 740), 768, CPU, _runner(tmp_path), shortest=16)
 
 
 def _compare(case, tmp_path, **features):

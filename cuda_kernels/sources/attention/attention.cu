@@ -6,7 +6,7 @@
 // for all GROUP query heads that share it and all ROWS new positions: R = ROWS * GROUP rows over
 // one pass of K and V. Ranges follow from the number of positions alone; blocks without a range
 // return. Blocks of a kv head that share the work store (unnormalised mix, maximum, sum) of their
-// range in memory, and the last of them to finish joins these in the order of positions.
+// range in memory, and the last of them to finish join these in the order of positions.
 //
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
 // or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
@@ -62,6 +62,12 @@ constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * K
 constexpr bool FEW_REGISTERS = BY_WARP && THREADS <= 256 && DK + DV <= 256 && (R <= 8 || (is_float(TYPE_K) && is_float(TYPE_V)));
 constexpr int FITTING = FEW_REGISTERS && RESIDENT < 2 ? 2 : RESIDENT;
 constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
+// The last blocks of a head share the join of many ranges. They wait for the others of the head, so at most half of the multiprocessors may: there are at
+// most two blocks for each, of which JOINERS in 4 JOINERS or more wait. Hadamard transforms need whole rows.
+constexpr int JOINERS = 4, LEAST_SHARED = 8;
+constexpr bool SHARED_JOIN = BY_WARP && (!HAD_V || R % JOINERS == 0);
+using Joiner = JoinPiece<R, DV, JOINERS, THREADS>;
+static_assert(!SHARED_JOIN || (TILES >= 16 * THREADS && (!HAD_V || 4 * Mixer::ANSWERS >= 16 * THREADS)), "room for the sums of threads");
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
 static_assert(!GATE || DK == DV, "gates are as long as results");
@@ -300,24 +306,35 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         if (active == 1) answer(r, i, x / sums[r], y / sums[r]);
         else *(float2*)(mine + r * DV + i) = make_float2(x, y);
     });
+    int first_row = 0, end_of_rows = R;
     if (active > 1) {
         for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
-        if (!last_to_arrive(tickets + head, active)) return;
-        // The share of every part in each row comes first, then sums whose loads do not wait.
         const float* parts = partial + (long long)head * gridDim.x * PART;
         float* share = (float*)queries;  // R shares of each block fit: the launching side sees to that
-        for (int r = warp; r < R; r += WARPS) shares_of_ranges<PART, R, 2>(parts + R * DV + r, active, share + r * active, lane);
-        __syncthreads();
-        for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
-            const int r = i / DV;
-            const float4 sum = join_ranges<PART, BY_WARP ? 16 : 8>(parts + i, 0, active, share + r * active);
-            answer(r, i % DV, sum.x, sum.y);
-            answer(r, i % DV + 2, sum.z, sum.w);
+        auto put = [&](int i, float4 sum) {
+            answer(i / DV, i % DV, sum.x, sum.y);
+            answer(i / DV, i % DV + 2, sum.z, sum.w);
+        };
+        if (SHARED_JOIN && active >= LEAST_SHARED && gridDim.x >= 4 * JOINERS) {
+            const LastToArrive arrival(tickets + head, active, JOINERS);
+            if (arrival.first == arrival.last) return;
+#pragma unroll 1
+            for (int piece = arrival.first; piece < arrival.last; piece++)
+                Joiner(piece).join<PART>(parts, active, share, (float4*)shared, put);
+            first_row = Joiner(arrival.first).first_row(), end_of_rows = Joiner(arrival.last - 1).end_of_rows();
+            arrival.end(tickets + head, JOINERS);
+        } else {
+            if (!last_to_arrive(tickets + head, active)) return;
+            // The share of every part in each row comes first, then sums whose loads do not wait.
+            for (int r = warp; r < R; r += WARPS) shares_of_ranges<PART, R, 2>(parts + R * DV + r, active, share + r * active, lane);
+            __syncthreads();
+            for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS)
+                put(i, join_ranges<PART, BY_WARP ? 16 : 8>(parts + i, 0, active, share + i / DV * active));
         }
     }
     if (HAD_V) {
         __syncthreads();
-        for (int r = warp; r < R; r += WARPS) {
+        for (int r = first_row + warp; r < end_of_rows; r += WARPS) {
             hadamard_row(answers + r * DV, DV, HAD_V, lane);
             for (int i = lane; i < DV; i += 32) out[place_of(r) * DV + i] = answers[r * DV + i] * gate(r, i);
         }
