@@ -15,8 +15,8 @@
 // result), SINKS, WINDOW (positions that a token sees, or 0), SOFTCAP (of scores, or 0), TEMPERATURE and TEMPERATURE_LENGTH (queries
 // grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
 #include "attention/cache.cuh"
-#include "attention/join.cuh"
 #include "attention/rows.cuh"
+#include "attention/shared_join.cuh"
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int R = ROWS * GROUP, HEADS = GROUP * HEADS_KV;
