@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def plan_split(
     model: PathLike | Source,
-    shares: Sequence[float],
+    shares: str | Sequence[float],
     *,
     synthetic: bool = False,
     merge_gate_up: bool = False,
@@ -24,8 +24,8 @@ def plan_split(
     cache_type_v: str = "f16",
     **options: Any,
 ) -> SplitReport:
-    """Return what each of `len(shares)` GPUs would hold of a model and compute, and how fast that
-    is predicted to be. No matrix is read.
+    """Return what GPUs, one for each of the shares (numbers, or "3,1"), would hold of a model and
+    compute, and how fast that is predicted to be. No matrix is read.
 
     model: a path, or a source; with `synthetic` a known shape such as `llama-70b:IQ4_K`. options:
     experts, reference, context, n_past, n_prompt, reduce_bytes, n_hosts and costs of
@@ -36,6 +36,7 @@ def plan_split(
 
     let_threads_sleep()  # before torch is imported
     from ..formats.source import Source
+    from ..runtime.parallel.modes import parse_shares
     from ..runtime.split_report import split_report
     from ..runtime.state.cache import CacheSettings
     from ..runtime.weights.switches import Switches
@@ -48,6 +49,7 @@ def plan_split(
             raise unknown_option(plan_split, name, known)
     options["switches"] = Switches(merge_gate_up=merge_gate_up)
     options["settings"] = CacheSettings(cache_type_k, cache_type_v)
+    shares = parse_shares(shares)
     if isinstance(model, Source):
         return split_report(model, shares, **options)
     with random_source(str(model)) if synthetic else open_source(model) as source:

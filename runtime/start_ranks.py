@@ -43,6 +43,12 @@ def run_as_ranks(
     split = split_of(options)
     if split.n_ranks < 2:
         return None
+    device = str(options.device)
+    if device.startswith("cuda:"):
+        raise UsageError(
+            f"--device {device} is one GPU, -sm {split.mode} takes {split.n_ranks}: choose them"
+            " with -ts, -mg and --max-gpu"
+        )
     command = [sys.executable, "-m", _PACKAGE, *words]
     return run_ranks(command, split.n_ranks, interactive=interactive)
 
@@ -79,14 +85,21 @@ def device_here(options: LoadOptions) -> torch.device:
     that is not there.
     """
     split, ranks = split_of(options), Ranks.here()
+    own, together = next(iter(split.devices), 0), False
+    if has_ranks(split.mode) and ranks is not None:
+        together = True
+        _check_size(split, ranks)
+        own = split.devices[ranks.local_rank]
     if options.device not in ("auto", "cuda"):
-        return usable_device(options.device)
-    if usable := options.device == "cuda" or _has_gpu():
-        if has_ranks(split.mode) and ranks is not None:
-            _check_size(split, ranks)
-            return usable_device(f"cuda:{split.devices[ranks.local_rank]}")
-        if options.main_gpu:
-            return usable_device(f"cuda:{options.main_gpu}")
+        device = usable_device(options.device)
+        if together and device.type == "cuda" and device.index != own:
+            raise UsageError(
+                f"-sm {split.mode} on {device}: the GPU of this rank is cuda:{own} (-ts, -mg)"
+            )
+        return device
+    usable = options.device == "cuda" or _has_gpu()
+    if usable and (together or own):
+        return usable_device(f"cuda:{own}")
     return usable_device(options.device if usable else "cpu")
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import iqforge
 import pytest
 import torch
 from iqforge.cli import main
+from iqforge.cuda_kernels.peer.links import opened_by_all
 from iqforge.errors import DeviceError, UsageError
+from iqforge.runtime import start_ranks
 from iqforge.runtime.cuda.step.links import named_waits
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.modes import COMBINATIONS, Split, parse_shares, planned_split
@@ -285,6 +289,94 @@ def test_a_kernel_that_has_waited_too_long_says_for_whom(step, prompt, said):
     alone = SimpleNamespace(group=None, row_links=None)
     with pytest.raises(RuntimeError, match="something else"), named_waits(None, alone):
         raise RuntimeError("something else")
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """A host on which GPUs are only counted."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+    def usable(device):
+        device = torch.device("cuda" if device == "auto" else device)
+        return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+    monkeypatch.setattr(start_ranks, "usable_device", usable)
+
+
+@pytest.mark.parametrize(
+    "options, number",
+    [
+        ({}, 0),
+        ({"main_gpu": 3}, 3),
+        ({"split_mode": "graph", "tensor_split": "0,0,1"}, 2),
+        ({"split_mode": "layer", "tensor_split": "1,1", "max_gpu": 1, "main_gpu": 1}, 1),
+    ],
+)
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_one_gpu_is_the_one_that_has_the_share(device, options, number, four_gpus):
+    found = start_ranks.device_here(LoadOptions(device=device, **options))
+    assert found == torch.device("cuda", number)
+
+
+def test_a_named_gpu_is_not_the_gpu_of_all_ranks(four_gpus, monkeypatch):
+    options = LoadOptions(device="cuda:1", split_mode="graph", tensor_split="1,1")
+    with pytest.raises(UsageError, match="--device cuda:1 is one GPU, -sm graph takes 2"):
+        start_ranks.run_as_ranks(["bench"], options)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(UsageError, match="cuda:1: the GPU of this rank is cuda:0"):
+        start_ranks.device_here(options)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "1")
+    assert start_ranks.device_here(options) == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("where", ["allocate", "open"])
+def test_all_ranks_learn_that_one_cannot_share_its_memory(where):
+    """So that all go through NCCL, and the next exchange is of the same things."""
+    meet, passed = threading.Barrier(2), [[], []]
+
+    class Memory:
+        address = 0
+
+        def __init__(self, rank):
+            self.fails, self.closed = rank == 1, False
+            if self.fails and where == "allocate":
+                raise DeviceError("out of memory")
+
+        def handle(self):
+            return b"handle"
+
+        def open(self, handle):
+            if self.fails:
+                raise DeviceError("no access")
+            return 1
+
+        def close(self):
+            self.closed = True
+
+    def rank(own):
+        def exchange(data):
+            passed[own].append(data)
+            meet.wait(10)
+            both = [passed[0][-1], passed[1][-1]]
+            meet.wait(10)
+            return both
+
+        made = []
+        try:
+            opened_by_all(lambda: made.append(Memory(own)) or made[0], own, exchange)
+        except DeviceError as error:
+            return str(error), all(memory.closed for memory in made)
+        return "opened", False
+
+    with ThreadPoolExecutor(2) as threads:
+        (first, second) = threads.map(rank, range(2))
+    own = {"allocate": "out of memory", "open": "no access"}[where]
+    assert (first, second) == (("another GPU cannot share its memory", True), (own, True))
+    assert len(passed[0]) == len(passed[1]) == 2
 
 
 def test_a_wrong_number_of_processes_is_refused(monkeypatch):

@@ -98,18 +98,20 @@ def _freed(driver: Any, device: int, own: int, opened: list[int]) -> None:
 
 
 def opened_by_all(
-    memory: PeerMemory, rank: int, exchange: Callable[[bytes], Sequence[bytes]]
-) -> list[int]:
-    """Return the address, for kernels of this device, of the memory of each rank. DeviceError on
-    all ranks if one of them cannot open one.
+    allocate: Callable[[], PeerMemory], rank: int, exchange: Callable[[bytes], Sequence[bytes]]
+) -> tuple[PeerMemory, list[int]]:
+    """Return the memory of this rank, and the address, for kernels of this device, of the memory of
+    each rank. DeviceError on all ranks if one of them has no memory or cannot open another's.
     """
-    failed = None
+    memory, failed, handle = None, None, b""
+    addresses: list[int] = []
     try:
+        memory = allocate()
         handle = memory.handle()
     except DeviceError as error:
-        handle, failed = b"", error
-    handles, addresses = exchange(handle), [memory.address]
-    if all(handles):
+        failed = error
+    handles = exchange(handle)
+    if memory is not None and all(handles):
         try:
             addresses = [
                 memory.address if peer == rank else memory.open(handle)
@@ -118,10 +120,12 @@ def opened_by_all(
         except DeviceError as error:
             failed = error
     # Nobody writes before all have come here with memory that is set.
-    if not all(exchange(b"" if failed or not all(handles) else b"opened")):
-        memory.close()
+    opened = exchange(b"" if failed or not all(handles) else b"opened")
+    if memory is None or not all(opened):
+        if memory is not None:
+            memory.close()
         raise failed or DeviceError("another GPU cannot share its memory")
-    return addresses
+    return memory, addresses
 
 
 class PeerLinks:
@@ -148,8 +152,8 @@ class PeerLinks:
         self._blocks = -(-elements // per_block)
         self.elements = self._blocks * per_block
         self._units = self.elements // _UNIT_ELEMENTS
-        self._memory = PeerMemory(_PLACES * n_ranks * self._units * _UNIT_BYTES, device)
-        addresses = opened_by_all(self._memory, rank, exchange)
+        n_bytes = _PLACES * n_ranks * self._units * _UNIT_BYTES
+        self._memory, addresses = opened_by_all(lambda: PeerMemory(n_bytes, device), rank, exchange)
         self._peers = [np.uint64(a) for a in addresses + [0] * (MOST_RANKS - n_ranks)]
         self._numbers = torch.zeros(self._blocks, dtype=torch.int32, device=device)
         self._missing = torch.zeros(1, dtype=torch.int32, pin_memory=True)

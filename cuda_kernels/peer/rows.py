@@ -84,8 +84,9 @@ class PeerRows:
         self.rank, self.n_ranks, self.rows = rank, n_ranks, max(rows for rows, _ in sizes)
         n_bytes = memory_bytes(n_ranks, sizes, width)
         self._place = n_bytes // 2
-        self._memory = PeerMemory(n_bytes, device, word=_NOTHING)
-        addresses = opened_by_all(self._memory, rank, exchange)
+        self._memory, addresses = opened_by_all(
+            lambda: PeerMemory(n_bytes, device, word=_NOTHING), rank, exchange
+        )
         self._peers = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._state = torch.zeros(3, dtype=torch.int32, device=device)
         self._missing = torch.zeros(1, dtype=torch.int32, pin_memory=True)

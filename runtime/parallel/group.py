@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -183,13 +184,18 @@ class Group:
             raise DeviceError(self._explained(what, time.monotonic() - begun, str(error))) from None
 
     def _explained(self, what: str, seconds: float, error: str) -> str:
-        """Say for whom this rank has waited: for those that do not say that they wait as well."""
+        """Say for whom this rank has waited, or whom it has lost: those that do not say that they
+        wait as well.
+        """
         missing = self._missing()
         named = f"rank {' and rank '.join(missing)}" if missing else "other ranks"
         last = error.strip().splitlines()[-1] if error.strip() else "no reason given"
+        why, rank = shorten(last, 200, placeholder=" ..."), f"rank {self.rank} of {self.size}"
+        if seconds < self.timeout - 1:  # a connection has ended
+            return f"{rank} did not get {what} of {named}: {why}"
         return (
-            f"rank {self.rank} of {self.size} has waited {seconds:.0f} s for {what} of {named},"
-            f" at most {self.timeout:.0f} s (--timeout): {last[:200]}"
+            f"{rank} has waited {seconds:.0f} s for {what} of {named}, at most"
+            f" {self.timeout:.0f} s (--timeout): {why}"
         )
 
     def _missing(self) -> list[str]:

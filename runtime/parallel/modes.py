@@ -92,7 +92,9 @@ def planned_split(
         return Split("none", why="everything is on the CPU")
     if mode == "none":
         return Split("none", (options.main_gpu or 0,))
-    given = parse_shares(options.tensor_split) if options.tensor_split else None
+    given = None if options.tensor_split is None else parse_shares(options.tensor_split)
+    if on_gpu and not n_gpus:
+        raise UsageError("there is no GPU here")
     if not on_gpu and given is None:
         return Split("none", why="everything is on the CPU, and -ts names no shares")
     shares = given or (1.0,) * n_gpus
@@ -127,7 +129,8 @@ def _of_processes(
         return Split("none", (options.main_gpu or 0,), why="one process was started")
     if on_gpu and here > n_gpus:
         raise UsageError(f"{here} processes were started here, and there are {n_gpus} GPUs")
-    shares = parse_shares(options.tensor_split) if options.tensor_split else (1.0,) * ranks.size
+    given = options.tensor_split
+    shares = (1.0,) * ranks.size if given is None else parse_shares(given)
     if len(shares) == here:
         shares *= ranks.size // here
     if len(shares) != ranks.size:

@@ -65,6 +65,7 @@ constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leave
 // The last blocks of a head share the join of many ranges. They wait for the others of the head, so at most half of the multiprocessors may: there are at
 // most two blocks for each, of which JOINERS in 4 JOINERS or more wait. Hadamard transforms need whole rows.
 constexpr int JOINERS = 4, LEAST_SHARED = 8;
+static_assert(LEAST_SHARED >= JOINERS, "a block for each piece");
 constexpr bool SHARED_JOIN = BY_WARP && (!HAD_V || R % JOINERS == 0);
 using Joiner = JoinPiece<R, DV, JOINERS, THREADS>;
 static_assert(!SHARED_JOIN || (TILES >= 16 * THREADS && (!HAD_V || 4 * Mixer::ANSWERS >= 16 * THREADS)), "room for the sums of threads");
