@@ -161,8 +161,7 @@ def attention_error(
     return ((results[0].double() - expected).norm() / expected.norm()).item(), *same
 
 
-# Fields of a shape that only some models have, for a case as above.
-# Of attention, whose ranges are joined by several blocks of a head.
+# Cases as above of which several blocks of a head join the ranges, where there are enough of them.
 SHARED_JOINS = [
     (1, 8, 2, 128, 128, "q8_0", "q8_0", 128, "neox", False, True),
     (1, 4, 2, 128, 128, "q4_0", "q8_0", 128, "neox", True, True),
@@ -172,6 +171,7 @@ SHARED_JOINS = [
     (2, 8, 1, 80, 112, "f16", "f16", 64, "neox", False, True),
     (1, 2, 1, 256, 256, "f16", "q8_0", 64, "neox", True, False),
 ]
+# Fields of a shape that only some models have, for a case as above.
 FEATURES = [
     (
         (2, 4, 2, 64, 64, "bf16", "bf16", 32, "neox", False, True),

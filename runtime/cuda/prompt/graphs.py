@@ -26,7 +26,7 @@ from .stream import Stream
 
 Stage = Callable[[Stream, Batch], None]
 Part = tuple[int, Stage]  # the layer, what to call
-# Whether these are the same in every pass of a kind, and they.
+# Whether its parts are the same in every pass of a kind, and the parts.
 Segment = tuple[bool, list[Part]]
 MOST_KINDS = 3  # with graphs: the full passes of a prompt, the first of them, and one more
 RECENT = 8  # kinds without graphs that are remembered
