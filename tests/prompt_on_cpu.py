@@ -29,6 +29,7 @@ from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.specs import FFNSpec
+from iqforge.runtime.state.cache_tiles import RowLayout, get, put
 from iqforge.runtime.state.cache_types import CACHE_TYPES
 from iqforge.runtime.state.hadamard import hadamard as turned
 from iqforge.runtime.state.recurrent import RecurrentState
@@ -318,14 +319,14 @@ def scaled_sums(sums, of_rows, of_columns, out, bias=None):
     out.copy_(y if bias is None else y + bias.float())
 
 
-def store_rows(x, cache, type, hadamard=0):
-    kind = CACHE_TYPES[type.lower()]
-    cache.copy_(kind.by_fields(kind.encode(turned(x, hadamard) if hadamard else x)))
+def store_rows(x, cache, first, type, hadamard=0):
+    kind, rows = CACHE_TYPES[type.lower()], slice(first, first + len(x))
+    put(RowLayout.TILES, kind, cache, rows, kind.encode(turned(x, hadamard) if hadamard else x))
 
 
-def read_rows(cache, out, type):
-    kind = CACHE_TYPES[type.lower()]
-    out.copy_(kind.decode(kind.in_blocks(cache)))
+def read_rows(cache, out, first, type):
+    kind, rows = CACHE_TYPES[type.lower()], slice(first, first + len(out))
+    out.copy_(kind.decode(get(RowLayout.TILES, kind, cache, rows)))
 
 
 def install(monkeypatch) -> None:

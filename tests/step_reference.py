@@ -14,6 +14,7 @@ from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
 from iqforge.runtime.layers.specs import RouterSpec
 from iqforge.runtime.state.cache import CacheSettings, KVCache
+from iqforge.runtime.state.cache_tiles import RowLayout
 
 
 def check_attention(
@@ -56,7 +57,7 @@ def attention_error(
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
     settings = CacheSettings(type_k, type_v, turned, turned)
     cache, truth = (
-        KVCache.alone(capacity, kv, dk, dv, settings, device, by_fields=True) for _ in range(2)
+        KVCache.alone(capacity, kv, dk, dv, settings, device, RowLayout.TILES) for _ in range(2)
     )
     for storage in (cache.k, cache.v):
         storage.view(torch.uint8).fill_(0xFF)  # NaN where nothing was written
@@ -94,7 +95,7 @@ def attention_error(
     truth.write(n_past, ready(new_k, norms[1]).float(), new_v)
     new = slice(n_past, n_past + rows)
     if not shape.own_kv:
-        cache.k[new], cache.v[new] = truth.k[new], truth.v[new]
+        cache.load(n_past, truth.save(n_past, n_past + rows))
     results = []
     for _ in range(2):
         out = torch.full((rows, kv * group, dv), float("nan"), device=device)
@@ -117,15 +118,18 @@ def attention_error(
         results.append(out)
     assert torch.equal(results[0], results[1])
 
+    stored_k, stored_v = zip(
+        *(one.save(n_past, n_past + rows) for one in (truth, cache)), strict=True
+    )
     if type_k in ("f32", "q8_kv"):  # the scale of a whole row is stored in float32
         keys = (one.read(n_past + rows)[0][new] for one in (truth, cache))
         close = torch.isclose(*keys, rtol=1e-6, atol=1e-6)
     else:
-        close = truth.k[new] == cache.k[new]
+        close = stored_k[0] == stored_k[1]
     alike = (
-        torch.isclose(truth.v[new], cache.v[new], rtol=1e-6, atol=1e-6)
+        torch.isclose(*stored_v, rtol=1e-6, atol=1e-6)
         if type_v == "f32"
-        else truth.v[new] == cache.v[new]
+        else stored_v[0] == stored_v[1]
     )
     same = alike.double().mean().item(), close.double().mean().item()
     stored_k, stored_v = cache.read(n_past + rows)

@@ -4,6 +4,8 @@ of cache.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from iqforge.formats.codecs import codec
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings, KVCache
+from iqforge.runtime.state.cache_tiles import RowLayout
 from iqforge.runtime.state.cache_types import CACHE_TYPES
 from iqforge.runtime.state.hadamard import hadamard, hadamard_block
 
@@ -170,23 +173,39 @@ def test_cached_rows_are_rows_of_the_type(type, n):
 
 
 @pytest.mark.parametrize("name", [name for name in CACHE_TYPES if name != "q8_kv"])
-def test_rows_with_their_fields_together(name):
-    """They are the same rows, and can be put back into a cache of the other kind."""
-    x = torch.randn(5, 2, 64, generator=torch.Generator().manual_seed(3))
+def test_rows_in_other_layouts(name):
+    """They are the same rows, and can be put back into a cache of another layout."""
+    x = torch.randn(29, 2, 64, generator=torch.Generator().manual_seed(3))
     keys = "q8_kv" if name == "q8_0" else name
     caches = [
-        KVCache.alone(256, 2, 64, 64, CacheSettings(keys, name), CPU, by_fields=together)
-        for together in (False, True)
+        KVCache.alone(256, 2, 64, 64, CacheSettings(keys, name), CPU, layout)
+        for layout in RowLayout
     ]
     for cache in caches:
-        cache.write(3, x, 2 * x)
-    for first, second in zip(caches[0].save(3, 8), caches[1].save(3, 8), strict=True):
-        assert torch.equal(first, second)
-    caches[1].load(20, caches[0].save(3, 8))
-    for read, wanted in zip(caches[1].read(25, 20), caches[0].read(8, 3), strict=True):
-        assert torch.equal(read, wanted)
-    stored = [cache.v[3:8] for cache in caches]
-    assert torch.equal(*stored) == (not caches[0].type_v.is_quantized)
+        cache.write(11, x, 2 * x)  # parts of three tiles
+    stored = [cache.v.reshape(-1).clone() for cache in caches]
+    for one, other in itertools.combinations(stored, 2):
+        assert torch.equal(one, other) == (not caches[0].type_v.is_quantized)
+    for other in caches[1:]:
+        for first, second in zip(caches[0].save(11, 40), other.save(11, 40), strict=True):
+            assert torch.equal(first, second)
+        other.load(100, caches[0].save(11, 40))
+        for read, wanted in zip(other.read(129, 100), caches[0].read(40, 11), strict=True):
+            assert torch.equal(read, wanted)
+        assert all(not x.any() for x in other.save(40, 100) + other.save(129, 256))
+
+
+def test_tiles_of_a_cache():
+    """Codes of 16 positions of a head stand together, then their scales."""
+    settings = CacheSettings("q8_0", "q8_0")
+    cache = KVCache.alone(64, 2, 64, 64, settings, CPU, RowLayout.TILES)
+    x = torch.randn(64, 2, 64, generator=torch.Generator().manual_seed(4))
+    cache.write(0, x, x)
+    rows = cache.type_k.by_fields(cache.type_k.encode(x))
+    assert cache.k.shape == (4, 2, 16 * 68)
+    tile = cache.k[2, 1]
+    assert torch.equal(tile[: 16 * 64].view(16, 64), rows[32:48, 1, :64])
+    assert torch.equal(tile[16 * 64 :].view(16, 4), rows[32:48, 1, 64:])
 
 
 def test_values_too_large_for_a_half_precision_scale_stay_finite():

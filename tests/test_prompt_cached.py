@@ -11,6 +11,7 @@ from iqforge.errors import ShapeError
 from iqforge.runtime.cuda.common import cached
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.state.cache import CacheSettings, KVCache
+from iqforge.runtime.state.cache_tiles import RowLayout
 from iqforge.runtime.state.cache_types import CACHE_TYPES
 
 from .kernels_on_host import library, pointer
@@ -18,11 +19,11 @@ from .kernels_on_host import library, pointer
 CPU = torch.device("cpu")
 QUANTIZED = [name for name, type in CACHE_TYPES.items() if type.is_quantized]
 RUN = """
-extern "C" void store(int blocks, const float* x, u8* cache, int rows) {
-    launch_on_host(blocks, 1, 32 * WARPS, [&] { store_rows(x, cache, rows); });
+extern "C" void store(int blocks, const float* x, u8* cache, int first, int heads, int rows) {
+    launch_on_host(blocks, 1, 32 * WARPS, [&] { store_rows(x, cache, first, heads, rows); });
 }
-extern "C" void read(int blocks, const u8* cache, uint4* out, long long units) {
-    launch_on_host(blocks, 1, 256, [&] { read_rows(cache, out, units); });
+extern "C" void read(int blocks, const u8* cache, uint4* out, int first, int heads, long long n) {
+    launch_on_host(blocks, 1, 256, [&] { read_rows(cache, out, first, heads, n); });
 }
 """
 
@@ -36,9 +37,11 @@ def on_host(monkeypatch, tmp_path):
         folder.mkdir(exist_ok=True)
         return getattr(library(folder, spec, RUN), name.removesuffix("_rows"))
 
-    def launch(kernel, blocks, threads, first, second, n):
-        size = ctypes.c_longlong(int(n)) if n.dtype == "int64" else ctypes.c_int(int(n))
-        kernel(blocks, pointer(first), pointer(second), size)
+    def launch(kernel, blocks, threads, first, second, *numbers):
+        kinds = {"int32": ctypes.c_int, "int64": ctypes.c_longlong}
+        sizes = [kinds[str(n.dtype)](int(n)) for n in numbers]
+        assert type(blocks) is int
+        kernel(blocks, pointer(first), pointer(second), *sizes)
 
     monkeypatch.setattr(prompt_cached, "function", function)
     monkeypatch.setattr(prompt_cached, "launch", launch)
@@ -50,7 +53,8 @@ def draw(n: int, heads: int, length: int, seed: int) -> torch.Tensor:
 
 def both(length: int, settings: CacheSettings) -> list[KVCache]:
     return [
-        KVCache.alone(256, 2, length, length, settings, CPU, by_fields=x) for x in (True, False)
+        KVCache.alone(256, 2, length, length, settings, CPU, layout)
+        for layout in (RowLayout.TILES, RowLayout.BLOCKS)
     ]
 
 
@@ -66,16 +70,16 @@ def both(length: int, settings: CacheSettings) -> list[KVCache]:
 def test_kernels_store_and_load_what_torch_does(name, on_host):
     length = 96 if name == "q8_0" else 64
     cache, wanted = both(length, CacheSettings(name, "q8_0" if name == "q8_kv" else name))
-    k, v = draw(5, 2, length, 1), draw(5, 2, length, 2)
+    k, v = draw(29, 2, length, 1), draw(29, 2, length, 2)  # parts of three tiles
     k[1, 1], v[2, 0, :32] = 0, 1e7  # without a scale, and with the largest
     wanted.write(7, k, v)
     cached.store(cache, 7, k, v)
-    for stored, expected in zip(cache.save(7, 12), wanted.save(7, 12), strict=True):
+    for stored, expected in zip(cache.save(0, 48), wanted.save(0, 48), strict=True):
         assert torch.equal(stored, expected)
     context = Context(CPU)
     for way in (None, context):
-        found = cached.load(cache, 12, 8, way)
-        for x, expected in zip(found, wanted.read(12, 8), strict=True):
+        found = cached.load(cache, 36, 8, way)
+        for x, expected in zip(found, wanted.read(36, 8), strict=True):
             assert x.dtype == torch.float16 and torch.equal(x, expected.half())
     cached.load(cache, 256, 0, context)
     assert not context.growths, "graphs of prompts would be captured again in every pass"
@@ -103,5 +107,5 @@ def test_other_caches_are_written_and_read_as_on_the_reference_path(monkeypatch)
 
 def test_rows_of_another_size():
     rows = torch.zeros(3, 2, 64)
-    with pytest.raises(ShapeError, match=r"expected contiguous bytes \[3, 2, 68\]"):
-        prompt_cached.store_rows(rows, torch.zeros(3, 2, 72, dtype=torch.uint8), "Q8_0")
+    with pytest.raises(ShapeError, match=r"expected contiguous bytes \[2 or more, 2, 1088\]"):
+        prompt_cached.store_rows(rows, torch.zeros(1, 2, 1088, dtype=torch.uint8), 14, "Q8_0")

@@ -31,6 +31,7 @@ from iqforge.runtime.layers import attention
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings, KVStorage
+from iqforge.runtime.state.cache_tiles import RowLayout
 from iqforge.runtime.state.latent import LatentCache
 from iqforge.runtime.state.recurrent import RecurrentState
 from iqforge.runtime.state.sequence import State
@@ -103,11 +104,11 @@ def test_last_rows_are_those_of_all(opened, spec, settings):
         assert all(torch.equal(a, b) for a, b in zip(one.read(21), other.read(21), strict=True))
 
 
-class _ByFields(KVStorage):
+class _InTiles(KVStorage):
     """Memory as it is on a GPU."""
 
     def __init__(self, *words):
-        super().__init__(*words, by_fields=True)
+        super().__init__(*words, layout=RowLayout.TILES)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_quantized_cache_that_kernels_read(monkeypatch, opened, settings):
     """Passes give what they give with blocks, and repeat graphs while the cache fills."""
     prompt_on_cpu.captures(monkeypatch)
     tokens, found = TOKENS.reshape(1, -1)[:, :54], []
-    for storage in (KVStorage, _ByFields):
+    for storage in (KVStorage, _InTiles):
         monkeypatch.setattr(attention, "KVStorage", storage)
         model, _, path = opened("llama-tiny:Q8_0", settings)
         state, rows, replays = model.new_state(64, settings), [], []
@@ -130,7 +131,8 @@ def test_a_quantized_cache_that_kernels_read(monkeypatch, opened, settings):
             state.advance(9)
         assert len(set(replays[2:])) == 1 and replays[2] > 0
         found.append(torch.cat(rows))
-        assert state.layers[0].storage.by_fields == (storage is _ByFields)
+        tiled = state.layers[0].storage.layout is RowLayout.TILES
+        assert tiled == (storage is _InTiles)
     assert torch.equal(*found)
 
 

@@ -13,6 +13,7 @@ from ..compile.spec import KernelSpec
 WARPS = 8  # of a block
 _FEWER_WARPS = 6  # that take their own tiles, where two of each of `WARPS` do not fit
 MOST_HEAD = 512  # elements of a head
+CACHE_TILE = 16  # positions whose encoded rows stand together, as in attention/cache.cuh
 TYPES = {
     "F32": 0,
     "F16": 1,

@@ -7,6 +7,7 @@ import torch
 
 from ...errors import ShapeError
 from ...formats.types import ggml_type
+from ..attention.shape import CACHE_TILE as TILE
 from ..attention.shape import TYPES
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
@@ -29,33 +30,40 @@ def specs() -> list[KernelSpec]:
     return [*(_spec(name, 128) for name in quantized), _spec("Q8_0", 192, 64)]
 
 
-def _check(rows: torch.Tensor, cache: torch.Tensor, type: str) -> None:
-    wanted = (*rows.shape[:2], ggml_type(type).row_bytes(rows.shape[2]))
-    if tuple(cache.shape) != wanted or not (rows.is_contiguous() and cache.is_contiguous()):
+def _check(rows: torch.Tensor, cache: torch.Tensor, first: int, type: str) -> None:
+    n, heads, length = rows.shape
+    tiles, wanted = -(-(first + n) // TILE), (heads, TILE * ggml_type(type).row_bytes(length))
+    whole = rows.is_contiguous() and cache.is_contiguous()
+    if first < 0 or len(cache) < tiles or tuple(cache.shape[1:]) != wanted or not whole:
         raise ShapeError(
-            f"rows {list(rows.shape)} in a cache of {type} {list(cache.shape)}: expected contiguous"
-            f" bytes {list(wanted)}"
+            f"rows {list(rows.shape)} from position {first} in a cache of {type}"
+            f" {list(cache.shape)}: expected contiguous bytes [{tiles} or more, {wanted[0]},"
+            f" {wanted[1]}]"
         )
 
 
-def store_rows(x: torch.Tensor, cache: torch.Tensor, type: str, hadamard: int = 0) -> None:
-    """Encode x float32[rows, heads, length] to cache uint8[rows, heads, row_bytes] of a quantized
-    type, with its fields together (`CacheType.by_fields`), after the Hadamard transform in blocks
-    of `hadamard` where that is not 0.
+def store_rows(
+    x: torch.Tensor, cache: torch.Tensor, first: int, type: str, hadamard: int = 0
+) -> None:
+    """Encode x float32[n, heads, length] to positions from `first` of a cache of a quantized type,
+    uint8[tiles, heads, TILE * row_bytes] (`runtime/state/cache_tiles.py`), after the Hadamard
+    transform in blocks of `hadamard` where that is not 0.
     """
-    _check(x, cache, type)
-    n_rows, length = x.shape[0] * x.shape[1], x.shape[2]
-    if n_rows:
+    _check(x, cache, first, type)
+    n, heads, length = x.shape
+    if n:
         kernel = function(_spec(type, length, hadamard), "store_rows", x.device)
-        launch(kernel, -(-n_rows // _WARPS), 32 * _WARPS, x, cache, np.int32(n_rows))
+        blocks, numbers = -(-n * heads // _WARPS), map(np.int32, (first, heads, n * heads))
+        launch(kernel, blocks, 32 * _WARPS, x, cache, *numbers)
 
 
-def read_rows(cache: torch.Tensor, out: torch.Tensor, type: str) -> None:
-    """Decode what `store_rows` has written to out float16[rows, heads, length]; a transform is not
-    undone.
+def read_rows(cache: torch.Tensor, out: torch.Tensor, first: int, type: str) -> None:
+    """Decode what `store_rows` has written at positions from `first` to out float16[n, heads,
+    length]; a transform is not undone.
     """
-    _check(out, cache, type)
+    _check(out, cache, first, type)
     units = out.numel() // _UNIT
     if units:
         kernel = function(_spec(type, out.shape[2]), "read_rows", out.device)
-        launch(kernel, -(-units // _THREADS), _THREADS, cache, out, np.int64(units))
+        at, heads = np.int32(first), np.int32(out.shape[1])
+        launch(kernel, -(-units // _THREADS), _THREADS, cache, out, at, heads, np.int64(units))

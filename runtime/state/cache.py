@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ...errors import UsageError, printable
+from ...errors import ShapeError, UsageError, printable
+from .cache_tiles import TILE, RowLayout, get, put, shape_of
 from .cache_types import BLOCK, CACHE_TYPES, CacheType
 from .hadamard import hadamard, hadamard_block
 from .table import Table
@@ -95,13 +96,12 @@ class LayerState(Protocol):
 class KVStorage:
     """Keys and values of one attention layer for `n_rows` positions of any sequences.
 
-    `k`, `v`: [n_rows, n_kv_heads, head size] in the type's own dtype, or uint8[n_rows, n_kv_heads,
-    row_bytes] of a quantized type, on a GPU with its fields together (`CacheType.by_fields`). Keys
-    are stored after norm and rotation, and after the Hadamard transform in blocks of `hadamard_k`
-    where that is not 0; values after that in blocks of `hadamard_v`. Rows that no token has written
-    are zero or left over.
+    `k`, `v`: [n_rows, n_kv_heads, head size] in the type's own dtype, or bytes of a quantized type,
+    arranged as `layout` says. Keys are stored after norm and rotation, and after the Hadamard
+    transform in blocks of `hadamard_k` where that is not 0; values after that in blocks of
+    `hadamard_v`. Rows that no token has written are zero or left over.
 
-    by_fields: whether fields stand together; None: on a GPU alone.
+    layout: None stands for tiles on a GPU, and for ggml's blocks elsewhere.
     """
 
     def __init__(
@@ -112,8 +112,10 @@ class KVStorage:
         value_length: int,
         settings: CacheSettings,
         device: torch.device,
-        by_fields: bool | None = None,
+        layout: RowLayout | None = None,
     ):
+        on_gpu = device.type == "cuda"
+        self.layout = layout or (RowLayout.TILES if on_gpu else RowLayout.BLOCKS)
         self.n_rows, self.key_length, self.value_length, self.settings = (
             n_rows,
             key_length,
@@ -127,9 +129,8 @@ class KVStorage:
             if settings.hadamard_v and self.type_v.is_quantized and value_length
             else 0
         )
-        self.k = _rows(self.type_k, n_rows, n_kv_heads, key_length, device)
-        self.v = _rows(self.type_v, n_rows, n_kv_heads, value_length, device)
-        self.by_fields = device.type == "cuda" if by_fields is None else by_fields
+        self.k = self._memory(self.type_k, n_kv_heads, key_length, device)
+        self.v = self._memory(self.type_v, n_kv_heads, value_length, device)
 
     @staticmethod
     def bytes_per_token(
@@ -142,6 +143,40 @@ class KVStorage:
     @property
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
+
+    def put(self, rows: slice | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write keys and values [n, n_kv_heads, ...], those of quantized types in ggml's blocks, to
+        rows: a slice, or int64[n] on the device.
+        """
+        for type, memory, x in (self.type_k, self.k, k), (self.type_v, self.v, v):
+            put(self._layout(type), type, memory, rows, x.to(memory.dtype))
+
+    def get(self, rows: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `put` has written to rows."""
+        k = get(self._layout(self.type_k), self.type_k, self.k, rows)
+        return k, get(self._layout(self.type_v), self.type_v, self.v, rows)
+
+    def part(self, run: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the memory of keys and of values of rows that follow each other. They begin where
+        a tile does.
+        """
+        tiles = slice(run.start // TILE, -(-run.stop // TILE))
+        k, v = (
+            memory[tiles if self._layout(type) is RowLayout.TILES else run]
+            for type, memory in ((self.type_k, self.k), (self.type_v, self.v))
+        )
+        return k, v
+
+    def _layout(self, type: CacheType) -> RowLayout:
+        return self.layout if type.is_quantized else RowLayout.BLOCKS
+
+    def _memory(
+        self, type: CacheType, n_heads: int, length: int, device: torch.device
+    ) -> torch.Tensor:
+        row_bytes = _row_bytes(type, length)
+        size = row_bytes // type.dtype.itemsize
+        shape = shape_of(self._layout(type), self.n_rows, n_heads, size)
+        return torch.zeros(shape, dtype=type.dtype, device=device)
 
 
 class KVCache:
@@ -166,11 +201,11 @@ class KVCache:
         value_length: int,
         settings: CacheSettings,
         device: torch.device,
-        by_fields: bool | None = None,
+        layout: RowLayout | None = None,
     ) -> KVCache:
         """A cache of one sequence with its own memory."""
         storage = KVStorage(
-            capacity, n_kv_heads, key_length, value_length, settings, device, by_fields
+            capacity, n_kv_heads, key_length, value_length, settings, device, layout
         )
         return cls(storage, Table.alone(capacity))
 
@@ -187,15 +222,23 @@ class KVCache:
 
     @property
     def k(self) -> torch.Tensor:
-        """Keys of all positions, [capacity, n_kv_heads, ...] as they are stored, if `is_whole`."""
-        return self.storage.k[self.table.run]
+        """Keys of all positions as they are stored, if `is_whole`: [capacity, n_kv_heads, ...], or
+        tiles.
+        """
+        return self.storage.part(self._run)[0]
 
     @property
     def v(self) -> torch.Tensor:
-        """Values of all positions, [capacity, n_kv_heads, ...] as they are stored, if
-        `is_whole`.
+        """Values of all positions as they are stored, if `is_whole`: [capacity, n_kv_heads, ...],
+        or tiles.
         """
-        return self.storage.v[self.table.run]
+        return self.storage.part(self._run)[1]
+
+    @property
+    def _run(self) -> slice:
+        if self.table.run is None:
+            raise ShapeError("the positions of a sequence do not follow each other in memory")
+        return self.table.run
 
     def write(self, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k float32[n, n_kv_heads, key_length] and v float32[n, n_kv_heads, value_length] at
@@ -206,32 +249,18 @@ class KVCache:
             k = hadamard(k, self.hadamard_k)
         if self.hadamard_v:
             v = hadamard(v, self.hadamard_v)
-        for type, storage, x in (
-            (self.type_k, self.storage.k, k),
-            (self.type_v, self.storage.v, v),
-        ):
-            encoded = (x if type.encode is None else type.encode(x)).to(storage.dtype)
-            storage[rows] = self._as_stored(type, encoded)
+        k, v = (
+            x if type.encode is None else type.encode(x)
+            for type, x in ((self.type_k, k), (self.type_v, v))
+        )
+        self.storage.put(rows, k, v)
 
     def read(self, stop: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of positions first..stop, float32[n, n_kv_heads, head size], as stored:
         see `query` and `result`.
         """
-        k, v = self._in_blocks(first, stop)
+        k, v = self.storage.get(self._on_device(self.table.rows(first, stop)))
         return _decoded(self.type_k, k), _decoded(self.type_v, v)
-
-    def _as_stored(self, type: CacheType, rows: torch.Tensor) -> torch.Tensor:
-        return type.by_fields(rows) if self._is_rearranged(type, rows) else rows
-
-    def _is_rearranged(self, type: CacheType, rows: torch.Tensor) -> bool:
-        return self.storage.by_fields and type.is_quantized and rows.shape[-1] > 0
-
-    def _in_blocks(self, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows of positions, those of quantized types made of blocks."""
-        rows, held = self._on_device(self.table.rows(first, stop)), self.storage
-        found = (self.type_k, held.k[rows]), (self.type_v, held.v[rows])
-        k, v = (type.in_blocks(x) if self._is_rearranged(type, x) else x for type, x in found)
-        return k, v
 
     def _on_device(self, rows: slice | torch.Tensor) -> slice | torch.Tensor:
         return rows if isinstance(rows, slice) else rows.to(self.storage.k.device)
@@ -240,16 +269,15 @@ class KVCache:
         """Nothing to do: new tokens overwrite the rows."""
 
     def save(self, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of rows, those of quantized types made of blocks."""
-        k, v = self._in_blocks(first, stop)
+        """Return copies of rows, those of quantized types in ggml's blocks."""
+        k, v = self.storage.get(self._on_device(self.table.rows(first, stop)))
         return k.clone(), v.clone()
 
     def load(self, first: int, saved: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Put back rows that `save` returned, which can be on another device."""
         rows = self._on_device(self.table.rows(first, first + len(saved[0])))
-        held, (k, v) = self.storage, (x.to(self.storage.k.device) for x in saved)
-        held.k[rows] = self._as_stored(self.type_k, k)
-        held.v[rows] = self._as_stored(self.type_v, v)
+        k, v = (x.to(self.storage.k.device) for x in saved)
+        self.storage.put(rows, k, v)
 
     def query(self, q: torch.Tensor) -> torch.Tensor:
         """Queries [..., key_length] turned as the stored keys are, so that products stay what they
@@ -278,11 +306,3 @@ def _row_bytes(type: CacheType, n: int) -> int:
             f" of this model is {n}"
         )
     return type.row_bytes(n) if n else 0
-
-
-def _rows(type: CacheType, n_rows: int, n_heads: int, n: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(
-        (n_rows, n_heads, _row_bytes(type, n) // type.dtype.itemsize),
-        dtype=type.dtype,
-        device=device,
-    )

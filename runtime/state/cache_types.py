@@ -62,10 +62,14 @@ class CacheType:
 
     def in_blocks(self, rows: torch.Tensor) -> torch.Tensor:
         """Return what `by_fields` was given."""
-        fields = self._fields(rows.shape[-1])
-        blocks = rows.shape[-1] // sum(fields)
-        parts = rows.split([blocks * size for size in reversed(fields)], dim=-1)
+        blocks = rows.shape[-1] // sum(self._fields(rows.shape[-1]))
+        parts = rows.split(self.field_bytes(rows.shape[-1]), dim=-1)
         return _joined(*(part.unflatten(-1, (blocks, -1)) for part in reversed(parts)))
+
+    def field_bytes(self, row_bytes: int) -> list[int]:
+        """Return the bytes of each kind of field of a row, in the order of `by_fields`."""
+        fields = self._fields(row_bytes)
+        return [row_bytes // sum(fields) * size for size in reversed(fields)]
 
     def _fields(self, row_bytes: int) -> tuple[int, ...]:
         """Return bytes of the fields of a block; Q8_KV has one for the whole row."""

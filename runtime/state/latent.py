@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .cache import CacheSettings, KVCache, KVStorage
+from .cache_tiles import RowLayout
 from .table import Table
 
 
@@ -34,8 +35,9 @@ class LatentStorage:
         index_width: of a key of the indexer, 0 for none.
         """
         latent, index = settings_of(settings)
+        layout = RowLayout.FIELDS if device.type == "cuda" else RowLayout.BLOCKS
         return cls(
-            KVStorage(n_rows, 1, width, 0, latent, device),
+            KVStorage(n_rows, 1, width, 0, latent, device, layout),
             KVStorage(n_rows, 1, index_width, 0, index, device) if index_width else None,
         )
 

@@ -89,7 +89,7 @@ __device__ __forceinline__ float temperature(int position) {
 }
 
 // q float32[ROWS, HEADS, DK], with GATE [ROWS, HEADS, 2 * DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
-// biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2]; caches [capacity, HEADS_KV, row]; position: cached positions before these rows;
+// biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2]; caches [capacity, HEADS_KV, row], of encoded types [capacity / CACHE_TILE, HEADS_KV, CACHE_TILE rows]; position: cached positions before these rows;
 // partial float32[HEADS_KV, splits, PART]; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
 extern "C" __global__ void __launch_bounds__(THREADS, FITTING)
 attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
@@ -124,8 +124,8 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         const int at = first + tile * TILE, old = min(min(at + TILE, last), n_old) - at;
         char* to = shared + tile % STAGES * STAGE;
         if constexpr (DECODED) {
-            load_rows<ROW_K>(to, cache_k, at, old, head);
-            load_rows<ROW_V>(to + TILE * ROW_K, cache_v, at, old, head);
+            load_rows<TYPE_K, DK>(to, cache_k, at, old, head);
+            load_rows<TYPE_V, DV>(to + TILE * ROW_K, cache_v, at, old, head);
         } else {
             load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(to, cache_k, at, old, head);
             load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
@@ -194,20 +194,20 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         for (int j = 0; j < AT_ONCE; j++) {
             if (!mine[j]) continue;
             const Job job(base + j * WARPS);
-            const long long at = (long long)(p0 + job.i) * HEADS_KV + head;
+            const int p = p0 + job.i;
             __syncwarp();
             if (job.v) {
                 if (VALUE_NORM) value[j].divide(eps);
                 value[j].put(row, lane);
                 if (HAD_V) hadamard_row(row, DV, HAD_V, lane);
-                Mixer::store<TYPE_V, DV>(row, cache_v + at * ROW_V, place(p0 + job.i, job.i, true), lane);
+                Mixer::store<TYPE_V, DV>(row, in_cache<TYPE_V, DV>(cache_v, p, head, HEADS_KV), place(p, job.i, true), lane);
             } else {
                 if (HEAD_NORMS) x[j].norm(job.k ? norm_k : norm_q, eps);
                 x[j].put(row, lane);
                 turns[j].template apply<NEOX_PAIRS>(row, lane);
                 if (HAD_K) hadamard_row(row, DK, HAD_K, lane);
-                if (job.k) Mixer::store<TYPE_K, DK>(row, cache_k + at * ROW_K, place(p0 + job.i, job.i, false), lane);
-                else Mixer::put_query(queries, (float*)probabilities, job.r, row, scale * temperature(p0 + job.i) * LOG2E, lane);  // exponentials are powers of 2
+                if (job.k) Mixer::store<TYPE_K, DK>(row, in_cache<TYPE_K, DK>(cache_k, p, head, HEADS_KV), place(p, job.i, false), lane);
+                else Mixer::put_query(queries, (float*)probabilities, job.r, row, scale * temperature(p) * LOG2E, lane);  // exponentials are powers of 2
             }
         }
     }

@@ -1,6 +1,8 @@
 // Rows of the key/value cache: one head of one position, as floats or encoded. An encoded row has the fields of ggml's blocks of 32
 // (formats/codecs/legacy.py and q8.py), those of one kind together: codes (their low bits) of all blocks, high bits of all, scales with
 // minima of all; Q8_KV has a header instead of scales: the scale of the row, and the sum of its codes.
+// Encoded rows of CACHE_TILE positions of a head stand together: codes of all rows, high bits of all, scales of all, so that codes begin where
+// lines of memory do. Rows of latent attention stand alone, one after the other.
 // Encoders make the bytes of runtime/state/cache_types.py, which has the formulas.
 #pragma once
 #include "step/common.cuh"
@@ -20,7 +22,15 @@ __device__ constexpr int header_bytes(int type) { return type == Q8_KV ? 8 : 0; 
 
 __device__ constexpr bool is_float(int type) { return type <= BF16; }
 
-// Where the fields of block b are in an encoded row of N elements.
+constexpr int CACHE_TILE = 16;  // positions; as in runtime/state/cache_tiles.py
+
+// Where the fields of a row begin: codes, high bits, scales. A row of floats has one.
+template <class Byte>
+struct Fields {
+    Byte *low, *high, *scale;
+};
+
+// Bytes of the fields of an encoded row of N elements, and where those of block b are in their field.
 template <int TYPE, int N>
 struct Places {
     static constexpr bool BYTES = TYPE == Q8_0 || TYPE == Q8_KV, MIN = TYPE == Q4_1 || TYPE == Q5_1, FIFTHS = TYPE == Q5_0 || TYPE == Q5_1;
@@ -28,16 +38,44 @@ struct Places {
     static constexpr int LOW = BYTES ? 32 : 16, HIGH = TYPE == Q6_0 ? 8 : FIFTHS ? 4 : 0, SCALE = block_bytes(TYPE) - LOW - HIGH;
     static_assert(SCALE == (TYPE == Q8_KV ? 0 : MIN ? 4 : 2), "scales and minima are halves");
 
+    static constexpr int CODES = BLOCKS * LOW, HIGHS = BLOCKS * HIGH, SCALES = TYPE == Q8_KV ? 8 : BLOCKS * SCALE;
+
     static __device__ constexpr int low(int b) { return b * LOW; }
-    static __device__ constexpr int high(int b) { return BLOCKS * LOW + b * HIGH; }
-    static __device__ constexpr int scale(int b) { return BLOCKS * (LOW + HIGH) + b * SCALE; }
-    static __device__ constexpr int header() { return BLOCKS * LOW; }
+    static __device__ constexpr int high(int b) { return b * HIGH; }
+    static __device__ constexpr int scale(int b) { return b * SCALE; }
 };
 
 // Bytes of a row in global memory, and of an element in the tile. Encoded types are decoded there:
 // to float16 for tensor cores (MMA), otherwise to float32.
 __device__ constexpr int row_bytes(int type, int n) { return header_bytes(type) + n * block_bytes(type) / 32; }
 __device__ constexpr int tile_bytes(int type) { return type == F16 || type == BF16 || (MMA && !is_float(type)) ? 2 : 4; }
+
+// A row that stands alone.
+template <int TYPE, int N, class Byte>
+__device__ __forceinline__ Fields<Byte> fields_of(Byte* row) {
+    if constexpr (is_float(TYPE)) return {row, row, row};
+    else return {row, row + Places<TYPE, N>::CODES, row + Places<TYPE, N>::CODES + Places<TYPE, N>::HIGHS};
+}
+
+// The first row of the tile that has a position. Of floats: of that position.
+template <int TYPE, int N, class Byte>
+__device__ __forceinline__ Byte* tile_of(Byte* cache, int position, int head, int heads) {
+    constexpr int TOGETHER = is_float(TYPE) ? 1 : CACHE_TILE;
+    return cache + ((long long)(position / TOGETHER) * heads + head) * (TOGETHER * row_bytes(TYPE, N));
+}
+
+// The row of a position in the cache.
+template <int TYPE, int N, class Byte>
+__device__ __forceinline__ Fields<Byte> in_cache(Byte* cache, int position, int head, int heads) {
+    Byte* tile = tile_of<TYPE, N>(cache, position, head, heads);
+    if constexpr (is_float(TYPE)) {
+        return {tile, tile, tile};
+    } else {
+        using At = Places<TYPE, N>;
+        const int i = position % CACHE_TILE;
+        return {tile + i * At::CODES, tile + CACHE_TILE * At::CODES + i * At::HIGHS, tile + CACHE_TILE * (At::CODES + At::HIGHS) + i * At::SCALES};
+    }
+}
 
 __device__ const signed char IQ4NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
@@ -65,11 +103,11 @@ __device__ __forceinline__ u32 two_bytes(const u8* p) { return *(const u16*)p; }
 
 // Elements 8 part .. 8 part + 7 of a row of N.
 template <int TYPE, int N>
-__device__ __forceinline__ void decode8(const u8* row, int part, float (&out)[8]) {
+__device__ __forceinline__ void decode8(const Fields<const u8>& row, int part, float (&out)[8]) {
     using At = Places<TYPE, N>;
     const int b = part / 4, c = part % 4;
-    const u8 *codes = row + At::low(b), *scale = row + At::scale(b);
-    const float d = TYPE == Q8_KV ? *(const float*)(row + At::header()) : half_to_float((u16)two_bytes(scale));
+    const u8 *codes = row.low + At::low(b), *scale = row.scale + At::scale(b);
+    const float d = TYPE == Q8_KV ? *(const float*)row.scale : half_to_float((u16)two_bytes(scale));
     const float m = At::MIN ? half_to_float((u16)two_bytes(scale + 2)) : 0.f;
     if constexpr (At::BYTES) {
 #pragma unroll
@@ -80,7 +118,7 @@ __device__ __forceinline__ void decode8(const u8* row, int part, float (&out)[8]
         }
     } else {
         constexpr int ZERO = TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;
-        const u8* highs = row + At::high(b);
+        const u8* highs = row.high + At::high(b);
         const int shift = 4 * (c >> 1);
         u32 fifths = 0;
         if constexpr (At::FIFTHS) fifths = two_bytes(highs + (c & 2)) >> 8 * (c & 1);
@@ -115,11 +153,11 @@ __device__ __forceinline__ u32 two_halves(float low, float high) {
 
 // Elements 8 part .. 8 part + 7 of a row of N, rounded to half precision.
 template <int TYPE, int N>
-__device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
+__device__ __forceinline__ uint4 decode_halves(const Fields<const u8>& row, int part) {
     if constexpr (TYPE == Q8_0) {
         // 1024 + code + 128 has the code in the low byte; the difference and the product are exact and rounded once.
-        const u8* codes = row + Places<TYPE, N>::low(part / 4) + part % 4 * 8;
-        const u32 d = two_bytes(row + Places<TYPE, N>::scale(part / 4));
+        const u8* codes = row.low + Places<TYPE, N>::low(part / 4) + part % 4 * 8;
+        const u32 d = two_bytes(row.scale + Places<TYPE, N>::scale(part / 4));
         u32 out[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -131,7 +169,7 @@ __device__ __forceinline__ uint4 decode_halves(const u8* row, int part) {
         return make_uint4(out[0], out[1], out[2], out[3]);
     }
     float x[8];
-    if constexpr (TYPE == F32) *(float4*)x = ((const float4*)row)[2 * part], *(float4*)(x + 4) = ((const float4*)row)[2 * part + 1];
+    if constexpr (TYPE == F32) *(float4*)x = ((const float4*)row.low)[2 * part], *(float4*)(x + 4) = ((const float4*)row.low)[2 * part + 1];
     else decode8<TYPE, N>(row, part, x);
     return make_uint4(two_halves(x[0], x[1]), two_halves(x[2], x[3]), two_halves(x[4], x[5]), two_halves(x[6], x[7]));
 }
@@ -154,9 +192,9 @@ __device__ __forceinline__ int code(float x, float inverse, int low, int high) {
 // Write 32 elements, one per lane, to block b of a row of N. Return the value that will be read back for this
 // lane's element. All lanes take part.
 template <int TYPE, int N>
-__device__ __forceinline__ float encode32(float x, int lane, u8* row, int b) {
+__device__ __forceinline__ float encode32(float x, int lane, const Fields<u8>& row, int b) {
     using At = Places<TYPE, N>;
-    u8 *codes = row + At::low(b), *scale = row + At::scale(b);
+    u8 *codes = row.low + At::low(b), *scale = row.scale + At::scale(b);
     if constexpr (TYPE == Q8_0) {
         const Scale d = as_stored(__fdiv_rn(warp_max(fabsf(x)), 127.f));
         const int q = code(x, d.inverse, -127, 127);
@@ -189,13 +227,13 @@ __device__ __forceinline__ float encode32(float x, int lane, u8* row, int b) {
         if (lane < 16) codes[lane] = (u8)((q & 15) | (above & 15) << 4);
         if constexpr (LEVELS == 32) {
             const u32 fifths = __ballot_sync(0xffffffff, q >> 4 & 1);
-            if (lane < 4) row[At::high(b) + lane] = (u8)(fifths >> 8 * lane);
+            if (lane < 4) row.high[At::high(b) + lane] = (u8)(fifths >> 8 * lane);
         }
         if constexpr (LEVELS == 64) {
             int pairs = (q >> 4 & 3) << (4 * ((lane & 15) >> 3) + 2 * (lane >> 4));
             pairs |= __shfl_xor_sync(0xffffffff, pairs, 8);
             pairs |= __shfl_xor_sync(0xffffffff, pairs, 16);
-            if (lane < 8) row[At::high(b) + lane] = (u8)pairs;
+            if (lane < 8) row.high[At::high(b) + lane] = (u8)pairs;
         }
         if constexpr (TYPE == IQ4_NL) return d.value * (float)IQ4NL[q];
         else if constexpr (MIN) return __fadd_rn(__fmul_rn(d.value, (float)q), m.value);
@@ -205,21 +243,20 @@ __device__ __forceinline__ float encode32(float x, int lane, u8* row, int b) {
 
 // Write D elements of `row` to `to`. kept(i, x) is told element i as it will be read back, by one lane each. All lanes take part.
 template <int TYPE, int D, class Kept>
-__device__ __forceinline__ void encode_row(const float* row, u8* to, int lane, Kept&& kept) {
+__device__ __forceinline__ void encode_row(const float* row, const Fields<u8>& to, int lane, Kept&& kept) {
     if constexpr (is_float(TYPE)) {
 #pragma unroll
         for (int i = lane; i < D; i += 32) {
             if constexpr (TYPE == F32) {
-                ((float*)to)[i] = row[i];
+                ((float*)to.low)[i] = row[i];
                 kept(i, row[i]);
             } else {
                 const u16 h = TYPE == BF16 ? float_to_bf16(row[i]) : float_to_half(row[i]);
-                ((u16*)to)[i] = h;
+                ((u16*)to.low)[i] = h;
                 kept(i, TYPE == BF16 ? bf16_to_float(h) : half_to_float(h));
             }
         }
     } else if constexpr (TYPE == Q8_KV) {
-        using At = Places<TYPE, D>;
         float most = 0.f, sum = 0.f;
 #pragma unroll
         for (int i = lane; i < D; i += 32) most = fmaxf(most, fabsf(row[i]));
@@ -227,12 +264,12 @@ __device__ __forceinline__ void encode_row(const float* row, u8* to, int lane, K
 #pragma unroll
         for (int i = lane; i < D; i += 32) {
             const int q = code(row[i], inverse, -127, 127);
-            to[At::low(0) + i] = (u8)q;
+            to.low[i] = (u8)q;
             sum += (float)q;  // exact
             kept(i, d * (float)q);
         }
         sum = warp_sum(sum);
-        if (lane == 0) *(float*)(to + At::header()) = d, *(int*)(to + At::header() + 4) = (int)sum;
+        if (lane == 0) *(float*)to.scale = d, *(int*)(to.scale + 4) = (int)sum;
     } else {
         float x[D / 32];  // read before the first store, so that blocks do not wait for each other
 #pragma unroll

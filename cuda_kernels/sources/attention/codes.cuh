@@ -12,7 +12,7 @@ __device__ __forceinline__ void mma_bytes(int (&d)[4], const u32 (&a)[4], const 
 #endif
 
 // BYTES of shared memory at an address that is a multiple of ALIGNED.
-template <int BYTES, int ALIGNED>
+template <int BYTES, int ALIGNED = BYTES>
 __device__ __forceinline__ void load_words(const char* at, u32 (&words)[(BYTES + 3) / 4]) {
     if constexpr (BYTES == 2) {
         words[0] = *(const u16*)at;
@@ -34,10 +34,11 @@ __device__ __forceinline__ void load_words(const char* at, u32 (&words)[(BYTES +
     }
 }
 
-// Rows of N elements, which begin at multiples of ALIGNED.
-template <int TYPE, int N, int ALIGNED>
+// Rows of N elements, which stand alone and begin at multiples of 16 bytes.
+template <int TYPE, int N>
 struct Codes {
     using At = Places<TYPE, N>;
+    static constexpr int HIGHS = At::CODES, SCALES = At::CODES + At::HIGHS;  // where they begin
     static constexpr bool BYTES = At::BYTES, MIN = At::MIN, FIFTHS = At::FIFTHS, SIGNED = BYTES || TYPE == IQ4_NL;
     static constexpr int ZERO = TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;  // the code of 0, where codes are not signed
     static constexpr u32 SIGNS = 0x80808080u;
@@ -68,12 +69,12 @@ struct Codes {
     }
     static __device__ __forceinline__ void of_row(const char* row, int b, int t, u32 (&codes)[2]) {
         if constexpr (BYTES) {
-            load_words<8, ALIGNED>(row + At::low(b) + 8 * t, codes);
+            load_words<8>(row + At::low(b) + 8 * t, codes);
         } else {
             const u32 low = *(const u32*)(row + At::low(b) + 4 * t);
             u32 high = 0;
-            if constexpr (TYPE == Q6_0) high = *(const u32*)(row + At::high(b) + t % 2 * 4) << (4 - t / 2 * 4);
-            if constexpr (FIFTHS) high = *(const u32*)(row + At::high(b)) >> 4 * t;
+            if constexpr (TYPE == Q6_0) high = *(const u32*)(row + HIGHS + At::high(b) + t % 2 * 4) << (4 - t / 2 * 4);
+            if constexpr (FIFTHS) high = *(const u32*)(row + HIGHS + At::high(b)) >> 4 * t;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 if constexpr (NEIGHBOURS) codes[h] = looked_up<false>(low >> 16 * h);
@@ -87,17 +88,16 @@ struct Codes {
 
     // The scales of a row, with minima: halves as they are stored, or the one float of Q8_KV.
     struct Scales {
-        static constexpr int BYTES = TYPE == Q8_KV ? 4 : At::BLOCKS * At::SCALE, AT = TYPE == Q8_KV ? At::header() : At::scale(0);
-        static constexpr int UNIT = AT % ALIGNED == 0 ? ALIGNED : AT % 8 == 0 && ALIGNED % 8 == 0 ? 8 : 4;
+        static constexpr int BYTES = TYPE == Q8_KV ? 4 : At::SCALES;
         u32 words[(BYTES + 3) / 4];
 
         __device__ __forceinline__ explicit Scales(const char* row) {
             if constexpr (BYTES % 4 == 0) {
-                load_words<BYTES, UNIT>(row + AT, words);
+                load_words<BYTES, (SCALES % 16 ? SCALES % 8 ? 4 : 8 : 16)>(row + SCALES, words);
             } else {  // rows of an odd number of blocks
 #pragma unroll
                 for (int i = 0; i < (BYTES + 3) / 4; i++) {
-                    const u8* at = (const u8*)row + AT + 4 * i;
+                    const u8* at = (const u8*)row + SCALES + 4 * i;
                     words[i] = two_bytes(at) | (4 * i + 2 < BYTES ? two_bytes(at + 2) << 16 : 0);
                 }
             }
@@ -113,7 +113,6 @@ struct Codes {
     static constexpr int TAKEN = (BYTES ? 4 : 2) * WORDS;  // bytes of a lane
     static constexpr bool TWO = !BYTES && WORDS == 1;      // bytes have both nibbles of one word
     static_assert(!TWO || MIN, "rows of other types are no multiples of 4 bytes");
-    static_assert(TAKEN % (ALIGNED < TAKEN ? ALIGNED : TAKEN) == 0, "lanes begin where rows do");
 
     static __device__ __forceinline__ int element(int g, int k, int j, int i) {
         if constexpr (BYTES) return (8 * g + j) * 4 * WORDS + 4 * k + i;
@@ -126,14 +125,14 @@ struct Codes {
     // The codes of a row, with 128 added to signed ones.
     static __device__ __forceinline__ void of_group(const char* row, int g, int j, u32 (&codes)[WORDS]) {
         u32 low[(TAKEN + 3) / 4];
-        load_words<TAKEN, (ALIGNED < TAKEN ? ALIGNED : TAKEN)>(row + At::low(0) + (8 * g + j) * TAKEN, low);
+        load_words<TAKEN>(row + (8 * g + j) * TAKEN, low);
         if constexpr (BYTES) {
 #pragma unroll
             for (int k = 0; k < WORDS; k++) codes[k] = low[k] ^ SIGNS;
             return;
         }
         const int first = j * TAKEN % 16;  // byte of the block
-        const char* highs = row + At::high(0) + block_of(g, j) * At::HIGH;
+        const char* highs = row + HIGHS + At::high(block_of(g, j));
         u32 fifths = 0;
         if constexpr (FIFTHS) fifths = *(const u32*)highs >> first;
         if constexpr (TWO) {

@@ -87,7 +87,7 @@ latent_queries(const float* q, const float* kv, const float* __restrict__ norm, 
         turns.template apply<NEOX_PAIRS>(row, lane);
         c.put(row + ROPE, lane);
         if (HADAMARD) hadamard_row(row, DK, HADAMARD, lane);
-        store_row<TYPE_K, DK>(row, cache + (long long)(p0 + warp) * ROW_K, kept + warp * KEPT, lane);
+        store_row<TYPE_K, DK>(row, fields_of<TYPE_K, DK>(cache + (long long)(p0 + warp) * ROW_K), kept + warp * KEPT, lane);
         return;
     }
     const auto factor = [&](int row) { return scale * temperature(p0 + row) * LOG2E; };  // exponentials are powers of 2

@@ -142,7 +142,7 @@ latent_attention(const u16* queries, const u8* cache, const int* __restrict__ po
             for (int i = thread; i < n * (DK / 8); i += THREADS) {
                 const int row = i / (DK / 8), part = i % (DK / 8);
                 *(uint4*)(tiles_held + AT_T + row * STRIDE_K + part * 16) =
-                    decode_halves<TYPE_K, DK>(rows + row * ROW_K, part);
+                    decode_halves<TYPE_K, DK>(fields_of<TYPE_K, DK>(rows + row * ROW_K), part);
             }
             clear(round);
             team_barrier(team);

@@ -13,7 +13,7 @@ static_assert(DK % 16 == 0 && DV % 16 == 0 && (TYPE_K == BF16) == (TYPE_V == BF1
 
 struct Mixer {
     template <int TYPE, int D>
-    static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_row<TYPE, D>(row, cache, kept, lane); }
+    static __device__ __forceinline__ void store(const float* row, const Fields<u8>& cache, char* kept, int lane) { store_row<TYPE, D>(row, cache, kept, lane); }
 
     static constexpr int Q_PART = 16 * M_TILES * STRIDE_Q, P_PART = 16 * M_TILES * STRIDE_P;
     static constexpr int Q_BYTES = 2 * Q_PART, P_BYTES = 2 * P_PART, JOIN_BYTES = HAD_V ? R * DV * 4 : 0, ANSWERS = 0;

@@ -27,54 +27,74 @@ __device__ __forceinline__ void copy_or_clear(char* to, const u8* from, bool the
 
 __device__ constexpr int power_up_to(int n) { return n >= 32 ? 32 : n >= 16 ? 16 : n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 1; }
 
-// Rows of ROW bytes of the cache, in the ring. Where all heads of a position together are whole pieces of 16 bytes, and rows of all heads
-// touch as many of them, these are copied, and `shift` bytes of the row before come with it. Otherwise rows are copied in smaller pieces.
-template <int ROW>
+// Rows of the cache, each of which stands alone in the ring, PITCH bytes after the one before.
+template <int TYPE, int D>
 struct Rows {
-    static constexpr int UNIT = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : 4;  // of shifts
-    static constexpr bool WHOLE_PIECES = HEADS_KV * ROW % 16 == 0 && (16 - UNIT + ROW + 15) / 16 == (ROW + 15) / 16;
-    static constexpr int BYTES = WHOLE_PIECES ? 16 : UNIT, PIECES = (ROW + BYTES - 1) / BYTES;
-    static constexpr int STEP = HEADS_KV * ROW, PITCH = padded_row(ROW);
-    static constexpr int ALIGNED = WHOLE_PIECES ? UNIT : 16;  // where a row begins
+    static constexpr int ROW = row_bytes(TYPE, D), PITCH = padded_row(ROW);
+    static constexpr int NEXT = WARPS * TILE * HEADS_KV * ROW;  // bytes from the tile of a warp to its next
 
-    static __device__ __forceinline__ int shift(int head) { return WHOLE_PIECES ? head * ROW % 16 : 0; }
+    // Where the tile that begins with position `at` is, a multiple of TILE.
+    static __device__ __forceinline__ const u8* tile(const u8* cache, int at, int head) { return tile_of<TYPE, D>(cache, at, head, HEADS_KV); }
 
-    // What is copied of the row of position `at`, and the bytes from the tile of a warp to its next.
-    static __device__ __forceinline__ const u8* row(const u8* cache, int at, int head) { return cache + (long long)at * STEP + (head * ROW - shift(head)); }
-    static constexpr int NEXT = WARPS * TILE * STEP;
-
-    // TILE rows from `from` on, by a warp. Those from `count` on become 0. Lanes divide a row's pieces in powers of 2.
+    // TILE rows, by a warp. Those from `count` on become 0.
     static __device__ __forceinline__ void copy(char* to, const u8* from, int count) {
-        if (count >= TILE) pieces<true>(to, from, TILE);
-        else pieces<false>(to, from, count);
+        if (count >= TILE) fields<true>(to, from, TILE);
+        else fields<false>(to, from, count);
     }
 
-    template <bool ALL, int DONE = 0>
-    static __device__ __forceinline__ void pieces(char* to, const u8* from, int count) {
-        if constexpr (DONE < PIECES) {
-            constexpr int SIDE = power_up_to(PIECES - DONE), AT_ONCE = 32 / SIDE;
-            const int lane = threadIdx.x % 32, first = lane / SIDE, at = (DONE + lane % SIDE) * BYTES;
+    template <bool ALL>
+    static __device__ __forceinline__ void fields(char* to, const u8* from, int count) {
+        if constexpr (is_float(TYPE)) {
+            field<ALL, ROW, HEADS_KV * ROW, TILE>(to, from, count);
+        } else {
+            using At = Places<TYPE, D>;
+#pragma unroll
+            for (int first = 0; first < TILE; first += CACHE_TILE) {
+                const u8* rows = from + first * HEADS_KV * ROW;
+                char* kept = to + first * PITCH;
+                field<ALL, At::CODES, At::CODES, CACHE_TILE>(kept, rows, count - first);
+                field<ALL, At::HIGHS, At::HIGHS, CACHE_TILE>(kept + At::CODES, rows + CACHE_TILE * At::CODES, count - first);
+                field<ALL, At::SCALES, At::SCALES, CACHE_TILE>(kept + At::CODES + At::HIGHS, rows + CACHE_TILE * (At::CODES + At::HIGHS), count - first);
+            }
+        }
+    }
+
+    // N pieces of SIZE bytes, which are STEP bytes apart. Lanes divide a piece in powers of 2.
+    template <bool ALL, int SIZE, int STEP, int N, int DONE = 0>
+    static __device__ __forceinline__ void field(char* to, const u8* from, int count) {
+        if constexpr (DONE < SIZE) {
+            constexpr int BYTES = SIZE % 16 == 0 ? 16 : SIZE % 8 == 0 ? 8 : 4, SIDE = power_up_to((SIZE - DONE) / BYTES), AT_ONCE = 32 / SIDE;
+            const int lane = threadIdx.x % 32, first = lane / SIDE, at = DONE + lane % SIDE * BYTES;
             to += first * PITCH + at;
-#pragma unroll(ALL ? TILE : 1)
-            for (int i = 0; i < TILE; i += AT_ONCE) {
-                if (AT_ONCE > TILE && first >= TILE) continue;
+#pragma unroll(ALL ? N : 1)
+            for (int i = 0; i < N; i += AT_ONCE) {
+                if (AT_ONCE > N && first >= N) continue;
                 const bool there = ALL || first + i < count;
                 copy_or_clear<BYTES>(to + i * PITCH, there ? from + (first * STEP + at) + i * STEP : from, there);
             }
-            pieces<ALL, DONE + SIDE>(to - first * PITCH - at, from, count);
+            field<ALL, SIZE, STEP, N, DONE + SIDE * BYTES>(to - first * PITCH - at, from, count);
         }
     }
 };
 
 // Store one new row, prepared in `row` (float32), in the cache, and a copy of its bytes in `kept`.
 template <int TYPE, int D>
-__device__ __forceinline__ void store_bytes(const float* row, u8* cache, char* kept, int lane) {
+__device__ __forceinline__ void store_bytes(const float* row, const Fields<u8>& cache, char* kept, int lane) {
     if constexpr (is_float(TYPE)) {
 #pragma unroll
         for (int i = lane; i < D; i += 32) ((u16*)kept)[i] = TYPE == BF16 ? float_to_bf16(row[i]) : float_to_half(row[i]);
     } else {
-        encode_row<TYPE, D>(row, (u8*)kept, lane, [](int, float) {});
+        encode_row<TYPE, D>(row, fields_of<TYPE, D>((u8*)kept), lane, [](int, float) {});
     }
     __syncwarp();
-    for (int i = lane; i < row_bytes(TYPE, D) / 4; i += 32) ((u32*)cache)[i] = ((const u32*)kept)[i];
+    const Fields<u8> own = fields_of<TYPE, D>((u8*)kept);
+    auto put = [&](u8* to, const u8* from, int size) {
+        for (int i = lane; i < size / 4; i += 32) ((u32*)to)[i] = ((const u32*)from)[i];
+    };
+    if constexpr (is_float(TYPE)) {
+        put(cache.low, own.low, row_bytes(TYPE, D));
+    } else {
+        using At = Places<TYPE, D>;
+        put(cache.low, own.low, At::CODES), put(cache.high, own.high, At::HIGHS), put(cache.scale, own.scale, At::SCALES);
+    }
 }

@@ -14,7 +14,7 @@ static_assert(THREADS % TILE == 0, "a thread takes one position");
 
 struct Mixer {
     template <int TYPE, int D>
-    static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_row<TYPE, D>(row, cache, kept, lane); }
+    static __device__ __forceinline__ void store(const float* row, const Fields<u8>& cache, char* kept, int lane) { store_row<TYPE, D>(row, cache, kept, lane); }
 
     static constexpr int Q_BYTES = R * DK * 4, P_BYTES = TILE * RP * 4, JOIN_BYTES = POSITION_GROUPS * R * DV * 4, ANSWERS = 0;
     const int chunk = threadIdx.x % CHUNKS, group = threadIdx.x / CHUNKS;

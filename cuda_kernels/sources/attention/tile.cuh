@@ -31,14 +31,14 @@ __device__ __forceinline__ void load_tile(char* tile, const u8* cache, int first
         constexpr int PARTS = ROW / 16;
         for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
             const int row = i / PARTS, part = i % PARTS;
-            copy16<(ROW >= 128)>(tile + row * STRIDE + part * 16, cache + ((long long)(first + row) * HEADS_KV + head) * ROW + part * 16);
+            copy16<(ROW >= 128)>(tile + row * STRIDE + part * 16, in_cache<TYPE, D>(cache, first + row, head, HEADS_KV).low + part * 16);
         }
     } else {
         constexpr int PARTS = D / 8;
         for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
             const int row = i / PARTS, part = i % PARTS;
             float x[8];
-            decode8<TYPE, D>(cache + ((long long)(first + row) * HEADS_KV + head) * ROW, part, x);
+            decode8<TYPE, D>(in_cache<TYPE, D>(cache, first + row, head, HEADS_KV), part, x);
             float4* to = (float4*)(tile + row * STRIDE + part * 32);
             to[0] = make_float4(x[0], x[1], x[2], x[3]);
             to[1] = make_float4(x[4], x[5], x[6], x[7]);
@@ -46,12 +46,16 @@ __device__ __forceinline__ void load_tile(char* tile, const u8* cache, int first
     }
 }
 
-// The same rows as they are stored, one after the other.
-template <int ROW>
+// The same encoded rows one after the other, each alone.
+template <int TYPE, int D>
 __device__ __forceinline__ void load_rows(char* to, const u8* cache, int first, int count, int head) {
-    constexpr int BYTES = ROW % 16 == 0 ? 16 : ROW % 8 == 0 ? 8 : ROW % 4 == 0 ? 4 : 2, PARTS = ROW / BYTES;
+    using At = Places<TYPE, D>;
+    constexpr int ROW = row_bytes(TYPE, D), FIELDS = At::CODES | At::HIGHS | At::SCALES;
+    constexpr int BYTES = FIELDS % 16 == 0 ? 16 : FIELDS % 8 == 0 ? 8 : FIELDS % 4 == 0 ? 4 : 2, PARTS = ROW / BYTES;  // that divide all fields
     for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
-        const u8* from = cache + ((long long)(first + i / PARTS) * HEADS_KV + head) * ROW + i % PARTS * BYTES;
+        const Fields<const u8> row = in_cache<TYPE, D>(cache, first + i / PARTS, head, HEADS_KV);
+        const int at = i % PARTS * BYTES;
+        const u8* from = at < At::CODES ? row.low + at : at < At::CODES + At::HIGHS ? row.high + (at - At::CODES) : row.scale + (at - At::CODES - At::HIGHS);
         if constexpr (BYTES == 16) copy16<true>(to + i * BYTES, from);
         else if constexpr (BYTES == 2) *(u16*)(to + i * BYTES) = *(const u16*)from;
         else copy_few<BYTES>(to + i * BYTES, from);
@@ -64,7 +68,7 @@ __device__ __forceinline__ void decode_tile(char* tile, const char* rows, int co
     constexpr int PARTS = D / 8;
     for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
         const int row = i / PARTS, part = i % PARTS;
-        *(uint4*)(tile + row * STRIDE + part * 16) = decode_halves<TYPE, D>((const u8*)rows + row * ROW, part);
+        *(uint4*)(tile + row * STRIDE + part * 16) = decode_halves<TYPE, D>(fields_of<TYPE, D>((const u8*)rows + row * ROW), part);
     }
 }
 
@@ -100,7 +104,7 @@ __device__ __forceinline__ void read8(const char* row, int i, float (&x)[8]) {
 // Store one new row, prepared in `row` (float32), in the cache and, as it will be read back, in
 // `kept` in the form of a tile row.
 template <int TYPE, int D>
-__device__ __forceinline__ void store_row(const float* row, u8* cache, char* kept, int lane) {
+__device__ __forceinline__ void store_row(const float* row, const Fields<u8>& cache, char* kept, int lane) {
     encode_row<TYPE, D>(row, cache, lane, [&](int i, float back) {
         if constexpr (tile_bytes(TYPE) == 4) ((float*)kept)[i] = back;
         else ((u16*)kept)[i] = TYPE == BF16 ? float_to_bf16(back) : float_to_half(back);

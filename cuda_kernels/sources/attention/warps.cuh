@@ -34,12 +34,14 @@ __device__ __forceinline__ void both_parts(float x, float y, u32& whole, u32& re
     whole = a | (u32)b << 16, rest = c | (u32)d << 16;
 }
 
-using Keys = Codes<CODED_K ? TYPE_K : Q8_0, CODED_K ? DK : 32, CODED_K ? Rows<ROW_K>::ALIGNED : 16>;
-using Values = Codes<CODED_V ? TYPE_V : Q8_0, CODED_V ? DV : 32, CODED_V ? Rows<ROW_V>::ALIGNED : 16>;
+using Keys = Codes<CODED_K ? TYPE_K : Q8_0, CODED_K ? DK : 32>;
+using Values = Codes<CODED_V ? TYPE_V : Q8_0, CODED_V ? DV : 32>;
+using RowsK = Rows<TYPE_K, DK>;
+using RowsV = Rows<TYPE_V, DV>;
 
 struct Mixer {
     template <int TYPE, int D>
-    static __device__ __forceinline__ void store(const float* row, u8* cache, char* kept, int lane) { store_bytes<TYPE, D>(row, cache, kept, lane); }
+    static __device__ __forceinline__ void store(const float* row, const Fields<u8>& cache, char* kept, int lane) { store_bytes<TYPE, D>(row, cache, kept, lane); }
 
     static constexpr int Q_PART = RP * STRIDE_Q, Q_BYTES = 2 * Q_PART;
     // Floats of a row that warps join: a word more after every 16, and rows that begin 4 banks apart, so that what lanes store goes to different
@@ -50,16 +52,10 @@ struct Mixer {
     // Of queries that multiply codes: their units | sums of blocks, for minima.
     static constexpr int MINIMA = CODED_K && Keys::MIN ? STEPS * RP : 0, SUMS_BYTES = CODED_K ? 4 * (RP + MINIMA) : 0;
     static constexpr bool Q_IN_REGISTERS = STEPS * N_TILES * PARTS * 2 <= 32;
-    // Positions are taken in another order, so that rows which lanes read at once begin in different banks of shared memory.
-    static constexpr bool ROTATED =
-        CODED_K && CODED_V && ((Keys::BYTES && Rows<ROW_K>::ALIGNED == 8) || (Values::BYTES && Rows<ROW_V>::ALIGNED == 8));
     // Lanes: `j` counts positions (or elements of V), and queries 2 t, 2 t + 1 of every 8 belong to a lane.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, j = lane / 4, t = lane % 4;
     float mix[DV / 16][N_TILES][4] = {};
     float most[N_TILES][2], sum[N_TILES][2];
-
-    // The position of every 8 that is row i of products.
-    static __device__ __forceinline__ int position(int i) { return ROTATED ? i % 4 * 2 + i / 4 : i; }
 
     // A sink is a score without a value.
     __device__ __forceinline__ void start(const float* sinks, bool sink, int head) {
@@ -143,9 +139,8 @@ struct Mixer {
                 for (int n = 0; n < N_TILES; n++)
 #pragma unroll
                     for (int part = 0; part < PARTS; part++) query(q, k, n, part, held[k][n][part]);
-        const int shift_k = Rows<ROW_K>::shift(head), shift_v = Rows<ROW_V>::shift(head);
         int stage = 0, next = warp + STAGES * WARPS, left = min(last, n_old) - (first + next * TILE);  // positions from the next tile to copy on
-        const u8 *next_k = Rows<ROW_K>::row(cache_k, first + next * TILE, head), *next_v = Rows<ROW_V>::row(cache_v, first + next * TILE, head);
+        const u8 *next_k = RowsK::tile(cache_k, first + next * TILE, head), *next_v = RowsV::tile(cache_v, first + next * TILE, head);
         for (int tile = warp; tile < tiles; tile += WARPS) {
             char *tile_k = own + stage * RING_STAGE, *tile_v = tile_k + TILE * PITCH_K;
             const int at = first + tile * TILE;
@@ -153,16 +148,16 @@ struct Mixer {
             wait_for_copies<2 * STAGES - 2>();
             __syncwarp();
             if (has_new) {
-                insert<ROW_K, PITCH_K>(tile_k + shift_k, new_k, at, p0);
-                insert<ROW_V, PITCH_V>(tile_v + shift_v, new_v, at, p0);
+                insert<ROW_K, PITCH_K>(tile_k, new_k, at, p0);
+                insert<ROW_V, PITCH_V>(tile_v, new_v, at, p0);
                 __syncwarp();
             }
 
             float s[M_TILES][N_TILES][4];
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) score(tile_k + shift_k + 16 * m * PITCH_K, q, held, sums_q, s[m]);
+            for (int m = 0; m < M_TILES; m++) score(tile_k + 16 * m * PITCH_K, q, held, sums_q, s[m]);
             __syncwarp();
-            if (next < tiles) Rows<ROW_K>::copy(tile_k, next_k, left);
+            if (next < tiles) RowsK::copy(tile_k, next_k, left);
             end_of_copies();
 
             probabilities(s, at, p0, inside);
@@ -180,11 +175,11 @@ struct Mixer {
                     }
 
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) add(tile_v + shift_v + 16 * m * PITCH_V, p[m]);
+            for (int m = 0; m < M_TILES; m++) add(tile_v + 16 * m * PITCH_V, p[m]);
             __syncwarp();
-            if (next < tiles) Rows<ROW_V>::copy(tile_v, next_v, left);
+            if (next < tiles) RowsV::copy(tile_v, next_v, left);
             end_of_copies();
-            next += WARPS, left -= WARPS * TILE, next_k += Rows<ROW_K>::NEXT, next_v += Rows<ROW_V>::NEXT;
+            next += WARPS, left -= WARPS * TILE, next_k += RowsK::NEXT, next_v += RowsV::NEXT;
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
     }
@@ -196,9 +191,9 @@ struct Mixer {
         for (int s = 0; s < STAGES; s++) {
             const int tile = warp + s * WARPS, at = first + tile * TILE;
             char* to = ring + warp * RING + s * RING_STAGE;
-            if (tile < tiles) Rows<ROW_K>::copy(to, Rows<ROW_K>::row(cache_k, at, head), min(last, n_old) - at);
+            if (tile < tiles) RowsK::copy(to, RowsK::tile(cache_k, at, head), min(last, n_old) - at);
             end_of_copies();
-            if (tile < tiles) Rows<ROW_V>::copy(to + TILE * PITCH_K, Rows<ROW_V>::row(cache_v, at, head), min(last, n_old) - at);
+            if (tile < tiles) RowsV::copy(to + TILE * PITCH_K, RowsV::tile(cache_v, at, head), min(last, n_old) - at);
             end_of_copies();
         }
     }
@@ -245,7 +240,7 @@ struct Mixer {
         };
         auto total = [&](const float(&c)[PARTS][4], int i) { return PACKED ? c[0][i] : c[0][i] + c[PARTS - 1][i]; };
         if constexpr (CODED_K) {
-            const char *row = tile_k + position(j) * PITCH_K, *other = row + 8 * PITCH_K;
+            const char *row = tile_k + j * PITCH_K, *other = row + 8 * PITCH_K;
             const typename Keys::Scales scales[2] = {typename Keys::Scales(row), typename Keys::Scales(other)};
             float all[N_TILES][PARTS][4] = {}, minima[N_TILES][4] = {};
 #pragma unroll
@@ -312,7 +307,7 @@ struct Mixer {
                     float& x = s[m][n][i];
                     if (SOFTCAP) x = CAP * tanhf(x / CAP);
                     if (!inside) {
-                        const int p = at + 16 * m + 8 * (i / 2) + position(j), newest = p0 + query_of(n, i % 2) / GROUP;
+                        const int p = at + 16 * m + 8 * (i / 2) + j, newest = p0 + query_of(n, i % 2) / GROUP;
                         if (p > newest || (WINDOW && p <= newest - WINDOW)) x = -INFINITY;
                     }
                     grows |= x > most[n][i % 2] + LET_GROW;
@@ -360,11 +355,11 @@ struct Mixer {
         if constexpr (CODED_V) {
             const char* rows[4];  // of rows 2 t, 2 t + 1 of products, and 8 later
 #pragma unroll
-            for (int i = 0; i < 4; i++) rows[i] = tile_v + (position(2 * t + i % 2) + i / 2 * 8) * PITCH_V;
+            for (int i = 0; i < 4; i++) rows[i] = tile_v + (2 * t + i % 2 + i / 2 * 8) * PITCH_V;
 #pragma unroll
             for (int g = 0; g < Values::GROUPS; g++) {
                 u32 x[4][Values::WORDS], d[2], least[2];
-                const int scale = Values::At::scale(0) + Values::block_of(g, j) * Values::At::SCALE;
+                const int scale = Values::SCALES + Values::At::scale(Values::block_of(g, j));
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     Values::of_group(rows[2 * i], g, j, x[2 * i]);

@@ -4,23 +4,25 @@
 #include "attention/cache.cuh"
 #include "attention/rows.cuh"
 
-constexpr int WARPS = 8, ROW = row_bytes(ROW_TYPE, LENGTH), UNITS = LENGTH / 8;
+constexpr int WARPS = 8, UNITS = LENGTH / 8;
 
-// x float32[rows, LENGTH], cache u8[rows, ROW]; a warp for each row.
-extern "C" __global__ void __launch_bounds__(32 * WARPS) store_rows(const float* x, u8* cache, int rows) {
+// x float32[rows / heads, heads, LENGTH] to positions from `position` of the cache; a warp for each row.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) store_rows(const float* x, u8* cache, int position, int heads, int rows) {
     __shared__ float held[WARPS][LENGTH];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const long long row = (long long)blockIdx.x * WARPS + warp;
+    const int row = blockIdx.x * WARPS + warp;
     if (row >= rows) return;
     float* mine = held[warp];
-    for (int i = lane; i < LENGTH; i += 32) mine[i] = x[row * LENGTH + i];
+    for (int i = lane; i < LENGTH; i += 32) mine[i] = x[(long long)row * LENGTH + i];
     __syncwarp();
     if (HADAMARD) hadamard_row(mine, LENGTH, HADAMARD, lane);
-    encode_row<ROW_TYPE, LENGTH>(mine, cache + row * ROW, lane, [](int, float) {});
+    encode_row<ROW_TYPE, LENGTH>(mine, in_cache<ROW_TYPE, LENGTH>(cache, position + row / heads, row % heads, heads), lane, [](int, float) {});
 }
 
-// out half[rows, LENGTH], float16; a thread for each 8 elements.
-extern "C" __global__ void __launch_bounds__(256) read_rows(const u8* cache, uint4* out, long long units) {
+// out float16[rows, heads, LENGTH] of positions from `position`; a thread for each 8 elements.
+extern "C" __global__ void __launch_bounds__(256) read_rows(const u8* cache, uint4* out, int position, int heads, long long units) {
     const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
-    if (i < units) out[i] = decode_halves<ROW_TYPE, LENGTH>(cache + i / UNITS * ROW, i % UNITS);
+    if (i >= units) return;
+    const int row = (int)(i / UNITS);
+    out[i] = decode_halves<ROW_TYPE, LENGTH>(in_cache<ROW_TYPE, LENGTH>(cache, position + row / heads, row % heads, heads), (int)(i % UNITS));
 }

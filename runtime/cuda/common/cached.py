@@ -8,6 +8,7 @@ import torch
 
 from ....cuda_kernels.prompt import cached as prompt_cached
 from ...state.cache import KVCache
+from ...state.cache_tiles import RowLayout
 from .context import Context
 from .executor import operation
 
@@ -21,11 +22,10 @@ def store(cache: KVCache, first: int, k: torch.Tensor, v: torch.Tensor) -> None:
         (cache.type_k, cache.k, cache.hadamard_k, k),
         (cache.type_v, cache.v, cache.hadamard_v, v),
     ):
-        rows = held[first : first + len(x)]
         if type.is_quantized:
-            operation(prompt_cached.store_rows, x, rows, type.name, block)
+            operation(prompt_cached.store_rows, x, held, first, type.name, block)
         else:
-            rows.copy_(x)
+            held[first : first + len(x)].copy_(x)
 
 
 def load(
@@ -42,20 +42,19 @@ def load(
         ("keys", cache.type_k, cache.k, cache.key_length),
         ("values", cache.type_v, cache.v, cache.value_length),
     ):
-        rows = held[first:stop]
         if not type.is_quantized:
-            found.append(rows.half())
+            found.append(held[first:stop].half())
             continue
-        n, heads = rows.shape[:2]
+        n, heads = stop - first, held.shape[1]
         if context is None:
-            out = torch.empty(n, heads, length, dtype=torch.float16, device=rows.device)
+            out = torch.empty(n, heads, length, dtype=torch.float16, device=held.device)
         else:  # as large as it can become: graphs of prompts end where a buffer grows
             shape = (cache.capacity, heads, length)
             out = context.buffer(f"decoded {name}", shape, torch.float16)[:n]
-        operation(prompt_cached.read_rows, rows, out, type.name)
+        operation(prompt_cached.read_rows, held, out, first, type.name)
         found.append(out)
     return found[0], found[1]
 
 
 def _has_kernels(cache: KVCache) -> bool:
-    return cache.is_whole and cache.storage.by_fields
+    return cache.is_whole and cache.storage.layout is RowLayout.TILES
