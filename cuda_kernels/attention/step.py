@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ...errors import ShapeError
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from .shape import WARPS, AttentionShape, shared_limit
@@ -36,8 +35,6 @@ class StepAttention:
         for first in range(0, shape.rows, at_once):
             part = replace(shape, rows=min(at_once, shape.rows - first)).fitting(limit)
             blocks = part.warp_blocks if part.is_by_warp else part.blocks
-            if part.is_by_warp and blocks > 2:  # see JOINERS of the kernel
-                raise ShapeError(f"{blocks} blocks of a multiprocessor, expected at most 2")
             most = min(
                 blocks * facts.multi_processor_count // shape.kv_heads,
                 part.most_splits(*part.tile(limit)),

@@ -63,8 +63,8 @@ constexpr bool FEW_REGISTERS = BY_WARP && THREADS <= 256 && DK + DV <= 256 && (R
 constexpr int FITTING = FEW_REGISTERS && RESIDENT < 2 ? 2 : RESIDENT;
 constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
 // The last blocks of a head share the join of many ranges. They wait for the others of the head, so at most half of the multiprocessors may: there are at
-// most two blocks for each, of which JOINERS in 4 JOINERS or more wait. Hadamard transforms need whole rows.
-constexpr int JOINERS = 4, LEAST_SHARED = 8;
+// most RESIDENT blocks for each, of which JOINERS in 2 JOINERS RESIDENT or more wait. Hadamard transforms need whole rows.
+constexpr int JOINERS = 8, LEAST_SHARED = 8;
 static_assert(LEAST_SHARED >= JOINERS, "a block for each piece");
 constexpr bool SHARED_JOIN = BY_WARP && (!HAD_V || R % JOINERS == 0);
 using Joiner = JoinPiece<R, DV, JOINERS, THREADS>;
@@ -316,7 +316,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
             answer(i / DV, i % DV, sum.x, sum.y);
             answer(i / DV, i % DV + 2, sum.z, sum.w);
         };
-        if (SHARED_JOIN && active >= LEAST_SHARED && gridDim.x >= 4 * JOINERS) {
+        if (SHARED_JOIN && active >= LEAST_SHARED && gridDim.x >= 2 * JOINERS * RESIDENT) {
             const LastToArrive arrival(tickets + head, active, JOINERS);
             if (arrival.first == arrival.last) return;
 #pragma unroll 1

@@ -184,7 +184,8 @@ struct Mixer {
         }
     }
 
-    // The first tiles of the ring, two groups of copies each.
+    // The first tiles of the ring, two groups of copies each. A tile is copied when the one before is there: blocks of the previous launch, which join their
+    // ranges meanwhile, would wait behind more copies in flight.
     static __device__ __forceinline__ void begin(char* ring, const u8* cache_k, const u8* cache_v, int first, int last, int n_old, int head) {
         const int warp = threadIdx.x / 32, tiles = (last - first + TILE - 1) / TILE;
 #pragma unroll 1  // code that runs once is fetched once
@@ -195,6 +196,7 @@ struct Mixer {
             end_of_copies();
             if (tile < tiles) RowsV::copy(to + TILE * PITCH_K, RowsV::tile(cache_v, at, head), min(last, n_old) - at);
             end_of_copies();
+            if (s + 1 < STAGES) wait_for_copies<0>();
         }
     }
 
