@@ -43,13 +43,26 @@ class RoleSplit:
 
 
 @dataclass(frozen=True)
+class Fewer:
+    """The same model over fewer GPUs, with equal shares. weights, cache: bytes of the GPU that has
+    most of both. fits: whether they fit it.
+    """
+
+    n_gpus: int
+    weights: int
+    cache: int
+    fits: bool
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
 class SplitReport:
     """A plan for a model, and what it means.
 
     weights: bytes of each rank, the sum over `roles`. copied: those of them that every rank has.
     whole: bytes of the model. context: tokens of the sequence whose cache takes `cache` bytes on
-    each rank, and `whole_cache` on one GPU. prediction: for `len(weights)` GPUs, whether there are
-    any or not. alone: for one.
+    each rank. prediction: for `len(weights)` GPUs, whether there are any or not. fewer: 1 GPU, 2,
+    4 and so on.
     """
 
     model: str
@@ -61,10 +74,9 @@ class SplitReport:
     whole: int
     context: int
     cache: tuple[int, ...]
-    whole_cache: int
     costs: Costs
     prediction: Prediction
-    alone: Prediction
+    fewer: tuple[Fewer, ...]
 
     @property
     def fits(self) -> bool:
@@ -73,20 +85,32 @@ class SplitReport:
         return max(map(sum, both)) <= self.costs.memory
 
     @property
-    def fits_alone(self) -> bool:
-        """Return whether weights and cache fit one of them."""
-        return self.whole + self.whole_cache <= self.costs.memory
+    def alone(self) -> Prediction:
+        """What is predicted for one GPU."""
+        return self.fewer[0].prediction
+
+    @property
+    def fastest(self) -> int:
+        """Return how many GPUs, of those here that the model fits, are predicted to generate
+        fastest: fewer of them if they are not slower.
+        """
+        rates = {len(self.weights): self.prediction.step_rate} if self.fits else {}
+        rates |= {few.n_gpus: few.prediction.step_rate for few in self.fewer if few.fits}
+        best = max(rates.values(), default=0.0)
+        return min((n for n, rate in rates.items() if rate == best), default=len(self.weights))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON can have it."""
         found: dict[str, Any] = asdict(self)
-        found |= {"fits": self.fits, "fits_alone": self.fits_alone}
+        found |= {"fits": self.fits, "fastest": self.fastest}
         plan = found.pop("plan")
         found["shares"], found["layers"] = plan["shares"], plan["layers"]
         found["tensors"] = plan["tensors"]
-        for which in ("prediction", "alone"):
-            one: Prediction = getattr(self, which)
-            found[which] |= {"step_rate": one.step_rate, "prompt_rate": one.prompt_rate}
+        predicted = [(found, self.prediction)]
+        predicted += zip(found["fewer"], (few.prediction for few in self.fewer), strict=True)
+        for shown, one in predicted:
+            rates = {"step_rate": one.step_rate, "prompt_rate": one.prompt_rate}
+            shown["prediction"] |= rates
         return found
 
 
@@ -112,53 +136,97 @@ def split_report(
     settings = replace(settings, swa_full=True)  # as kernels need
     whole = network_of(source, switches)
     tensors = _used(source, plan)
-    ranks = [network_of(source, switches, Share(plan, r, NoMeeting())) for r in range(plan.n_ranks)]
-    options: dict[str, Any] = {
-        "n_prompt": n_prompt,
-        "reduce_bytes": reduce_bytes,
-        "costs": costs,
-    }
     roles = _roles(tensors, plan)
-    work, whole_work = (
-        _work(whole, networks, n_past, settings, n_prompt) for networks in (ranks, [whole])
-    )
-    local = [network.state_bytes(context, settings, n_prompt) for network in ranks]
+
+    def predict(plan: SplitPlan, n_hosts: int) -> tuple[list[int], Prediction]:
+        """Return the bytes of the cache of each rank, and speeds."""
+        ranks = [whole]
+        if plan.n_ranks > 1:
+            shares = [Share(plan, rank, NoMeeting()) for rank in range(plan.n_ranks)]
+            ranks = [network_of(source, switches, share) for share in shares]
+        work = _work(whole, ranks, n_past, settings, n_prompt)
+        speeds = simulate(
+            tensors,
+            plan,
+            work,
+            n_prompt=n_prompt,
+            reduce_bytes=reduce_bytes,
+            n_hosts=n_hosts,
+            costs=costs,
+        )
+        return [network.state_bytes(context, settings, n_prompt) for network in ranks], speeds
+
+    local, prediction = predict(plan, n_hosts)
+    fewer = []
+    for n in _fewer(plan.n_ranks):
+        other = _ONE if n == 1 else make_plan(source, (1.0,) * n, switches, experts=experts)
+        cache, speeds = predict(other, 1)
+        both = zip(_weights(tensors, other), cache, strict=True)
+        weights, most = max(both, key=sum)
+        fewer.append(Fewer(n, weights, most, weights + most <= costs.memory, speeds))
     return SplitReport(
         str(source.path),
         str(source.metadata["general.architecture"].data),
         plan,
         roles,
-        tuple(sum(role.n_bytes[rank] for role in roles) for rank in range(plan.n_ranks)),
+        tuple(_weights(tensors, plan)),
         sum(t.n_bytes for t in tensors if plan.of(t.name).kind == "copy"),
         sum(t.n_bytes for t in tensors),
         context,
         tuple(local),
-        whole.state_bytes(context, settings, n_prompt),
         costs,
-        simulate(tensors, plan, work, n_hosts=n_hosts, **options),
-        simulate(tensors, _ONE, whole_work, **options),
+        prediction,
+        tuple(fewer),
     )
 
 
-def faster_alone(
-    source: Source, plan: SplitPlan, room: float, switches: Switches = Switches()
+def faster_with_fewer(
+    source: Source,
+    plan: SplitPlan,
+    room: float,
+    switches: Switches = Switches(),
+    experts: ExpertChoice = "auto",
 ) -> str | None:
-    """Say that one GPU is predicted to generate faster than those of the plan; None if it is not,
-    or has less than `room` bytes for the weights.
+    """Say that fewer GPUs (1, 2, 4 and so on) are predicted to generate faster than those of the
+    plan, and how many are fastest; None if they are not, or have less than `room` bytes for the
+    weights.
     """
-    tensors = _used(source, plan)
-    if sum(tensor.n_bytes for tensor in tensors) > room:
+    tensors, whole = _used(source, plan), network_of(source, switches)
+
+    def predict(plan: SplitPlan) -> Prediction:
+        work = _work(whole, [whole] * plan.n_ranks, 0, CacheSettings())
+        return simulate(tensors, plan, work)
+
+    split = predict(plan)
+    best, n_best = split, plan.n_ranks
+    for n in _fewer(plan.n_ranks):
+        other = _ONE if n == 1 else make_plan(source, (1.0,) * n, switches, experts=experts)
+        if max(_weights(tensors, other)) > room:
+            continue
+        found = predict(other)
+        if found.step < best.step:
+            best, n_best = found, n
+    if n_best == plan.n_ranks:
         return None
-    whole, settings = network_of(source, switches), CacheSettings()
-    alone = simulate(tensors, _ONE, _work(whole, [whole], 0, settings))
-    split = simulate(tensors, plan, _work(whole, [whole] * plan.n_ranks, 0, settings))
-    if alone.step >= split.step:
-        return None
+    slower = "slower" if best.prompt > split.prompt else "not slower"
     return (
-        f"one GPU is predicted to generate faster than {plan.n_ranks}"
-        f" ({alone.step_rate:.0f} and {split.step_rate:.0f} t/s on H200s), and prompts slower"
-        f" ({alone.prompt_rate:,.0f} and {split.prompt_rate:,.0f})"
+        f"{'one GPU is' if n_best == 1 else f'{n_best} GPUs are'} predicted to generate faster than"
+        f" {plan.n_ranks} ({best.step_rate:.0f} and {split.step_rate:.0f} t/s on H200s), and"
+        f" prompts {slower} ({best.prompt_rate:,.0f} and {split.prompt_rate:,.0f})"
     )
+
+
+def _fewer(n_gpus: int) -> list[int]:
+    """Return the powers of two below a number of GPUs, of 2 and more."""
+    return [1 << i for i in range(n_gpus.bit_length()) if 1 << i < n_gpus]
+
+
+def _weights(tensors: Sequence[TensorInfo], plan: SplitPlan) -> list[int]:
+    """Return the bytes of each rank."""
+    if plan.n_ranks == 1:
+        return [sum(tensor.n_bytes for tensor in tensors)]
+    roles = _roles(tensors, plan)
+    return [sum(role.n_bytes[rank] for role in roles) for rank in range(plan.n_ranks)]
 
 
 def _used(source: Source, plan: SplitPlan) -> list[TensorInfo]:

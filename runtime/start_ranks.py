@@ -188,7 +188,7 @@ def joined_part(
             print(f"note: ranks have whole layers (-sm layer): {error}", file=sys.stderr)
         return stage()
     if group.rank == 0 and device.type == "cuda":
-        _note_speed(source, plan, device, switches)
+        _note_speed(source, plan, device, switches, experts)
     return Share(plan, group.rank, group)
 
 
@@ -197,12 +197,18 @@ def joined_peers(options: LoadOptions, device: torch.device) -> Group | None:
     return joined(options, device) if options.split_mode == "data" else None
 
 
-def _note_speed(source: Source, plan: SplitPlan, device: torch.device, switches: Switches) -> None:
-    """Print a line if one GPU like `device` is predicted to generate faster."""
+def _note_speed(
+    source: Source,
+    plan: SplitPlan,
+    device: torch.device,
+    switches: Switches,
+    experts: ExpertChoice,
+) -> None:
+    """Print a line if fewer GPUs like `device` are predicted to generate faster."""
     import torch
 
-    from .split_report import faster_alone
+    from .split_report import faster_with_fewer
 
     room = 0.9 * torch.cuda.get_device_properties(device).total_memory
-    if (line := faster_alone(source, plan, room, switches)) is not None:
+    if (line := faster_with_fewer(source, plan, room, switches, experts)) is not None:
         print(f"note: {line}", file=sys.stderr)

@@ -16,7 +16,7 @@ from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.expert_mode import busiest_share
 from iqforge.runtime.parallel.simulate import H200
 from iqforge.runtime.split_model import make_plan
-from iqforge.runtime.split_report import faster_alone, split_report
+from iqforge.runtime.split_report import faster_with_fewer, split_report
 from iqforge.runtime.weights.switches import Switches
 
 from .shared import shared
@@ -43,7 +43,8 @@ def test_json_has_the_plan_and_the_prediction(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["architecture"] == "deepseek2" and len(found["layers"]) == 61
     assert len(found["weights"]) == 8 and found["prediction"]["n_sums"] == 122
-    assert found["prediction"]["step_rate"] > found["alone"]["step_rate"] > 0
+    alone = found["fewer"][0]["prediction"]
+    assert found["prediction"]["step_rate"] > alone["step_rate"] > 0
     assert sum(sum(role["n_bytes"]) for role in found["roles"]) == sum(found["weights"])
 
 
@@ -75,9 +76,9 @@ def test_what_is_not_possible_is_refused(capsys, words, message):
 def test_gpus_that_cannot_hold_a_model_have_no_speed(capsys):
     assert main(["plan-split", "--simulate", "deepseek-v3:IQ4_K", "-ts", "1,1"]) == 0
     out = capsys.readouterr().out
-    assert out.count("does not fit") == 4 and "faster" not in out
+    assert out.count("does not fit") == 4 and "fastest" not in out
     assert main(["plan-split", "--simulate", "deepseek-v3:IQ4_K", "-ts", "1,1,1,1"]) == 0
-    assert capsys.readouterr().out.count("does not fit") == 2
+    assert capsys.readouterr().out.count("does not fit") == 4  # one and two GPUs
 
 
 def test_a_step_adds_up_a_dense_layer_and_experts_together():
@@ -193,14 +194,27 @@ def test_small_active_models_gain_nothing_in_steps():
     assert deep.prediction.prompt > 1.5 * large.prediction.prompt  # attention to what is before
 
 
-def test_one_gpu_is_named_where_it_generates_faster():
-    def said(spec: str, room: float):
+def test_fewer_gpus_are_named_where_they_generate_faster():
+    def said(spec: str, room: float, gpus: int):
         source = SyntheticSource(spec)
-        return faster_alone(source, make_plan(source, (1,) * 4), room)
+        return faster_with_fewer(source, make_plan(source, (1,) * gpus), room)
 
-    assert "one GPU is predicted to generate faster than 4" in said("qwen3-30b-a3b:IQ4_K", 100e9)
-    assert said("qwen3-30b-a3b:IQ4_K", 10e9) is None  # it does not fit
-    assert said("llama-70b:IQ4_K", 100e9) is None
+    assert "one GPU is predicted to generate faster than 4" in said("qwen3-30b-a3b:IQ4_K", 1e11, 4)
+    assert said("qwen3-30b-a3b:IQ4_K", 10e9, 2) is None  # it does not fit one
+    assert said("llama-70b:IQ4_K", 100e9, 4) is None
+    found = said("deepseek-v2-lite:IQ4_K", 100e9, 8)
+    assert "4 GPUs are predicted to generate faster than 8" in found and "prompts slower" in found
+    assert said("deepseek-v2-lite:IQ4_K", 1e9, 8) is None  # four have too little memory
+
+
+def test_a_report_has_fewer_gpus_too():
+    found = report("deepseek-v2-lite:IQ4_K", 8)
+    assert [few.n_gpus for few in found.fewer] == [1, 2, 4] and found.fastest == 4
+    four = report("deepseek-v2-lite:IQ4_K", 4)
+    assert found.fewer[2].prediction == four.prediction
+    assert found.fewer[2].weights == max(four.weights)
+    assert found.fewer[2].cache == max(four.cache)
+    assert found.as_dict()["fewer"][2]["prediction"]["step_rate"] == four.prediction.step_rate
 
 
 @pytest.mark.parametrize("how", ["columns", "whole"])

@@ -174,7 +174,7 @@ def _speeds(report: SplitReport) -> list[str]:
         if fits
         else [str(n), _mib(size), "does not fit", "", "does not fit", ""]
         for n, size, p, fits in (
-            (1, report.whole, report.alone, report.fits_alone),
+            *((few.n_gpus, few.weights, few.prediction, few.fits) for few in report.fewer),
             (report.plan.n_ranks, max(report.weights), report.prediction, report.fits),
         )
     ]
@@ -186,8 +186,8 @@ def _speeds(report: SplitReport) -> list[str]:
         f" on for a sum); weights and cache of {report.context} tokens fit {_mib(c.memory)}:",
         *_table(["GPUs", "weights", f"pp{n_prompt}", "of it sums", "tg", "of it sums"], rows),
     ]
-    if report.fits_alone and report.prediction.step > report.alone.step:
-        found.append("One GPU generates faster.")
+    if (n := report.fastest) < report.plan.n_ranks:
+        found.append("One GPU generates fastest." if n == 1 else f"{n} GPUs generate fastest.")
     return found
 
 

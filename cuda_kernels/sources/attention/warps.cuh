@@ -185,7 +185,7 @@ struct Mixer {
     }
 
     // The first tiles of the ring, two groups of copies each. A tile is copied when the one before is there: blocks of the previous launch, which join their
-    // ranges meanwhile, would wait behind more copies in flight.
+    // ranges meanwhile, would wait longer for theirs.
     static __device__ __forceinline__ void begin(char* ring, const u8* cache_k, const u8* cache_v, int first, int last, int n_old, int head) {
         const int warp = threadIdx.x / 32, tiles = (last - first + TILE - 1) / TILE;
 #pragma unroll 1  // code that runs once is fetched once
