@@ -93,7 +93,8 @@ def _run(words: list[str]) -> int:
 
         if command.ranks or shares_chunks:
             talks = name == "chat" or getattr(args, "conversation", False)
-            status = run_as_ranks(words, split_options(args), interactive=talks)
+            files = _read_files(args)
+            status = run_as_ranks(words, split_options(args), files=files, interactive=talks)
             if status is not None:
                 return status
             quiet = silent_unless_first()
@@ -101,6 +102,20 @@ def _run(words: list[str]) -> int:
         from . import api
 
         return module.run(args, api) or 0
+
+
+# Flags of commands with ranks whose files are read, by the names that argparse gives them.
+_READ = ("model", "file", "binary_file", "system_prompt_file", "tools", "documents")
+_NO_FILES = ("default",)  # a text that comes with the package
+
+
+def _read_files(args: argparse.Namespace) -> list[str]:
+    """Return the files and folders that the flags of a command name and it reads."""
+    found: list[str] = []
+    for name in _READ:
+        value = getattr(args, name, None)
+        found += value if isinstance(value, list) else [value] if isinstance(value, str) else []
+    return [path for path in found if path not in _NO_FILES]
 
 
 def _has_nothing_to_do(name: str, mode: str | None) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, cast
 
-from ..errors import UsageError
+from ..errors import NotFoundError, UsageError
 from .parallel.launch import run_ranks
 from .parallel.modes import Split, has_ranks
 from .parallel.ranks import Ranks
@@ -32,11 +32,16 @@ _joined: list[Group] = []  # the group of this process, which its models share
 
 
 def run_as_ranks(
-    words: Sequence[str], options: LoadOptions, *, interactive: bool = False
+    words: Sequence[str],
+    options: LoadOptions,
+    *,
+    files: Sequence[str] = (),
+    interactive: bool = False,
 ) -> int | None:
     """Run the command line `words` as one process per device if the options ask for that, and
     return its exit status. None if this process evaluates the model: alone, or because it is a
-    rank. interactive: Ctrl-C is for the first rank.
+    rank. interactive: Ctrl-C is for the first rank. files: what the command reads; NotFoundError
+    before any process starts if one is missing.
     """
     if not has_ranks(options.split_mode) or Ranks.here() is not None:
         return None
@@ -49,6 +54,9 @@ def run_as_ranks(
             f"--device {device} is one GPU, -sm {split.mode} takes {split.n_ranks}: choose them"
             " with -ts, -mg and --max-gpu"
         )
+    for path in files:
+        if not os.path.exists(path):
+            raise NotFoundError("no such file or folder", file=path)
     command = [sys.executable, "-m", _PACKAGE, *words]
     return run_ranks(command, split.n_ranks, interactive=interactive)
 

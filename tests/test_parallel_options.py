@@ -385,3 +385,28 @@ def test_a_wrong_number_of_processes_is_refused(monkeypatch):
     with pytest.raises(UsageError, match="-ts has 2 shares, but 3 processes were started"):
         iqforge.load_model(shared(MODEL), device="cpu", split_mode="graph", tensor_split="1,1")
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "perplexity -m missing.gguf -f here.txt",
+        "perplexity -m here.txt -f missing.gguf",
+        "bench -m here.txt -m missing.gguf",
+        "generate -m here.txt -f missing.gguf",
+        "chat -m here.txt -sysf missing.gguf",
+    ],
+)
+def test_missing_files_are_found_before_ranks_start(words, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.txt").write_text("a text")
+    monkeypatch.setattr(start_ranks, "run_ranks", lambda *args, **options: pytest.fail("started"))
+    assert main([*words.split(), "--device", "cpu", "-sm", "graph", "-ts", "1,1"]) == 1
+    assert "missing.gguf: no such file or folder" in capsys.readouterr().err
+
+
+def test_the_text_of_the_package_is_no_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(start_ranks, "run_ranks", lambda *args, **options: 7)
+    (tmp_path / "here.gguf").touch()
+    words = ["imatrix", "-m", str(tmp_path / "here.gguf"), "-f", "default", "-o", "x.gguf"]
+    assert main([*words, "--device", "cpu", "-sm", "data", "-ts", "1,1"]) == 7
