@@ -159,7 +159,10 @@ def split_report(
     local, prediction = predict(plan, n_hosts)
     fewer = []
     for n in _fewer(plan.n_ranks):
-        other = _ONE if n == 1 else make_plan(source, (1.0,) * n, switches, experts=experts)
+        other = _ONE
+        if n > 1:
+            equal = (1.0,) * n
+            other = make_plan(source, equal, switches, experts=experts, reference=reference)
         cache, speeds = predict(other, 1)
         both = zip(_weights(tensors, other), cache, strict=True)
         weights, most = max(both, key=sum)

@@ -319,14 +319,21 @@ def scaled_sums(sums, of_rows, of_columns, out, bias=None):
     out.copy_(y if bias is None else y + bias.float())
 
 
-def store_rows(x, cache, first, type, hadamard=0):
+def store_rows(x, cache, first, type, hadamard=0, alone=False):
     kind, rows = CACHE_TYPES[type.lower()], slice(first, first + len(x))
-    put(RowLayout.TILES, kind, cache, rows, kind.encode(turned(x, hadamard) if hadamard else x))
+    put(
+        RowLayout.FIELDS if alone else RowLayout.TILES,
+        kind,
+        cache,
+        rows,
+        kind.encode(turned(x, hadamard) if hadamard else x),
+    )
 
 
-def read_rows(cache, out, first, type):
+def read_rows(cache, out, first, type, alone=False):
     kind, rows = CACHE_TYPES[type.lower()], slice(first, first + len(out))
-    out.copy_(kind.decode(get(RowLayout.TILES, kind, cache, rows)))
+    layout = RowLayout.FIELDS if alone else RowLayout.TILES
+    out.copy_(kind.decode(get(layout, kind, cache, rows)))
 
 
 def install(monkeypatch) -> None:

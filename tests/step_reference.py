@@ -170,6 +170,7 @@ SHARED_JOINS = [
     (1, 8, 2, 128, 128, "q8_0", "q8_0", 128, "neox", False, True),
     (1, 4, 2, 128, 128, "q4_0", "q8_0", 128, "neox", True, True),
     (1, 8, 1, 64, 64, "f16", "f16", 64, "norm", False, False),
+    (1, 8, 1, 128, 128, "q8_0", "q8_0", 128, "neox", True, True),
     (3, 2, 1, 64, 64, "q6_0", "q4_1", 64, "neox", True, True),
     (1, 1, 2, 64, 64, "bf16", "bf16", 64, "neox", False, True),
     (2, 8, 1, 80, 112, "f16", "f16", 64, "neox", False, True),

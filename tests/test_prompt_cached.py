@@ -51,10 +51,12 @@ def draw(n: int, heads: int, length: int, seed: int) -> torch.Tensor:
     return torch.randn(n, heads, length, generator=torch.Generator().manual_seed(seed))
 
 
-def both(length: int, settings: CacheSettings) -> list[KVCache]:
+def both(
+    length: int, settings: CacheSettings, layout: RowLayout = RowLayout.TILES
+) -> list[KVCache]:
     return [
-        KVCache.alone(256, 2, length, length, settings, CPU, layout)
-        for layout in (RowLayout.TILES, RowLayout.BLOCKS)
+        KVCache.alone(256, 2, length, length, settings, CPU, way)
+        for way in (layout, RowLayout.BLOCKS)
     ]
 
 
@@ -67,12 +69,14 @@ def both(length: int, settings: CacheSettings) -> list[KVCache]:
         for name in QUANTIZED
     ],
 )
-def test_kernels_store_and_load_what_torch_does(name, on_host):
+@pytest.mark.parametrize("layout", [RowLayout.TILES, RowLayout.FIELDS])
+def test_kernels_store_and_load_what_torch_does(name, layout, on_host):
     length = 96 if name == "q8_0" else 64
-    cache, wanted = both(length, CacheSettings(name, "q8_0" if name == "q8_kv" else name))
+    cache, wanted = both(length, CacheSettings(name, "q8_0" if name == "q8_kv" else name), layout)
     k, v = draw(29, 2, length, 1), draw(29, 2, length, 2)  # parts of three tiles
     k[1, 1], v[2, 0, :32] = 0, 1e7  # without a scale, and with the largest
     wanted.write(7, k, v)
+    assert cached._has_kernels(cache)
     cached.store(cache, 7, k, v)
     for stored, expected in zip(cache.save(0, 48), wanted.save(0, 48), strict=True):
         assert torch.equal(stored, expected)

@@ -16,8 +16,10 @@ from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.common.registry import Slow
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.cuda.step import graphs as step_graphs
+from iqforge.runtime.cuda.step.attention import StepAttentionLayer
 from iqforge.runtime.cuda.step.ends import SlowOutput
 from iqforge.runtime.cuda.step.moe import StepMoE
 from iqforge.runtime.cuda.step.path import StepPath
@@ -28,8 +30,9 @@ from iqforge.runtime.layers.specs import FFNSpec
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.network.network import Network
 from iqforge.runtime.network.sampling import GREEDY, Sampling
-from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.state.cache import CacheSettings, KVCache, KVStorage
 from iqforge.runtime.state.recurrent import RecurrentState
+from iqforge.runtime.state.table import Blocks, Table
 from iqforge.runtime.weights import linear
 from iqforge.runtime.weights.ranges import PREFIX, RangeName, recording
 from iqforge.runtime.weights.switches import Switches
@@ -476,3 +479,13 @@ def test_latent_attention_reads_encoded_caches(monkeypatch, tmp_path):
             assert not [x for x in told if "slow path: MLA" in x]
             found = list(steps.follow(5, model.new_state(64, settings), 9, GREEDY))
             assert found == list(model.follow(5, model.new_state(64, settings), 9, GREEDY))
+
+
+def test_a_cache_that_is_not_in_one_piece_takes_the_slow_path():
+    layer = object.__new__(StepAttentionLayer)
+    layer.a, layer.layer = SimpleNamespace(spec=SimpleNamespace(kv_from=None)), 0
+    layer.input = SimpleNamespace(norm=SimpleNamespace(weight=torch.zeros(1)))
+    storage = KVStorage(256, 2, 64, 64, CacheSettings(), CPU)
+    cache = KVCache(storage, Table(Blocks(4), 256))
+    with pytest.raises(Slow, match="do not follow each other"):
+        layer.check(SimpleNamespace(layers=[cache]))

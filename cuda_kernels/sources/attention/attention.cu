@@ -64,7 +64,7 @@ constexpr int FITTING = FEW_REGISTERS && RESIDENT < 2 ? 2 : RESIDENT;
 constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
 // The last blocks of a head share the join of many ranges. They wait for the others of the head, so at most half of the multiprocessors may: there are at
 // most RESIDENT blocks for each, of which JOINERS in 2 JOINERS RESIDENT or more wait. Hadamard transforms need whole rows.
-constexpr int JOINERS = 8, LEAST_SHARED = 8;
+constexpr int JOINERS = HAD_V && R % 8 ? 4 : 8, LEAST_SHARED = 8;
 static_assert(LEAST_SHARED >= JOINERS, "a block for each piece");
 constexpr bool SHARED_JOIN = BY_WARP && (!HAD_V || R % JOINERS == 0);
 using Joiner = JoinPiece<R, DV, JOINERS, THREADS>;

@@ -23,7 +23,7 @@ def store(cache: KVCache, first: int, k: torch.Tensor, v: torch.Tensor) -> None:
         (cache.type_v, cache.v, cache.hadamard_v, v),
     ):
         if type.is_quantized:
-            operation(prompt_cached.store_rows, x, held, first, type.name, block)
+            operation(prompt_cached.store_rows, x, held, first, type.name, block, _alone(cache))
         else:
             held[first : first + len(x)].copy_(x)
 
@@ -51,10 +51,14 @@ def load(
         else:  # as large as it can become: graphs of prompts end where a buffer grows
             shape = (cache.capacity, heads, length)
             out = context.buffer(f"decoded {name}", shape, torch.float16)[:n]
-        operation(prompt_cached.read_rows, held, out, first, type.name)
+        operation(prompt_cached.read_rows, held, out, first, type.name, _alone(cache))
         found.append(out)
     return found[0], found[1]
 
 
 def _has_kernels(cache: KVCache) -> bool:
-    return cache.is_whole and cache.storage.layout is RowLayout.TILES
+    return cache.is_whole and cache.storage.layout is not RowLayout.BLOCKS
+
+
+def _alone(cache: KVCache) -> bool:
+    return cache.storage.layout is RowLayout.FIELDS

@@ -75,8 +75,9 @@ class StepAttentionLayer(StepBranch):
 
     def check(self, state) -> None:
         cache = self._cache(state)
-        if cache.k.device != self.input.norm.weight.device:
-            raise Placed(f"its keys and values are on {cache.k.device}")
+        device = cache.storage.k.device
+        if device != self.input.norm.weight.device:
+            raise Placed(f"its keys and values are on {device}")
         self._check(cache)
 
     def _cache(self, state) -> KVCache:
