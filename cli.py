@@ -105,17 +105,22 @@ def _run(words: list[str]) -> int:
 
 
 # Flags of commands with ranks whose files are read, by the names that argparse gives them.
-_READ = ("model", "file", "binary_file", "system_prompt_file", "tools", "documents")
-_NO_FILES = ("default",)  # a text that comes with the package
+_READ = (
+    *("model", "file", "binary_file", "system_prompt_file", "messages", "tools", "documents"),
+    "kl_divergence_against",
+)
 
 
 def _read_files(args: argparse.Namespace) -> list[str]:
-    """Return the files and folders that the flags of a command name and it reads."""
+    """Return the files and folders that a command reads, adapters apart."""
+    names = [*_READ, "kl_divergence_base"] if getattr(args, "kl_divergence", False) else _READ
     found: list[str] = []
-    for name in _READ:
+    for name in names:
         value = getattr(args, name, None)
-        found += value if isinstance(value, list) else [value] if isinstance(value, str) else []
-    return [path for path in found if path not in _NO_FILES]
+        paths = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        # The text that comes with the package.
+        found += [path for path in paths if (name, path) != ("file", "default")]
+    return found
 
 
 def _has_nothing_to_do(name: str, mode: str | None) -> bool:

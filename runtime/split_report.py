@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..formats.source import Source, TensorInfo
-from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from ..formats.tensor_names import TOKEN_EMBEDDING
 from .layers.block import Mixer
 from .layers.delta_net import DeltaNet
 from .layers.mla import MLA
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
+from .parallel.planner import NoPlanError
 from .parallel.share import NoMeeting, Share
 from .parallel.simulate import H200, Costs, Prediction, Work, simulate
 from .split_model import exchanges_of, make_plan, network_of, sums_of
+from .split_roles import RoleSplit, roles_of
 from .state.cache import CacheSettings
-from .weights.shard import local_tensor
 from .weights.split_plan import SplitPlan
 from .weights.switches import Switches
 
 _ONE = SplitPlan((1.0,), {}, ())  # all on one GPU
-
-
-@dataclass(frozen=True)
-class RoleSplit:
-    """The tensors of one role, of all layers.
-
-    kind: as that of `TensorSplit`; several are joined by "/". whole: elements of the dimension that
-    is split; 0 if none is. unit: of which all cuts are multiples. sizes: the least and the largest
-    number of elements in a layer, for each rank. n_bytes: of all layers, for each rank.
-    """
-
-    role: str
-    kind: str
-    whole: int
-    unit: int
-    sizes: tuple[tuple[int, int], ...]
-    n_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -136,7 +119,7 @@ def split_report(
     settings = replace(settings, swa_full=True)  # as kernels need
     whole = network_of(source, switches)
     tensors = _used(source, plan)
-    roles = _roles(tensors, plan)
+    roles = roles_of(tensors, plan)
 
     def predict(plan: SplitPlan, n_hosts: int) -> tuple[list[int], Prediction]:
         """Return the bytes of the cache of each rank, and speeds."""
@@ -203,7 +186,10 @@ def faster_with_fewer(
     split = predict(plan)
     best, n_best = split, plan.n_ranks
     for n in _fewer(plan.n_ranks):
-        other = _ONE if n == 1 else make_plan(source, (1.0,) * n, switches, experts=experts)
+        try:
+            other = _ONE if n == 1 else make_plan(source, (1.0,) * n, switches, experts=experts)
+        except NoPlanError:
+            continue
         if max(_weights(tensors, other)) > room:
             continue
         found = predict(other)
@@ -228,7 +214,7 @@ def _weights(tensors: Sequence[TensorInfo], plan: SplitPlan) -> list[int]:
     """Return the bytes of each rank."""
     if plan.n_ranks == 1:
         return [sum(tensor.n_bytes for tensor in tensors)]
-    roles = _roles(tensors, plan)
+    roles = roles_of(tensors, plan)
     return [sum(role.n_bytes[rank] for role in roles) for rank in range(plan.n_ranks)]
 
 
@@ -287,39 +273,3 @@ def _experts(layers: Sequence[Any]) -> tuple[int, int]:
         if layer.expert_share < 1:
             return layer.experts_used, round(layer.experts_used / layer.expert_share)
     return 0, 0
-
-
-def _roles(tensors: Sequence[TensorInfo], plan: SplitPlan) -> tuple[RoleSplit, ...]:
-    """Return the split of every role, in the order of the file; the output is last."""
-    groups: dict[str, list[TensorInfo]] = {}
-    for tensor in tensors:
-        groups.setdefault(_role(tensor), []).append(tensor)
-    if (split := plan.tensors.get(OUTPUT)) is not None and split.tied:
-        [table] = [tensor for tensor in tensors if tensor.name == split.tied]
-        groups["output"] = [TensorInfo(OUTPUT, table.shape, table.type)]
-    found = []
-    for role, members in groups.items():
-        cuts, kinds, whole = [], {}, 0
-        sizes: list[list[int]] = [[] for _ in range(plan.n_ranks)]
-        n_bytes = [0] * plan.n_ranks
-        for tensor in members:
-            one = plan.of(tensor.name)
-            kinds[one.kind] = True
-            n = tensor.shape[one.axis] if one.ranges else 0
-            whole = max(whole, n)
-            cuts += [end for ranges in one.ranges for both in ranges for end in both]
-            for rank in range(plan.n_ranks):
-                local = local_tensor(tensor, one, rank)
-                n_bytes[rank] += 0 if local is None else local.n_bytes
-                sizes[rank].append(one.size(rank, n) if one.ranges else 0)
-        spans = tuple((min(each), max(each)) for each in sizes)
-        found.append(
-            RoleSplit(role, "/".join(kinds), whole, math.gcd(*cuts), spans, tuple(n_bytes))
-        )
-    return tuple(found)
-
-
-def _role(tensor: TensorInfo) -> str:
-    """Return the name of a tensor without its layer; vectors that are copied are one role."""
-    name = TensorName.parse(tensor.name)
-    return name.stem if name.suffix == "weight" else name.local

@@ -40,8 +40,8 @@ def run_as_ranks(
 ) -> int | None:
     """Run the command line `words` as one process per device if the options ask for that, and
     return its exit status. None if this process evaluates the model: alone, or because it is a
-    rank. interactive: Ctrl-C is for the first rank. files: what the command reads; NotFoundError
-    before any process starts if one is missing.
+    rank. interactive: Ctrl-C is for the first rank. files: what the command reads besides adapters;
+    NotFoundError before any process starts if one of all is missing.
     """
     if not has_ranks(options.split_mode) or Ranks.here() is not None:
         return None
@@ -54,7 +54,7 @@ def run_as_ranks(
             f"--device {device} is one GPU, -sm {split.mode} takes {split.n_ranks}: choose them"
             " with -ts, -mg and --max-gpu"
         )
-    for path in files:
+    for path in (*files, *(adapter.path for adapter in options.adapters())):
         if not os.path.exists(path):
             raise NotFoundError("no such file or folder", file=path)
     command = [sys.executable, "-m", _PACKAGE, *words]

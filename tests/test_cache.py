@@ -16,9 +16,10 @@ from iqforge.formats.codecs import codec
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings, KVCache
-from iqforge.runtime.state.cache_tiles import RowLayout
+from iqforge.runtime.state.cache_tiles import TILE, RowLayout
 from iqforge.runtime.state.cache_types import CACHE_TYPES
 from iqforge.runtime.state.hadamard import hadamard, hadamard_block
+from iqforge.runtime.state.table import BLOCK_TOKENS
 
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
@@ -203,6 +204,7 @@ def test_tiles_of_a_cache():
     cache.write(0, x, x)
     rows = cache.type_k.by_fields(cache.type_k.encode(x))
     assert cache.k.shape == (4, 2, 16 * 68)
+    assert BLOCK_TOKENS % TILE == 0, "sequences of a pool begin where a tile does"
     tile = cache.k[2, 1]
     assert torch.equal(tile[: 16 * 64].view(16, 64), rows[32:48, 1, :64])
     assert torch.equal(tile[16 * 64 :].view(16, 4), rows[32:48, 1, 64:])

@@ -395,6 +395,10 @@ def test_a_wrong_number_of_processes_is_refused(monkeypatch):
         "bench -m here.txt -m missing.gguf",
         "generate -m here.txt -f missing.gguf",
         "chat -m here.txt -sysf missing.gguf",
+        "chat -m here.txt --messages missing.gguf",
+        "generate -m here.txt -p a --lora missing.gguf:0.5",
+        "perplexity -m here.txt -f here.txt --kl-divergence-against missing.gguf",
+        "perplexity -m here.txt --kl-divergence --kl-divergence-base missing.gguf",
     ],
 )
 def test_missing_files_are_found_before_ranks_start(words, monkeypatch, tmp_path, capsys):
@@ -405,8 +409,15 @@ def test_missing_files_are_found_before_ranks_start(words, monkeypatch, tmp_path
     assert "missing.gguf: no such file or folder" in capsys.readouterr().err
 
 
-def test_the_text_of_the_package_is_no_file(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "imatrix -m here.gguf -f default -o x.gguf -sm data",
+        "perplexity -m here.gguf -f here.gguf --kl-divergence-base written -sm graph",
+    ],
+)
+def test_what_is_no_file_to_read_is_not_looked_for(words, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(start_ranks, "run_ranks", lambda *args, **options: 7)
     (tmp_path / "here.gguf").touch()
-    words = ["imatrix", "-m", str(tmp_path / "here.gguf"), "-f", "default", "-o", "x.gguf"]
-    assert main([*words, "--device", "cpu", "-sm", "data", "-ts", "1,1"]) == 7
+    assert main([*words.split(), "--device", "cpu", "-ts", "1,1"]) == 7

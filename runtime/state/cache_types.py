@@ -53,8 +53,8 @@ class CacheType:
 
     def by_fields(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows uint8[..., row_bytes] of a quantized type with fields of one kind together:
-        codes of all blocks, high bits of all, scales of all. Kernels read them so, as most fields
-        begin at multiples of 4 bytes.
+        codes of all blocks, high bits of all, scales of all. Kernels of latent attention read them
+        so, as most fields begin at multiples of 4 bytes.
         """
         fields = self._fields(rows.shape[-1])
         parts = rows.unflatten(-1, (-1, sum(fields))).split(fields, dim=-1)

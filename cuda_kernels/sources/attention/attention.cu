@@ -89,8 +89,9 @@ __device__ __forceinline__ float temperature(int position) {
 }
 
 // q float32[ROWS, HEADS, DK], with GATE [ROWS, HEADS, 2 * DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
-// biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2]; caches [capacity, HEADS_KV, row], of encoded types [capacity / CACHE_TILE, HEADS_KV, CACHE_TILE rows]; position: cached positions before these rows;
-// partial float32[HEADS_KV, splits, PART]; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
+// biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2];
+// caches [capacity, HEADS_KV, row], of encoded types [capacity / CACHE_TILE, rounded up, HEADS_KV, CACHE_TILE rows]; position: cached positions before these
+// rows; partial float32[HEADS_KV, splits, PART]; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
 extern "C" __global__ void __launch_bounds__(THREADS, FITTING)
 attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
           const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,

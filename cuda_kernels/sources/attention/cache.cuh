@@ -59,7 +59,7 @@ __device__ __forceinline__ Fields<Byte> fields_of(Byte* row) {
 
 // The first row of the tile that has a position. Of floats: of that position.
 template <int TYPE, int N, class Byte>
-__device__ __forceinline__ Byte* tile_of(Byte* cache, int position, int head, int heads) {
+__device__ __forceinline__ Byte* cache_tile(Byte* cache, int position, int head, int heads) {
     constexpr int TOGETHER = is_float(TYPE) ? 1 : CACHE_TILE;
     return cache + ((long long)(position / TOGETHER) * heads + head) * (TOGETHER * row_bytes(TYPE, N));
 }
@@ -67,7 +67,7 @@ __device__ __forceinline__ Byte* tile_of(Byte* cache, int position, int head, in
 // The row of a position in the cache.
 template <int TYPE, int N, class Byte>
 __device__ __forceinline__ Fields<Byte> in_cache(Byte* cache, int position, int head, int heads) {
-    Byte* tile = tile_of<TYPE, N>(cache, position, head, heads);
+    Byte* tile = cache_tile<TYPE, N>(cache, position, head, heads);
     if constexpr (is_float(TYPE)) {
         return {tile, tile, tile};
     } else {

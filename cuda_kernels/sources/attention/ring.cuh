@@ -34,7 +34,7 @@ struct Rows {
     static constexpr int NEXT = WARPS * TILE * HEADS_KV * ROW;  // bytes from the tile of a warp to its next
 
     // Where the tile that begins with position `at` is, a multiple of TILE.
-    static __device__ __forceinline__ const u8* tile(const u8* cache, int at, int head) { return tile_of<TYPE, D>(cache, at, head, HEADS_KV); }
+    static __device__ __forceinline__ const u8* tile(const u8* cache, int at, int head) { return cache_tile<TYPE, D>(cache, at, head, HEADS_KV); }
 
     // TILE rows, by a warp. Those from `count` on become 0.
     static __device__ __forceinline__ void copy(char* to, const u8* from, int count) {

@@ -49,6 +49,7 @@ __device__ __forceinline__ void load_tile(char* tile, const u8* cache, int first
 // The same encoded rows one after the other, each alone.
 template <int TYPE, int D>
 __device__ __forceinline__ void load_rows(char* to, const u8* cache, int first, int count, int head) {
+    static_assert(!is_float(TYPE), "an encoded row");
     using At = Places<TYPE, D>;
     constexpr int ROW = row_bytes(TYPE, D), FIELDS = At::CODES | At::HIGHS | At::SCALES;
     constexpr int BYTES = FIELDS % 16 == 0 ? 16 : FIELDS % 8 == 0 ? 8 : FIELDS % 4 == 0 ? 4 : 2, PARTS = ROW / BYTES;  // that divide all fields
