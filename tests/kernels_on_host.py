@@ -36,6 +36,7 @@ extern "C" void run(int splits, const float* q, const float* k, const float* v,
                     const float* q_bias, const float* k_bias, const float* v_bias,
                     const float* sinks, float* out) {
     std::vector<float> partial((size_t)HEADS_KV * splits * PART);
+    memset(partial.data(), 0xff, 4 * partial.size());  // NOT_THERE
     std::vector<u32> tickets(HEADS_KV);
     launch_on_host(splits, HEADS_KV, THREADS, [&] {
         attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale,

@@ -172,7 +172,7 @@ class AttentionShape:
                 sums = 4 * padded * (1 + (blocks if self.type_k in ("Q4_1", "Q5_1") else 0))
             kept = 2 * padded * (dk + 32 if coded else 2 * dk + 16)
             kept += self.rows * sum(self.pitches())
-            kept += 4 * self.warps * max(dk, dv) + sums + 12 * r
+            kept += 4 * self.warps * max(dk, dv) + sums
             return self._tile_bytes(tile, stages) + kept
         if self.on_tensor_cores:
             padded = -(-r // 16) * 16
@@ -203,7 +203,9 @@ class AttentionShape:
         return max(loaded, 4 * parts * r * dv)
 
     def most_splits(self, tile: int, stages: int) -> int:
-        """Return how many splits fit after the tiles in the block that joins them."""
+        """Return how many splits fit after the tiles in the block that joins them, where warps do
+        not take their own tiles.
+        """
         r = self.rows * self.group
         return (self.shared_bytes(tile, stages) - self._tile_bytes(tile, stages) - 12 * r) // (
             4 * r
@@ -213,6 +215,9 @@ class AttentionShape:
     def part_floats(self) -> int:
         """Return the floats of a part, as `PART` of the kernel."""
         r = self.rows * self.group
+        if self.is_by_warp:
+            chunks = -(-self.value_length // 128)
+            return r * self.value_length + -(-2 * r * chunks // 4) * 4
         return r * self.value_length + -(-2 * r // 4) * 4
 
     def defines(self, tile: int, stages: int) -> tuple[tuple[str, str], ...]:

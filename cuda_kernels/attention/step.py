@@ -17,6 +17,11 @@ from .shape import WARPS, AttentionShape, shared_limit
 _LONG = 4096
 
 
+def empty_parts(n: int, device: torch.device) -> torch.Tensor:
+    """Return float32[n] in which no part of a result stands, as attention/parts.cuh says."""
+    return torch.full((n,), -1, dtype=torch.int32, device=device).view(torch.float32)
+
+
 class StepAttention:
     """Launch attention of one shape over caches of one capacity. Instances keep scratch, so layers
     on one stream share them.
@@ -35,18 +40,16 @@ class StepAttention:
         for first in range(0, shape.rows, at_once):
             part = replace(shape, rows=min(at_once, shape.rows - first)).fitting(limit)
             blocks = part.warp_blocks if part.is_by_warp else part.blocks
-            most = min(
-                blocks * facts.multi_processor_count // shape.kv_heads,
-                part.most_splits(*part.tile(limit)),
-            )
+            most = blocks * facts.multi_processor_count // shape.kv_heads
+            if not part.is_by_warp:
+                most = min(most, part.most_splits(*part.tile(limit)))
             # A fixed number, so that a captured launch stays valid.
             splits = max(1, min(-(-capacity // shape.shortest), most))
             part = part.of_range(-(-min(capacity, shape.window or capacity) // splits))
             kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
-            self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits))
-        self.splits = max(splits for *_, splits in self._pieces)
-        most = max(splits * part.part_floats for _, part, _, _, splits in self._pieces)
-        self._partial = torch.empty(shape.kv_heads * most, device=device)
+            parts = empty_parts(shape.kv_heads * splits * part.part_floats, device)
+            self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits, parts))
+        self.splits = max(splits for *_, splits, _ in self._pieces)
         self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
 
     def __call__(
@@ -77,7 +80,7 @@ class StepAttention:
         biases: float32 of q, k and v, and sinks float32[heads], for shapes that have them.
         """
         q_bias, k_bias, v_bias = biases or (None, None, None)
-        for first, part, kernel, shared, splits in self._pieces:
+        for first, part, kernel, shared, splits, parts in self._pieces:
             rows = slice(first, first + part.rows)
             # A later piece reads the cache entries of the previous one without waiting, so the two
             # must not overlap.
@@ -100,7 +103,7 @@ class StepAttention:
                 k_bias,
                 v_bias,
                 sinks,
-                self._partial,
+                parts,
                 self._tickets,
                 out[rows],
                 shared=shared,

@@ -6,7 +6,8 @@
 // for all GROUP query heads that share it and all ROWS new positions: R = ROWS * GROUP rows over
 // one pass of K and V. Ranges follow from the number of positions alone; blocks without a range
 // return. Blocks of a kv head that share the work store (unnormalised mix, maximum, sum) of their
-// range in memory, and the last of them to finish join these in the order of positions.
+// range in memory. Where warps take their own tiles, the blocks of the last ranges wait for these and join them in the order of positions; otherwise
+// the last block to finish does.
 //
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
 // or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
@@ -16,6 +17,7 @@
 // grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
 #include "attention/cache.cuh"
 #include "attention/rows.cuh"
+#include "attention/join.cuh"
 #include "attention/shared_join.cuh"
 
 constexpr int THREADS = 32 * WARPS;
@@ -43,7 +45,7 @@ constexpr float CAP = SOFTCAP ? (float)(SOFTCAP) * LOG2E : 1.f;  // scores have 
 constexpr int WIDER = DK > DV ? DK : DV;
 #if BY_WARP
 // Shared memory: rings of the warps | queries | new k | new v (as they are stored) | a row for each warp, later its maxima and sums |
-// sums of queries | maxima, sums. The parts to join replace the rings.
+// sums of queries. The parts to join replace the rings.
 constexpr int LOADED = WARPS * RING, SCORES = WARPS * WIDER, KEPT_K = PITCH_K, KEPT_V = PITCH_V, P_BYTES = Mixer::SUMS_BYTES;
 static_assert(WIDER >= 2 * RP, "room for the sums of a warp");
 #else
@@ -56,19 +58,26 @@ constexpr int SCORES = R * TILE > WARPS * WIDER ? R * TILE : WARPS * WIDER;
 #endif
 constexpr int TILES = LOADED > Mixer::JOIN_BYTES ? LOADED : Mixer::JOIN_BYTES;
 constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * KEPT_K, AT_S = AT_V + ROWS * KEPT_V,
-              AT_P = AT_S + SCORES * 4, AT_M = AT_P + P_BYTES, SHARED = AT_M + 3 * R * 4;
+              AT_P = AT_S + SCORES * 4, AT_M = AT_P + P_BYTES, SHARED = AT_M + (BY_WARP ? 0 : 3 * R * 4);
 // Blocks of a multiprocessor for which there are registers: with at most 128 in each thread, a block of the next launch fits next to this one.
 // More than 8 queries of encoded rows need more.
 constexpr bool FEW_REGISTERS = BY_WARP && THREADS <= 256 && DK + DV <= 256 && (R <= 8 || (is_float(TYPE_K) && is_float(TYPE_V)));
 constexpr int FITTING = FEW_REGISTERS && RESIDENT < 2 ? 2 : RESIDENT;
-constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
-// The last blocks of a head share the join of many ranges. They wait for the others of the head, so at most half of the multiprocessors may: there are at
-// most RESIDENT blocks for each, of which JOINERS in 2 JOINERS RESIDENT or more wait. Hadamard transforms need whole rows.
-constexpr int JOINERS = HAD_V && R % 8 ? 4 : 8, LEAST_SHARED = 8;
-static_assert(LEAST_SHARED >= JOINERS, "a block for each piece");
-constexpr bool SHARED_JOIN = BY_WARP && (!HAD_V || R % JOINERS == 0);
-using Joiner = JoinPiece<R, DV, JOINERS, THREADS>;
-static_assert(!SHARED_JOIN || (TILES >= 16 * THREADS && (!HAD_V || 4 * Mixer::ANSWERS >= 16 * THREADS)), "room for the sums of threads");
+constexpr bool WAITS = BY_WARP;  // for parts; otherwise the last block to finish joins them
+constexpr bool SHARED_RANGES = TILES >= 528 * WARPS && (!HAD_V || 4 * Mixer::ANSWERS >= 528 * WARPS);  // there is room for what warps found
+using Joined = JoinedRows<R, DV, WARPS, SHARED_RANGES>;
+constexpr int PART = WAITS ? Joined::PART : R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
+static_assert(sizeof(Joined::Found) == 528, "as SHARED_RANGES assumes");
+
+// How many rows of a head a block joins: about JOINED_FLOATS of all ranges. The last blocks of the head do, and wait for the others. At most half of the
+// multiprocessors may: there are at most RESIDENT blocks for each, and of a head's blocks half at most wait.
+#ifndef JOINED_FLOATS
+#define JOINED_FLOATS 8192
+#endif
+__device__ __forceinline__ int rows_to_join(int active) {
+    const int joiners = max(1, min(active, (int)gridDim.x / (2 * RESIDENT)));
+    return min(R, max(JOINED_FLOATS / (active * DV), (R + joiners - 1) / joiners));
+}
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
 static_assert(!GATE || DK == DV, "gates are as long as results");
@@ -91,7 +100,7 @@ __device__ __forceinline__ float temperature(int position) {
 // q float32[ROWS, HEADS, DK], with GATE [ROWS, HEADS, 2 * DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
 // biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2];
 // caches [capacity, HEADS_KV, row], of encoded types [capacity / CACHE_TILE, rounded up, HEADS_KV, CACHE_TILE rows]; position: cached positions before these
-// rows; partial float32[HEADS_KV, splits, PART]; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
+// rows; partial float32[HEADS_KV, splits, PART], all NOT_THERE; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
 extern "C" __global__ void __launch_bounds__(THREADS, FITTING)
 attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
           const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,
@@ -101,7 +110,10 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     extern __shared__ __align__(16) char shared[];
 #endif
     char *queries = shared + AT_Q, *new_k = shared + AT_K, *new_v = shared + AT_V, *probabilities = shared + AT_P;
-    float *scores = (float*)(shared + AT_S), *rescale = (float*)(shared + AT_M), *maxima = rescale + R, *sums = maxima + R;
+    float* scores = (float*)(shared + AT_S);
+#if !BY_WARP
+    float *rescale = (float*)(shared + AT_M), *maxima = rescale + R, *sums = maxima + R;
+#endif
 
     const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int p0 = *position, n_kv = p0 + ROWS;
@@ -116,7 +128,15 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     // The cache rows of earlier steps do not depend on the previous launch.
 #if BY_WARP
     Mixer mixer;
-    Mixer::begin(shared, cache_k, cache_v, first, last, n_old, head);
+    // The last blocks of a grid start where blocks of the previous launch have joined ranges. By then that launch has ended or is about to, so they read their
+    // inputs first, which would otherwise come after the tiles. Where rings hold a whole range there are few tiles to wait for.
+    bool inputs_first = false;
+    if (range > WARPS * STAGES * TILE) {
+        const int joiners = (R + rows_to_join(active) - 1) / rows_to_join(active);
+        inputs_first = (gridDim.y - 1 - head) * gridDim.x + gridDim.x - 1 - blockIdx.x < gridDim.y * joiners;
+    }
+    auto begin = [&](bool paced) { Mixer::begin(shared, cache_k, cache_v, first, last, n_old, head, paced); };
+    if (!inputs_first) begin(true);
     mixer.start(sinks, blockIdx.x == 0, head);
     Mixer::clear_queries(queries, (float*)probabilities);
     auto place = [&](int, int i, bool value) { return value ? new_v + i * KEPT_V : new_k + i * KEPT_K; };
@@ -190,6 +210,10 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
                 turns[j].fetch(angles + job.i * N_ROT, lane);
             }
         }
+#if BY_WARP
+        if (inputs_first) begin(false);
+        inputs_first = false;
+#endif
         float* row = scores + warp * WIDER;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
@@ -214,10 +238,9 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     }
 
 #if BY_WARP
+    if (inputs_first) begin(false);  // a warp that prepares no row
     __syncthreads();
     mixer.run(shared, queries, (const float*)probabilities, cache_k, cache_v, new_k, new_v, first, last, p0, head);
-    mixer.join_sums(scores, maxima, sums);
-    __syncthreads();
 #else
     Mixer mixer;
     const int tiles = (last - first + TILE - 1) / TILE;
@@ -303,35 +326,52 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         if (HAD_V) *(float2*)(answers + r * DV + i) = make_float2(x, y);
         else *(float2*)(out + place_of(r) * DV + i) = make_float2(x * gate(r, i), y * gate(r, i + 1));
     };
-    float* mine = partial + (long long)(head * gridDim.x + blockIdx.x) * PART;
-    mixer.finish(joined, [&](int r, int i, float x, float y) {
-        if (active == 1) answer(r, i, x / sums[r], y / sums[r]);
-        else *(float2*)(mine + r * DV + i) = make_float2(x, y);
-    });
+    float *parts = partial + (long long)head * gridDim.x * PART, *mine = parts + (long long)blockIdx.x * PART;
+    auto found = [&](int r, int i, float x, float y, float most, float sum) {
+        if (active == 1) {
+            const float by = __fdividef(1.f, sum);
+            answer(r, i, x * by, y * by);
+        } else if constexpr (WAITS) {
+            put_part(mine + r * DV + i, x, y);
+            if (i % 128 == 0) put_part(Joined::sums_of(mine, r, i / 128), most, sum);
+        } else {
+            *(float2*)(mine + r * DV + i) = make_float2(x, y);
+            if (i == 0) mine[R * DV + r] = most, mine[R * DV + R + r] = sum;
+        }
+    };
+#if BY_WARP
+    mixer.finish(joined, (float2*)scores, found);
+#else
+    mixer.finish(joined, [&](int r, int i, float x, float y) { found(r, i, x, y, maxima[r], sums[r]); });
+#endif
     int first_row = 0, end_of_rows = R;
     if (active > 1) {
-        for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
-        const float* parts = partial + (long long)head * gridDim.x * PART;
-        float* share = (float*)queries;  // R shares of each block fit: the launching side sees to that
-        auto put = [&](int i, float4 sum) {
-            answer(i / DV, i % DV, sum.x, sum.y);
-            answer(i / DV, i % DV + 2, sum.z, sum.w);
-        };
-        if (SHARED_JOIN && active >= LEAST_SHARED && gridDim.x >= 2 * JOINERS * RESIDENT) {
-            const LastToArrive arrival(tickets + head, active, JOINERS);
-            if (arrival.first == arrival.last) return;
-#pragma unroll 1
-            for (int piece = arrival.first; piece < arrival.last; piece++)
-                Joiner(piece).join<PART>(parts, active, share, (float4*)shared, put);
-            first_row = Joiner(arrival.first).first_row(), end_of_rows = Joiner(arrival.last - 1).end_of_rows();
-            arrival.end(tickets + head, JOINERS);
+        if constexpr (WAITS) {
+            const int rows = rows_to_join(active), piece = (int)blockIdx.x - (active - (R + rows - 1) / rows);
+#ifndef ON_HOST
+            if (piece < 0) return;
+            first_row = piece * rows, end_of_rows = min(R, first_row + rows);
+#else  // blocks run one after the other: the last one joins all
+            if ((int)blockIdx.x + 1 < active) return;
+#endif
+            for (int first = first_row; first < end_of_rows; first += rows) {  // once, but on a host
+                __syncthreads();                                               // all have read what others of these replace
+                Joined(rows).join(first, parts, active, (Joined::Found*)shared, [&](int r, int i, float4 x) {
+                    answer(r, i, x.x, x.y);
+                    answer(r, i + 2, x.z, x.w);
+                });
+            }
         } else {
             if (!last_to_arrive(tickets + head, active)) return;
             // The share of every part in each row comes first, then sums whose loads do not wait.
+            float* share = (float*)queries;  // R shares of each block fit: the launching side sees to that
             for (int r = warp; r < R; r += WARPS) shares_of_ranges<PART, R, 2>(parts + R * DV + r, active, share + r * active, lane);
             __syncthreads();
-            for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS)
-                put(i, join_ranges<PART, BY_WARP ? 16 : 8>(parts + i, 0, active, share + i / DV * active));
+            for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
+                const float4 sum = join_ranges<PART, 8>(parts + i, 0, active, share + i / DV * active);
+                answer(i / DV, i % DV, sum.x, sum.y);
+                answer(i / DV, i % DV + 2, sum.z, sum.w);
+            }
         }
     }
     if (HAD_V) {

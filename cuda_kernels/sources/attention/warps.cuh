@@ -47,6 +47,8 @@ struct Mixer {
     // Floats of a row that warps join: a word more after every 16, and rows that begin 4 banks apart, so that what lanes store goes to different
     // banks. Rows to transform have their place after those of all warps.
     static constexpr int JOINED = (DV + DV / 16 + 11) / 16 * 16 + 4, ANSWERS = WARPS * R * JOINED;
+    static constexpr bool OWN_RING = !HAD_V && 4 * R * JOINED <= RING;  // the rows of a warp fit where its tiles were: it need not wait for others
+    static constexpr int WARP_JOINED = OWN_RING ? RING / 4 : R * JOINED;
     static constexpr int JOIN_BYTES = 4 * (ANSWERS + (HAD_V ? R * DV : 0));
     static __device__ constexpr int joined_at(int r, int i) { return r * JOINED + i + i / 16; }
     // Of queries that multiply codes: their units | sums of blocks, for minima.
@@ -184,9 +186,10 @@ struct Mixer {
         }
     }
 
-    // The first tiles of the ring, two groups of copies each. A tile is copied when the one before is there: blocks of the previous launch, which join their
-    // ranges meanwhile, would wait longer for theirs.
-    static __device__ __forceinline__ void begin(char* ring, const u8* cache_k, const u8* cache_v, int first, int last, int n_old, int head) {
+    // The first tiles of the ring, two groups of copies each. `paced`: a tile is copied when the one before is there. Blocks of the previous launch, which join
+    // their ranges meanwhile, would wait longer for theirs.
+    static __device__ __forceinline__ void begin(char* ring, const u8* cache_k, const u8* cache_v, int first, int last, int n_old, int head,
+                                                 bool paced) {
         const int warp = threadIdx.x / 32, tiles = (last - first + TILE - 1) / TILE;
 #pragma unroll 1  // code that runs once is fetched once
         for (int s = 0; s < STAGES; s++) {
@@ -196,7 +199,7 @@ struct Mixer {
             end_of_copies();
             if (tile < tiles) RowsV::copy(to + TILE * PITCH_K, RowsV::tile(cache_v, at, head), min(last, n_old) - at);
             end_of_copies();
-            if (s + 1 < STAGES) wait_for_copies<0>();
+            if (paced && s + 1 < STAGES) wait_for_copies<0>();
         }
     }
 
@@ -397,8 +400,13 @@ struct Mixer {
         }
     }
 
-    // The sums of all warps. `own`: floats of each warp, 2 * RP; `sums` and `maxima` of the block.
-    __device__ __forceinline__ void join_sums(float* own, float* maxima, float* sums) {
+    // put(r, i, x, y, most, sum) for elements i, i + 1 of each row, its maximum and its sum. Warps are joined in their order, in `joined`. `of_warps`:
+    // RP for each warp.
+    template <typename Put>
+    __device__ __forceinline__ void finish(float* joined, float2* of_warps, Put put) {
+        wait_for_copies<0>();
+        if constexpr (OWN_RING) __syncwarp();
+        else __syncthreads();
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
@@ -406,34 +414,9 @@ struct Mixer {
 #pragma unroll
                 for (int d = 4; d < 32; d *= 2) sum[n][e] += __shfl_xor_sync(0xffffffff, sum[n][e], d);
                 const int r = query_of(n, e);
-                if (j == 0 && r < R && (!PACKED || t < 2)) own[(2 * warp) * RP + r] = most[n][e], own[(2 * warp + 1) * RP + r] = sum[n][e];
+                if (j == 0 && r < R && (!PACKED || t < 2)) of_warps[warp * RP + r] = make_float2(most[n][e], sum[n][e]);
             }
-        wait_for_copies<0>();
-        __syncthreads();
-        for (int r = threadIdx.x; r < R; r += THREADS) {
-            float all = -INFINITY, total = 0.f;
-            for (int w = 0; w < WARPS; w++) all = fmaxf(all, own[2 * w * RP + r]);
-            const float base = all == -INFINITY ? 0.f : all;
-            for (int w = 0; w < WARPS; w++) total = fmaf(own[(2 * w + 1) * RP + r], exp2f(own[2 * w * RP + r] - base), total);
-            maxima[r] = all, sums[r] = total;
-        }
-#pragma unroll
-        for (int n = 0; n < N_TILES; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int r = min(query_of(n, e), R - 1);
-                float all = -INFINITY;
-#pragma unroll
-                for (int w = 0; w < WARPS; w++) all = fmaxf(all, own[2 * w * RP + r]);
-                const float factor = all == -INFINITY ? 0.f : exp2f(most[n][e] - all);
-#pragma unroll
-                for (int v = 0; v < DV / 16; v++) mix[v][n][e] *= factor, mix[v][n][e + 2] *= factor;
-            }
-    }
-
-    // put(r, i, x, y) for elements i, i + 1 of each row. Warps are joined in their order, in `joined`.
-    template <typename Put>
-    __device__ __forceinline__ void finish(float* joined, Put put) {
+        float* own = joined + warp * WARP_JOINED;
 #pragma unroll
         for (int v = 0; v < DV / 16; v++)
 #pragma unroll
@@ -444,17 +427,24 @@ struct Mixer {
                     if constexpr (PACKED) x += __shfl_xor_sync(0xffffffff, x, 2);
                     const int r = query_of(n, i % 2), word = v / 2;
                     const int element = CODED_V ? Values::element(word / Values::WORDS, word % Values::WORDS, j, v % 2 * 2 + i / 2) : 16 * v + j + 8 * (i / 2);
-                    if (r < R && (!PACKED || t < 2)) joined[joined_at(warp * R + r, element)] = x;
+                    if (r < R && (!PACKED || t < 2)) own[joined_at(r, element)] = x;
                 }
         __syncthreads();
+#pragma unroll 1
         for (int i = 2 * threadIdx.x; i < R * DV; i += 2 * THREADS) {
-            float x = 0.f, y = 0.f;
+            const int r = i / DV;
+            float all = -INFINITY, total = 0.f, x = 0.f, y = 0.f;
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) all = fmaxf(all, of_warps[w * RP + r].x);
+            const float base = all == -INFINITY ? 0.f : all;
 #pragma unroll
             for (int w = 0; w < WARPS; w++) {
-                const float* other = joined + joined_at(w * R + i / DV, i % DV);
-                x += other[0], y += other[1];
+                const float2 of_warp = of_warps[w * RP + r];
+                const float* other = joined + w * WARP_JOINED + joined_at(r, i % DV);
+                const float factor = exp2f(of_warp.x - base);
+                total = fmaf(factor, of_warp.y, total), x = fmaf(factor, other[0], x), y = fmaf(factor, other[1], y);
             }
-            put(i / DV, i % DV, x, y);
+            put(r, i % DV, x, y, all, total);
         }
     }
 };

@@ -102,13 +102,6 @@ __device__ __forceinline__ u32 count_arrival(u32* counter) {
     asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     return before + 1;
 }
-
-// What a counter has counted. What was written before is visible.
-__device__ __forceinline__ u32 counted(const u32* counter) {
-    u32 now;
-    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    return now;
-}
 #else
 __device__ __forceinline__ u32 count_arrival(u32* counter) { return atomicAdd(counter, 1) + 1; }
 #endif
@@ -126,37 +119,3 @@ __device__ __forceinline__ bool last_to_arrive(u32* counter, u32 count) {
     __syncthreads();
     return arrived == count;
 }
-
-// The last `several` of `count` blocks (at most 65,535) that arrive at a counter wait for the others, and divide the rest of the work: each takes pieces
-// `first` .. `last`-1 of `several`, blocks before them none. All earlier writes of all blocks are visible to them. Blocks wait where they are, so those
-// that still have to begin need room on the device beside those that wait. `end` resets the counter to 0.
-struct LastToArrive {
-    int first, last;
-    u32 left = 0;
-
-    __device__ __forceinline__ LastToArrive(u32* counter, u32 count, u32 several) {
-        __shared__ u32 arrived;
-        __syncthreads();
-#ifndef ON_HOST
-        if (threadIdx.x == 0) {
-            arrived = count_arrival(counter);
-            if (arrived + several > count) {
-                while ((counted(counter) & 0xffff) != count) {}
-                left = atomicAdd(counter, 0x10000) >> 16;
-            }
-        }
-        __syncthreads();
-        last = max(0, (int)(arrived + several) - (int)count), first = max(0, last - 1);
-#else  // blocks run one after the other
-        if (threadIdx.x == 0) arrived = count_arrival(counter);
-        __syncthreads();
-        last = arrived == count ? several : 0, first = 0, left = several - 1;
-#endif
-    }
-
-    // Not earlier than needed: a thread waits for the number of blocks that have gone before.
-    __device__ __forceinline__ void end(u32* counter, u32 several) const {
-        if (threadIdx.x == 0 && left + 1 == several) *counter = 0;
-    }
-};
-
