@@ -29,8 +29,9 @@ inline void warpgroup_product(float (&d)[16], u64 a, u64 b, bool add) {
 """
 
 
+# Returns the words of parts that are there afterwards.
 RUN_ATTENTION = """
-extern "C" void run(int splits, const float* q, const float* k, const float* v,
+extern "C" int run(int splits, const float* q, const float* k, const float* v,
                     const float* q_norm, const float* k_norm, float eps, const float* angles,
                     u8* cache_k, u8* cache_v, const int* position, float scale,
                     const float* q_bias, const float* k_bias, const float* v_bias,
@@ -42,6 +43,9 @@ extern "C" void run(int splits, const float* q, const float* k, const float* v,
         attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale,
                   q_bias, k_bias, v_bias, sinks, partial.data(), tickets.data(), out);
     });
+    int there = 0;
+    for (float x : partial) there += WAITS && __float_as_uint(x) != NOT_THERE;
+    return there;
 }
 """
 

@@ -123,7 +123,7 @@ def _runner(tmp_path, limit=LIMIT, tile=None):
             assert tile in (None, used.tile(limit)[0])
             loaded.append(library(tmp_path, used.spec(limit), RUN_ATTENTION))
         biases, sinks = more
-        loaded[0].run(
+        left = loaded[0].run(
             -(-capacity // shape.shortest),
             *map(pointer, (q, k, v, *norms)),
             ctypes.c_float(eps),
@@ -136,6 +136,7 @@ def _runner(tmp_path, limit=LIMIT, tile=None):
             pointer(sinks),
             pointer(out),
         )
+        assert left == 0, "a later launch would take what this one has left"
 
     return run
 
