@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ..formats.source import Source
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
+
+log = logging.getLogger(__name__)
 
 Chosen = TypeVar("Chosen", bound=Options)
 
@@ -150,10 +153,15 @@ def open_model(
     from ..runtime.start_ranks import device_here, joined_part, joined_peers
 
     own = {name: keywords.pop(name) for name in _MODEL_KEYWORDS if name in keywords}
+    given = set(keywords)
     load: LoadOptions = from_keywords("a model", keywords, (LoadOptions, options))[0]
     check_options(**own)
     device = device_here(load)  # before a large file is read
     settings = load.settings(device) | own
+    for flags, why in load.notes(device) if given else []:  # commands say it of their flags
+        names = [name for name in map(LoadOptions.field_of, flags.split(", ")) if name in given]
+        if names:
+            log.warning("%s: no effect here, %s", ", ".join(names), why)
     load.set_threads()
     opened = source or open_source(arguments.path("path", path))
     try:

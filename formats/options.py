@@ -60,6 +60,12 @@ class Options:
                 raise unknown_option(cls.__name__, name, known)
         return super().__new__(cls)
 
+    @classmethod
+    def field_of(cls, flag: str) -> str | None:
+        """Return the name of the field that has a flag, such as `-ts`."""
+        given = (one.name for one in _fields(cls) if flag in one.metadata["flag"].names)
+        return next(given, None)
+
     def __post_init__(self) -> None:
         for one in _fields(self):
             check_value(one.name, one.metadata["flag"], getattr(self, one.name), _default(one))

@@ -307,7 +307,7 @@ class LoadOptions(Options):
 
     def notes(self, device: torch.device) -> list[tuple[str, str]]:
         """Return (flags, why) of what was given and changes nothing."""
-        notes = split_notes(self, self.split(device))
+        notes = split_notes(self, self.split(device), device.type == "cuda")
         given = [
             flag
             for flag, value in (

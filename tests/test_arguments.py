@@ -57,6 +57,26 @@ def test_loading(path):
         refused(lambda wrong=wrong: iqforge.random_model(wrong), "spec is ", "SHAPE:TYPE")
 
 
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({}, []),
+        ({"tensor_split": (1, 2)}, ["tensor_split: no effect here, everything is on the CPU"]),
+        (
+            {"split_mode": "graph", "tensor_split": 5},
+            ["split_mode, tensor_split: no effect here, there is one device to use"],
+        ),
+        (
+            {"k_cache_hadamard": True},
+            ["k_cache_hadamard: no effect here, the cache is not quantized"],
+        ),
+    ],
+)
+def test_options_without_effect_are_named(path, options, told, caplog):
+    with iqforge.load_model(path, device="cpu", **options):
+        assert [record.message for record in caplog.records if "effect" in record.message] == told
+
+
 def test_evaluating(model):
     for tokens in ("abc", None, [1, "a"], [1.5], [[1], [1, 2]], 5, [2**70], [object()], [True], []):
         refused(

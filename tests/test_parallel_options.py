@@ -142,7 +142,7 @@ def test_ranks_with_layers_add_nothing_up():
             {"main_gpu": 1, "tensor_split": "1,1"},
             CPU,
             None,
-            [("-mg", "each process takes the device of its own number")],
+            [("-mg", "everything is on the CPU")],
         ),
         ({"main_gpu": 1}, GPU, None, []),
         (
@@ -158,7 +158,7 @@ def test_ranks_with_layers_add_nothing_up():
 )
 def test_ranks_say_what_they_do_not_use(options, on_gpu, ranks, expected):
     given = LoadOptions(**{"split_mode": "graph"} | options)
-    assert notes(given, planned_split(given, on_gpu, 2, ranks)) == expected
+    assert notes(given, planned_split(given, on_gpu, 2, ranks), on_gpu) == expected
 
 
 @pytest.mark.parametrize(

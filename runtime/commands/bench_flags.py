@@ -182,7 +182,7 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     chosen = split_options(args)
     lines += [
         f"note: {flags} {'change' if ',' in flags else 'changes'} nothing here: {why}"
-        for flags, why in split_notes(chosen, chosen.split(device))
+        for flags, why in split_notes(chosen, chosen.split(device), not on_cpu)
     ]
     return lines + (
         [f"note: --fit changes nothing here: {_ALL_ON_CPU}"]

@@ -222,7 +222,7 @@ def check_combinations(options: LoadOptions) -> None:
             )
 
 
-def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
+def split_notes(options: LoadOptions, split: Split, on_gpu: bool = True) -> list[tuple[str, str]]:
     """Return (flags, why) of options about the split that were given and change nothing."""
     of_sums = {"-grt": options.reduce_type, "--split-experts": options.split_experts}
     notes: list[tuple[Sequence[str], str]] = []
@@ -241,7 +241,9 @@ def split_notes(options: LoadOptions, split: Split) -> list[tuple[str, str]]:
             kind = "whole layers" if split.mode == "layer" else "the whole model"
             given = [flag for flag, value in of_sums.items() if value is not None]
             notes.append((given, f"ranks with {kind} add nothing up"))
-        if options.main_gpu is not None and options.main_gpu != split.devices[0]:
+        if options.main_gpu is not None and not on_gpu:
+            notes.append((["-mg"], "everything is on the CPU"))
+        elif options.main_gpu is not None and options.main_gpu != split.devices[0]:
             notes.append((["-mg"], "each process takes the device of its own number"))
         if options.max_gpu and options.max_gpu < split.n_ranks:
             notes.append((["--max-gpu"], f"{split.n_ranks} processes were started"))
