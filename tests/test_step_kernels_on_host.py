@@ -57,6 +57,7 @@ CPU = torch.device("cpu")
         (1, 4, 1, 64, 32, "q5_0", "q4_1", 64, "neox", False, True),
         (1, 16, 1, 96, 96, "q8_0", "q4_0", 64, "neox", False, True),
         (1, 8, 1, 256, 256, "f16", "f16", 64, "neox", False, True),  # six warps
+        (8, 2, 1, 16, 16, "f16", "f16", 16, "neox", False, True),  # rows shorter than their number
     ],
     ids=lambda case: "-".join(map(str, case)),
 )

@@ -172,7 +172,7 @@ class AttentionShape:
                 sums = 4 * padded * (1 + (blocks if self.type_k in ("Q4_1", "Q5_1") else 0))
             kept = 2 * padded * (dk + 32 if coded else 2 * dk + 16)
             kept += self.rows * sum(self.pitches())
-            kept += 4 * self.warps * max(dk, dv) + sums
+            kept += 4 * self.warps * max(dk, dv, 2 * padded) + sums
             return self._tile_bytes(tile, stages) + kept
         if self.on_tensor_cores:
             padded = -(-r // 16) * 16

@@ -24,7 +24,8 @@ def empty_parts(n: int, device: torch.device) -> torch.Tensor:
 
 class StepAttention:
     """Launch attention of one shape over caches of one capacity. Instances keep scratch, so layers
-    on one stream share them.
+    on one stream share them. Launches of an instance must not run at the same time: blocks would
+    wait without end for results that blocks of another launch have taken.
     """
 
     def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
@@ -109,6 +110,11 @@ class StepAttention:
                 shared=shared,
                 pdl=first == 0,
             )
+
+    def nothing_left(self) -> bool:
+        """Return whether launches have taken all parts of results, as they must. For tests."""
+        waiting = (parts for _, part, *_, parts in self._pieces if part.is_by_warp)
+        return all(bool((parts.view(torch.int32) == -1).all()) for parts in waiting)
 
 
 def specs() -> list[KernelSpec]:

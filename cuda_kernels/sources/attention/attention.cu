@@ -6,8 +6,8 @@
 // for all GROUP query heads that share it and all ROWS new positions: R = ROWS * GROUP rows over
 // one pass of K and V. Ranges follow from the number of positions alone; blocks without a range
 // return. Blocks of a kv head that share the work store (unnormalised mix, maximum, sum) of their
-// range in memory. Where warps take their own tiles, the blocks of the last ranges wait for these and join them in the order of positions; otherwise
-// the last block to finish does.
+// range in memory. Where warps take their own tiles, the blocks of a head's last ranges wait for the parts of all its ranges and join them in the order
+// of positions. Otherwise the last block to finish joins them.
 //
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
 // or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
@@ -45,9 +45,8 @@ constexpr float CAP = SOFTCAP ? (float)(SOFTCAP) * LOG2E : 1.f;  // scores have 
 constexpr int WIDER = DK > DV ? DK : DV;
 #if BY_WARP
 // Shared memory: rings of the warps | queries | new k | new v (as they are stored) | a row for each warp, later its maxima and sums |
-// sums of queries. The parts to join replace the rings.
-constexpr int LOADED = WARPS * RING, SCORES = WARPS * WIDER, KEPT_K = PITCH_K, KEPT_V = PITCH_V, P_BYTES = Mixer::SUMS_BYTES;
-static_assert(WIDER >= 2 * RP, "room for the sums of a warp");
+// sums of queries. Mixes of warps replace the rings, then what warps found in the parts of all ranges.
+constexpr int LOADED = WARPS * RING, SCORES = WARPS * (WIDER > 2 * RP ? WIDER : 2 * RP), KEPT_K = PITCH_K, KEPT_V = PITCH_V, P_BYTES = Mixer::SUMS_BYTES;
 #else
 // Shared memory: tiles (encoded rows | the tile) | queries | new k | new v | scores (before: a row for each warp) |
 // probabilities | rescaling, maxima, sums. The parts to join replace the tiles.
@@ -69,14 +68,12 @@ using Joined = JoinedRows<R, DV, WARPS, SHARED_RANGES>;
 constexpr int PART = WAITS ? Joined::PART : R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(sizeof(Joined::Found) == 528, "as SHARED_RANGES assumes");
 
-// How many rows of a head a block joins: about JOINED_FLOATS of all ranges. The last blocks of the head do, and wait for the others. At most half of the
-// multiprocessors may: there are at most RESIDENT blocks for each, and of a head's blocks half at most wait.
-#ifndef JOINED_FLOATS
-#define JOINED_FLOATS 8192
-#endif
+// How many rows of a head a block joins: those whose mixes of all ranges are about FLOATS_TO_JOIN. Blocks that wait keep their places, and those that they wait
+// for may still need one. So of a head's blocks gridDim.x / (2 RESIDENT) wait, or one, and in all no more than half of those that fit, or one for each head.
+constexpr int FLOATS_TO_JOIN = 8192;
 __device__ __forceinline__ int rows_to_join(int active) {
     const int joiners = max(1, min(active, (int)gridDim.x / (2 * RESIDENT)));
-    return min(R, max(JOINED_FLOATS / (active * DV), (R + joiners - 1) / joiners));
+    return min(R, max(FLOATS_TO_JOIN / (active * DV), (R + joiners - 1) / joiners));
 }
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
@@ -128,15 +125,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     // The cache rows of earlier steps do not depend on the previous launch.
 #if BY_WARP
     Mixer mixer;
-    // The last blocks of a grid start where blocks of the previous launch have joined ranges. By then that launch has ended or is about to, so they read their
-    // inputs first, which would otherwise come after the tiles. Where rings hold a whole range there are few tiles to wait for.
-    bool inputs_first = false;
-    if (range > WARPS * STAGES * TILE) {
-        const int joiners = (R + rows_to_join(active) - 1) / rows_to_join(active);
-        inputs_first = (gridDim.y - 1 - head) * gridDim.x + gridDim.x - 1 - blockIdx.x < gridDim.y * joiners;
-    }
-    auto begin = [&](bool paced) { Mixer::begin(shared, cache_k, cache_v, first, last, n_old, head, paced); };
-    if (!inputs_first) begin(true);
+    Mixer::begin(shared, cache_k, cache_v, first, last, n_old, head);
     mixer.start(sinks, blockIdx.x == 0, head);
     Mixer::clear_queries(queries, (float*)probabilities);
     auto place = [&](int, int i, bool value) { return value ? new_v + i * KEPT_V : new_k + i * KEPT_K; };
@@ -210,10 +199,6 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
                 turns[j].fetch(angles + job.i * N_ROT, lane);
             }
         }
-#if BY_WARP
-        if (inputs_first) begin(false);
-        inputs_first = false;
-#endif
         float* row = scores + warp * WIDER;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
@@ -238,7 +223,6 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     }
 
 #if BY_WARP
-    if (inputs_first) begin(false);  // a warp that prepares no row
     __syncthreads();
     mixer.run(shared, queries, (const float*)probabilities, cache_k, cache_v, new_k, new_v, first, last, p0, head);
 #else
@@ -326,23 +310,23 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         if (HAD_V) *(float2*)(answers + r * DV + i) = make_float2(x, y);
         else *(float2*)(out + place_of(r) * DV + i) = make_float2(x * gate(r, i), y * gate(r, i + 1));
     };
-    float *parts = partial + (long long)head * gridDim.x * PART, *mine = parts + (long long)blockIdx.x * PART;
-    auto found = [&](int r, int i, float x, float y, float most, float sum) {
+    float *parts = partial + (long long)head * gridDim.x * PART, *own_part = parts + (long long)blockIdx.x * PART;
+    auto keep = [&](int r, int i, float x, float y, float most, float sum) {
         if (active == 1) {
             const float by = __fdividef(1.f, sum);
             answer(r, i, x * by, y * by);
         } else if constexpr (WAITS) {
-            put_part(mine + r * DV + i, x, y);
-            if (i % 128 == 0) put_part(Joined::sums_of(mine, r, i / 128), most, sum);
+            put_part(own_part + r * DV + i, x, y);
+            if (i % 128 == 0) put_part(Joined::sums_of(own_part, r, i / 128), most, sum);
         } else {
-            *(float2*)(mine + r * DV + i) = make_float2(x, y);
-            if (i == 0) mine[R * DV + r] = most, mine[R * DV + R + r] = sum;
+            *(float2*)(own_part + r * DV + i) = make_float2(x, y);
+            if (i == 0) own_part[R * DV + r] = most, own_part[R * DV + R + r] = sum;
         }
     };
 #if BY_WARP
-    mixer.finish(joined, (float2*)scores, found);
+    mixer.finish(joined, (float2*)scores, keep);
 #else
-    mixer.finish(joined, [&](int r, int i, float x, float y) { found(r, i, x, y, maxima[r], sums[r]); });
+    mixer.finish(joined, [&](int r, int i, float x, float y) { keep(r, i, x, y, maxima[r], sums[r]); });
 #endif
     int first_row = 0, end_of_rows = R;
     if (active > 1) {
@@ -354,9 +338,9 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 #else  // blocks run one after the other: the last one joins all
             if ((int)blockIdx.x + 1 < active) return;
 #endif
-            for (int first = first_row; first < end_of_rows; first += rows) {  // once, but on a host
-                __syncthreads();                                               // all have read what others of these replace
-                Joined(rows).join(first, parts, active, (Joined::Found*)shared, [&](int r, int i, float4 x) {
+            for (int r = first_row; r < end_of_rows; r += rows) {  // once, but on a host
+                __syncthreads();                                   // all have read the mixes of warps that are replaced
+                Joined(rows).join(r, parts, active, (Joined::Found*)shared, [&](int r, int i, float4 x) {
                     answer(r, i, x.x, x.y);
                     answer(r, i + 2, x.z, x.w);
                 });

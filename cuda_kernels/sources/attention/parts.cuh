@@ -4,7 +4,7 @@
 #pragma once
 #include "step/common.cuh"
 
-constexpr u32 NOT_THERE = 0xffffffff;  // of the first float: a NaN; those that arithmetic returns are another one
+constexpr u32 NOT_THERE = 0xffffffff;  // as bits of the first float: a NaN, for which `put_part` stores another one
 
 __device__ __forceinline__ float low_float(u64 pair) { return __uint_as_float((u32)pair); }
 __device__ __forceinline__ float high_float(u64 pair) { return __uint_as_float((u32)(pair >> 32)); }

@@ -3,8 +3,8 @@
 #pragma once
 #include "attention/parts.cuh"
 
-// A block joins `rows` of R rows of LENGTH elements. A warp takes 128 elements of a row at a time, of all ranges or (SHARED_RANGES) of a part of them, and
-// warps with parts of the same ranges are joined in their order. A part has R * LENGTH floats of mixes, then a maximum and a sum of every row, for each chunk
+// A block joins `rows` of R rows of LENGTH elements. A warp takes 128 elements of a row at a time, of all ranges or (SHARED_RANGES) of a slice of them.
+// What warps found in the slices is joined in their order. A part has R * LENGTH floats of mixes, then a maximum and a sum of every row, for each chunk
 // of 128 elements.
 template <int R, int LENGTH, int N_WARPS, bool SHARED_RANGES>
 struct JoinedRows {
@@ -14,7 +14,7 @@ struct JoinedRows {
         float most, sum, other[2];
     };
 
-    const int rows, units = rows * CHUNKS, groups = SHARED_RANGES ? max(1, N_WARPS / units) : 1;  // groups: of ranges
+    const int rows, units = rows * CHUNKS, slices = SHARED_RANGES ? max(1, N_WARPS / units) : 1;  // slices: of the ranges
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     __device__ __forceinline__ explicit JoinedRows(int rows) : rows(rows) {}
@@ -25,9 +25,9 @@ struct JoinedRows {
     // put(r, i, x) for elements i .. i + 3 of rows from `first` on. `found`: with SHARED_RANGES, N_WARPS of them in shared memory.
     template <typename Put>
     __device__ __forceinline__ void join(int first, float* parts, int active, Found* found, Put put) const {
-        const int group = warp % groups, each = (active + groups - 1) / groups, from = group * each, until = min(active, from + each);
+        const int slice = warp % slices, each = (active + slices - 1) / slices, from = slice * each, until = min(active, from + each);
 #pragma unroll 1
-        for (int unit = warp / groups; unit < units && first + unit / CHUNKS < R; unit += N_WARPS / groups) {
+        for (int unit = warp / slices; unit < units && first + unit / CHUNKS < R; unit += N_WARPS / slices) {
             const int r = first + unit / CHUNKS, i = unit % CHUNKS * 128 + 4 * lane;
             const bool mine = i < LENGTH;
             float *mixes = parts + (long long)from * PART + r * LENGTH + i, *sums = sums_of(parts, r, unit % CHUNKS);
@@ -57,27 +57,27 @@ struct JoinedRows {
                     add(mix, f, make_float4(low_float(x[k].x), high_float(x[k].x), low_float(x[k].y), high_float(x[k].y)));
                 }
             }
-            if (groups > 1) {
+            if (slices > 1) {
                 found[warp].mix[lane] = mix;
                 if (lane == 0) found[warp].most = most, found[warp].sum = sum;
             } else if (mine) {
                 put(r, i, scaled(mix, sum));
             }
         }
-        if (groups == 1) return;
+        if (slices == 1) return;
         __syncthreads();
-        if (group || warp / groups >= units) return;
+        if (slice || warp / slices >= units) return;
         const Found* of_unit = found + warp;
         float most = -INFINITY, sum = 0.f;
         float4 mix = make_float4(0.f, 0.f, 0.f, 0.f);
-        for (int g = 0; g < groups; g++) most = fmaxf(most, of_unit[g].most);
+        for (int g = 0; g < slices; g++) most = fmaxf(most, of_unit[g].most);
 #pragma unroll 1
-        for (int g = 0; g < groups; g++) {
+        for (int g = 0; g < slices; g++) {
             const float f = exp2f(of_unit[g].most - most);
             sum = fmaf(f, of_unit[g].sum, sum);
             add(mix, f, of_unit[g].mix[lane]);
         }
-        const int r = first + warp / groups / CHUNKS, i = warp / groups % CHUNKS * 128 + 4 * lane;
+        const int r = first + warp / slices / CHUNKS, i = warp / slices % CHUNKS * 128 + 4 * lane;
         if (i < LENGTH && r < R) put(r, i, scaled(mix, sum));
     }
 

@@ -106,10 +106,8 @@ struct Mixer {
 
     // Rows from R on have to be numbers.
     static __device__ __forceinline__ void clear_queries(char* q, float* sums) {
-        for (int i = threadIdx.x; i < 2 * (RP - R) * STRIDE_Q / 4; i += THREADS) {
-            const int part = i / ((RP - R) * STRIDE_Q / 4), at = i % ((RP - R) * STRIDE_Q / 4);
-            ((u32*)(q + part * Q_PART + R * STRIDE_Q))[at] = 0;
-        }
+        if constexpr (constexpr int WORDS = (RP - R) * STRIDE_Q / 4; WORDS > 0)
+            for (int i = threadIdx.x; i < 2 * WORDS; i += THREADS) ((u32*)(q + i / WORDS * Q_PART + R * STRIDE_Q))[i % WORDS] = 0;
         for (int i = threadIdx.x; i < SUMS_BYTES / 4; i += THREADS)
             if (i % RP >= R) sums[i] = 0.f;
     }
@@ -186,10 +184,9 @@ struct Mixer {
         }
     }
 
-    // The first tiles of the ring, two groups of copies each. `paced`: a tile is copied when the one before is there. Blocks of the previous launch, which join
-    // their ranges meanwhile, would wait longer for theirs.
-    static __device__ __forceinline__ void begin(char* ring, const u8* cache_k, const u8* cache_v, int first, int last, int n_old, int head,
-                                                 bool paced) {
+    // The first tiles of the ring, two groups of copies each. A tile is copied when the one before is there: what the
+    // previous launch still reads or stores would otherwise wait for all of them.
+    static __device__ __forceinline__ void begin(char* ring, const u8* cache_k, const u8* cache_v, int first, int last, int n_old, int head) {
         const int warp = threadIdx.x / 32, tiles = (last - first + TILE - 1) / TILE;
 #pragma unroll 1  // code that runs once is fetched once
         for (int s = 0; s < STAGES; s++) {
@@ -199,7 +196,7 @@ struct Mixer {
             end_of_copies();
             if (tile < tiles) RowsV::copy(to + TILE * PITCH_K, RowsV::tile(cache_v, at, head), min(last, n_old) - at);
             end_of_copies();
-            if (paced && s + 1 < STAGES) wait_for_copies<0>();
+            if (s + 1 < STAGES) wait_for_copies<0>();
         }
     }
 

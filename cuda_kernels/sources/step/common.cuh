@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_in_block(float*, int, float) {}
 #endif
 
 // Count one more at a counter of the device and return how many that are. What the thread has written before, or seen written at a barrier,
-// is visible to whoever counts later, and to those who meet that thread at a barrier.
+// is visible to whoever counts later.
 #ifndef ON_HOST
 __device__ __forceinline__ u32 count_arrival(u32* counter) {
     u32 before;
