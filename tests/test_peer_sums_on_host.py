@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from iqforge.cuda_kernels.compile.spec import expand
+from iqforge.cuda_kernels.peer.links import PeerLinks
 
 from .host_library import host_library
 
@@ -101,3 +102,26 @@ def test_all_ranks_have_the_columns_of_all(library, rows):
     sizes = pointer(x), pointer(out), exchanges, rows, width, most, pointer(padded)
     stopped = kernels.joins(*sizes, *memory.arguments(60), pointer(memory.missing))
     assert not stopped and torch.equal(out, whole.expand_as(out))
+
+
+def test_a_launch_gathers_no_more_rows_than_find_a_place_at_once(monkeypatch):
+    links = object.__new__(PeerLinks)
+    links.rank, links.n_ranks, links.elements, links._units = 1, 2, 1 << 30, 0
+    links._numbers = links._missing = links._most = None
+    links._peers, launched = [0] * 8, []
+    monkeypatch.setattr(
+        PeerLinks,
+        "_launch",
+        lambda self, name, n, x, out, *more: launched.append((name, n, x, out, int(more[0]))),
+    )
+    x, out = torch.randn(8, 100_001), torch.zeros(8, 200_000)
+    links.gather(x, out, [99_999, 200_000])
+    assert [(name, n, rows) for name, n, _, _, rows in launched] == [
+        ("peer_gather", 2 * 100_004, 2)
+    ] * 4  # of two rows
+    assert torch.equal(torch.cat([given for _, _, given, _, _ in launched]), x)
+    pieces = [given for _, _, _, given, _ in launched]
+    assert [piece.data_ptr() for piece in pieces] == [out[i].data_ptr() for i in range(0, 8, 2)]
+    launched.clear()
+    links.gather(x[:1], out[:1], [99_999, 200_000])
+    assert [(n, rows) for _, n, _, _, rows in launched] == [(100_004, 1)]

@@ -24,6 +24,9 @@ from ..compile.spec import KernelSpec
 MOST_RANKS = 8
 _THREADS, _EACH = 128, 4  # as in peer.cu
 _PLACES, _UNIT_BYTES, _UNIT_ELEMENTS = 2, 16, 2
+# Elements of a launch of several rows: blocks wait for those of other ranks where they are, so that
+# all should find a place at once.
+_MOST_AT_ONCE = 512 * _THREADS * _EACH
 
 
 def _spec(ranks: int) -> KernelSpec:
@@ -205,11 +208,13 @@ class PeerLinks:
             raise ShapeError(f"columns {list(x.shape)} of rank {self.rank} for {list(out.shape)}")
         most = -(-int(counts.max()) // _EACH) * _EACH
         padded = [np.int32(end) for end in [*ends] + [width] * (MOST_RANKS - len(ends))]
-        sizes = np.int32(rows), np.int32(width), np.int32(most)
         own = np.int32(ends[self.rank] - counts[self.rank]), np.int32(counts[self.rank])
-        self._launch(
-            "peer_gather", rows * most, x, out, *sizes, *self._common, *own, *padded, *self._peers
-        )
+        each = max(1, _MOST_AT_ONCE // most)
+        for first in range(0, rows, each):
+            some, all_of = x[first : first + each], out[first : first + each]
+            sizes = np.int32(len(some)), np.int32(width), np.int32(most)
+            given = *self._common, *own, *padded, *self._peers
+            self._launch("peer_gather", len(some) * most, some, all_of, *sizes, *given)
 
     def close(self) -> None:
         """Free the memory, once no rank uses it."""
