@@ -158,10 +158,7 @@ def open_model(
     check_options(**own)
     device = device_here(load)  # before a large file is read
     settings = load.settings(device) | own
-    for flags, why in load.notes(device) if given else []:  # commands say it of their flags
-        names = [name for name in map(LoadOptions.field_of, flags.split(", ")) if name in given]
-        if names:
-            log.warning("%s: no effect here, %s", ", ".join(names), why)
+    _warn_of_unused(load, device, given)
     load.set_threads()
     opened = source or open_source(arguments.path("path", path))
     try:
@@ -174,6 +171,21 @@ def open_model(
     except BaseException:
         opened.close()
         raise
+
+
+def _warn_of_unused(load: LoadOptions, device: torch.device, given: set[str]) -> None:
+    """Log which of the keywords in `given` change nothing, once for all ranks. Commands pass none:
+    they say it of their flags.
+    """
+    from ..runtime.parallel.ranks import Ranks
+
+    ranks = Ranks.here()
+    if not given or (ranks is not None and ranks.rank > 0):
+        return
+    for flags, why in load.notes(device):
+        names = [name for name in map(load.field_of, flags.split(", ")) if name in given]
+        if names:
+            log.warning("%s: no effect here, %s", ", ".join(names), why)
 
 
 def _with_adapters(source: Source, load: LoadOptions, device: torch.device) -> Source:

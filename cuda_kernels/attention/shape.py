@@ -215,10 +215,8 @@ class AttentionShape:
     def part_floats(self) -> int:
         """Return the floats of a part, as `PART` of the kernel."""
         r = self.rows * self.group
-        if self.is_by_warp:
-            chunks = -(-self.value_length // 128)
-            return r * self.value_length + -(-2 * r * chunks // 4) * 4
-        return r * self.value_length + -(-2 * r // 4) * 4
+        chunks = -(-self.value_length // 128) if self.is_by_warp else 1
+        return r * self.value_length + -(-2 * r * chunks // 4) * 4
 
     def defines(self, tile: int, stages: int) -> tuple[tuple[str, str], ...]:
         """Return the macros of attention/attention.cu for tiles of so many positions."""

@@ -15,11 +15,7 @@ from .shape import WARPS, AttentionShape, shared_limit
 # where warps do not share tiles; and rows too long for eight warps are taken by six, which at 512
 # positions take 2 us more (benchmarks/attention.py).
 _LONG = 4096
-
-
-def empty_parts(n: int, device: torch.device) -> torch.Tensor:
-    """Return float32[n] in which no part of a result stands, as attention/parts.cuh says."""
-    return torch.full((n,), -1, dtype=torch.int32, device=device).view(torch.float32)
+_NOT_THERE = -1  # as bits, in the place of a part of a result that no block has left: parts.cuh
 
 
 class StepAttention:
@@ -48,7 +44,8 @@ class StepAttention:
             splits = max(1, min(-(-capacity // shape.shortest), most))
             part = part.of_range(-(-min(capacity, shape.window or capacity) // splits))
             kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
-            parts = empty_parts(shape.kv_heads * splits * part.part_floats, device)
+            n = shape.kv_heads * splits * part.part_floats
+            parts = torch.full((n,), _NOT_THERE, dtype=torch.int32, device=device)
             self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits, parts))
         self.splits = max(splits for *_, splits, _ in self._pieces)
         self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
@@ -110,11 +107,6 @@ class StepAttention:
                 shared=shared,
                 pdl=first == 0,
             )
-
-    def nothing_left(self) -> bool:
-        """Return whether launches have taken all parts of results, as they must. For tests."""
-        waiting = (parts for _, part, *_, parts in self._pieces if part.is_by_warp)
-        return all(bool((parts.view(torch.int32) == -1).all()) for parts in waiting)
 
 
 def specs() -> list[KernelSpec]:

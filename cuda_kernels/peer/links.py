@@ -211,10 +211,10 @@ class PeerLinks:
         own = np.int32(ends[self.rank] - counts[self.rank]), np.int32(counts[self.rank])
         each = max(1, _MOST_AT_ONCE // most)
         for first in range(0, rows, each):
-            some, all_of = x[first : first + each], out[first : first + each]
-            sizes = np.int32(len(some)), np.int32(width), np.int32(most)
-            given = *self._common, *own, *padded, *self._peers
-            self._launch("peer_gather", len(some) * most, some, all_of, *sizes, *given)
+            some = slice(first, min(first + each, rows))
+            n, sizes = some.stop - first, (np.int32(width), np.int32(most))
+            more = *sizes, *self._common, *own, *padded, *self._peers
+            self._launch("peer_gather", n * most, x[some], out[some], np.int32(n), *more)
 
     def close(self) -> None:
         """Free the memory, once no rank uses it."""

@@ -352,7 +352,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
             for (int r = warp; r < R; r += WARPS) shares_of_ranges<PART, R, 2>(parts + R * DV + r, active, share + r * active, lane);
             __syncthreads();
             for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
-                const float4 sum = join_ranges<PART, 8>(parts + i, 0, active, share + i / DV * active);
+                const float4 sum = join_ranges<PART>(parts + i, 0, active, share + i / DV * active);
                 answer(i / DV, i % DV, sum.x, sum.y);
                 answer(i / DV, i % DV + 2, sum.z, sum.w);
             }
