@@ -156,9 +156,15 @@ class AttentionShape:
         )
         return self.key_length * k + 16, self.value_length * v + 16
 
-    def pitches(self) -> tuple[int, int]:
-        """Return the bytes of a K row and of a V row in the ring of a warp."""
-        k, v = (16 * (-(-row // 16) | 1) for row in self.row_bytes())
+    def ring_rows(self) -> tuple[int, int]:
+        """Return the bytes of a K row and of a V row in the ring of a warp, as `InRing` of the
+        kernel.
+        """
+        types, lengths = (self.type_k, self.type_v), (self.key_length, self.value_length)
+        k, v = (
+            row if type in ("Q8_0", "Q8_KV") and n % 128 == 0 else _padded(row)
+            for row, type, n in zip(self.row_bytes(), types, lengths, strict=True)
+        )
         return k, v
 
     def shared_bytes(self, tile: int, stages: int) -> int:
@@ -171,7 +177,7 @@ class AttentionShape:
                 # Units of queries, and the sums of their blocks for minima.
                 sums = 4 * padded * (1 + (blocks if self.type_k in ("Q4_1", "Q5_1") else 0))
             kept = 2 * padded * (dk + 32 if coded else 2 * dk + 16)
-            kept += self.rows * sum(self.pitches())
+            kept += self.rows * sum(map(_padded, self.row_bytes()))
             kept += 4 * self.warps * max(dk, dv, 2 * padded) + sums
             return self._tile_bytes(tile, stages) + kept
         if self.on_tensor_cores:
@@ -189,7 +195,7 @@ class AttentionShape:
         r, dv = self.rows * self.group, self.value_length
         if self.is_by_warp:
             joined = 4 * r * (self.warps * _joined_row(dv) + (dv if self.hadamard_v else 0))
-            return max(self.warps * stages * tile * sum(self.pitches()), joined)
+            return max(self.warps * stages * tile * sum(self.ring_rows()), joined)
         groups = 32 * WARPS // (dv // 4)
         parts = (
             (1 if self.hadamard_v else 0)
@@ -269,6 +275,11 @@ class AttentionShape:
         return KernelSpec(
             name, ("attention/attention.cu",), self.defines(tile, stages), ("attention",)
         )
+
+
+def _padded(row: int) -> int:
+    """Return the bytes from a row that stands alone in shared memory to the next one."""
+    return 16 * (-(-row // 16) | 1)
 
 
 def _joined_row(length: int) -> int:

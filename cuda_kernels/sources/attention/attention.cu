@@ -46,7 +46,7 @@ constexpr int WIDER = DK > DV ? DK : DV;
 #if BY_WARP
 // Shared memory: rings of the warps | queries | new k | new v (as they are stored) | a row for each warp, later its maxima and sums |
 // sums of queries. Mixes of warps replace the rings, then what warps found in the parts of all ranges.
-constexpr int LOADED = WARPS * RING, SCORES = WARPS * (WIDER > 2 * RP ? WIDER : 2 * RP), KEPT_K = PITCH_K, KEPT_V = PITCH_V, P_BYTES = Mixer::SUMS_BYTES;
+constexpr int LOADED = WARPS * RING, SCORES = WARPS * (WIDER > 2 * RP ? WIDER : 2 * RP), KEPT_K = padded_row(ROW_K), KEPT_V = padded_row(ROW_V), P_BYTES = Mixer::SUMS_BYTES;
 #else
 // Shared memory: tiles (encoded rows | the tile) | queries | new k | new v | scores (before: a row for each warp) |
 // probabilities | rescaling, maxima, sums. The parts to join replace the tiles.

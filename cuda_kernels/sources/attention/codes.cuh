@@ -34,11 +34,34 @@ __device__ __forceinline__ void load_words(const char* at, u32 (&words)[(BYTES +
     }
 }
 
-// Rows of N elements, which stand alone and begin at multiples of 16 bytes.
+__device__ constexpr int padded_row(int n) { return ((n + 15) / 16 | 1) * 16; }  // rows start in other banks
+__device__ constexpr int alignment(int n) { return n % 16 ? n % 8 ? 4 : 8 : 16; }
+
+// How 16 rows of N elements stand in the ring of a warp. Where codes are bytes and those of a row fill all banks, there are codes of all rows, then
+// scales of all, as in the cache. Every 16 bytes of codes are at their place XOR `swap` of the row, so that lanes that read at once find other
+// banks without padding. Other rows stand alone, PITCH bytes after the one before.
+template <int TYPE, int N>
+struct InRing {
+    using At = Places<is_float(TYPE) ? Q8_0 : TYPE, is_float(TYPE) ? 32 : N>;  // not used by floats
+    static constexpr bool TOGETHER = (TYPE == Q8_0 || TYPE == Q8_KV) && N % 128 == 0;
+    static constexpr int ROW = row_bytes(TYPE, N), PITCH = TOGETHER ? At::CODES : padded_row(ROW), SCALES_PITCH = TOGETHER ? At::SCALES : PITCH;
+    static constexpr int SCALES = TOGETHER ? 16 * At::CODES : At::CODES + At::HIGHS, BYTES = 16 * (TOGETHER ? ROW : PITCH);
+
+    // Keys are read in pieces of 32 bytes of rows 0 .. 3 and 4 .. 7, values in 16 (32 for N = 256) of rows 0, 2, 4, 6 and 1, 3, 5, 7.
+    static __device__ constexpr int swap(int row) { return TOGETHER ? (row & 2) << 5 | ((row ^ row >> 2) & 1) << 5 | (row & 4) << 2 : 0; }
+
+    // Where byte `at` of a row is.
+    static __device__ constexpr int place(int row, int at) {
+        if (!TOGETHER) return row * PITCH + at;
+        return at < At::CODES ? row * PITCH + (at ^ swap(row)) : SCALES + row * SCALES_PITCH + at - At::CODES;
+    }
+};
+
+// The codes of rows of N elements, which begin at multiples of 16 bytes.
 template <int TYPE, int N>
 struct Codes {
     using At = Places<TYPE, N>;
-    static constexpr int HIGHS = At::CODES, SCALES = At::CODES + At::HIGHS;  // where they begin
+    static constexpr int HIGHS = At::CODES;  // where they begin
     static constexpr bool BYTES = At::BYTES, MIN = At::MIN, FIFTHS = At::FIFTHS, SIGNED = BYTES || TYPE == IQ4_NL;
     static constexpr int ZERO = TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;  // the code of 0, where codes are not signed
     static constexpr u32 SIGNS = 0x80808080u;
@@ -67,9 +90,9 @@ struct Codes {
         const int byte = element % 16, half = element / 16;
         return NEIGHBOURS ? 2 * byte + half : byte / 4 * 8 + half * 4 + byte % 4;
     }
-    static __device__ __forceinline__ void of_row(const char* row, int b, int t, u32 (&codes)[2]) {
+    static __device__ __forceinline__ void of_row(const char* row, int b, int t, u32 (&codes)[2], int swap) {
         if constexpr (BYTES) {
-            load_words<8>(row + At::low(b) + 8 * t, codes);
+            load_words<8>(row + ((At::low(b) + 8 * t) ^ swap), codes);
         } else {
             const u32 low = *(const u32*)(row + At::low(b) + 4 * t);
             u32 high = 0;
@@ -91,13 +114,13 @@ struct Codes {
         static constexpr int BYTES = TYPE == Q8_KV ? 4 : At::SCALES;
         u32 words[(BYTES + 3) / 4];
 
-        __device__ __forceinline__ explicit Scales(const char* row) {
+        __device__ __forceinline__ explicit Scales(const char* scales) {
             if constexpr (BYTES % 4 == 0) {
-                load_words<BYTES, (SCALES % 16 ? SCALES % 8 ? 4 : 8 : 16)>(row + SCALES, words);
+                load_words<BYTES, alignment(InRing<TYPE, N>::SCALES | InRing<TYPE, N>::SCALES_PITCH)>(scales, words);
             } else {  // rows of an odd number of blocks
 #pragma unroll
                 for (int i = 0; i < (BYTES + 3) / 4; i++) {
-                    const u8* at = (const u8*)row + SCALES + 4 * i;
+                    const u8* at = (const u8*)scales + 4 * i;
                     words[i] = two_bytes(at) | (4 * i + 2 < BYTES ? two_bytes(at + 2) << 16 : 0);
                 }
             }
@@ -123,9 +146,15 @@ struct Codes {
     static __device__ __forceinline__ int block_of(int g, int j) { return g * WORDS + j * WORDS / 8; }
 
     // The codes of a row, with 128 added to signed ones.
-    static __device__ __forceinline__ void of_group(const char* row, int g, int j, u32 (&codes)[WORDS]) {
+    static __device__ __forceinline__ void of_group(const char* row, int g, int j, u32 (&codes)[WORDS], int swap) {
         u32 low[(TAKEN + 3) / 4];
-        load_words<TAKEN>(row + (8 * g + j) * TAKEN, low);
+        const int at = (8 * g + j) * TAKEN;
+        if constexpr (TAKEN > 16) {
+#pragma unroll
+            for (int i = 0; i < TAKEN / 16; i++) load_words<16>(row + ((at + 16 * i) ^ swap), *(u32(*)[4])(low + 4 * i));
+        } else {
+            load_words<TAKEN>(row + (at ^ swap), low);
+        }
         if constexpr (BYTES) {
 #pragma unroll
             for (int k = 0; k < WORDS; k++) codes[k] = low[k] ^ SIGNS;

@@ -27,10 +27,11 @@ __device__ __forceinline__ void copy_or_clear(char* to, const u8* from, bool the
 
 __device__ constexpr int power_up_to(int n) { return n >= 32 ? 32 : n >= 16 ? 16 : n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 1; }
 
-// Rows of the cache, each of which stands alone in the ring, PITCH bytes after the one before.
+// Rows of the cache in the ring.
 template <int TYPE, int D>
 struct Rows {
-    static constexpr int ROW = row_bytes(TYPE, D), PITCH = padded_row(ROW);
+    using In = InRing<TYPE, D>;
+    static constexpr int ROW = row_bytes(TYPE, D);
     static constexpr int NEXT = WARPS * TILE * HEADS_KV * ROW;  // bytes from the tile of a warp to its next
 
     // Where the tile that begins with position `at` is, a multiple of TILE.
@@ -45,34 +46,35 @@ struct Rows {
     template <bool ALL>
     static __device__ __forceinline__ void fields(char* to, const u8* from, int count) {
         if constexpr (is_float(TYPE)) {
-            field<ALL, ROW, HEADS_KV * ROW, TILE>(to, from, count);
+            field<ALL, ROW, HEADS_KV * ROW, TILE, In::PITCH>(to, from, count);
         } else {
             using At = Places<TYPE, D>;
 #pragma unroll
             for (int first = 0; first < TILE; first += CACHE_TILE) {
-                const u8* rows = from + first * HEADS_KV * ROW;
-                char* kept = to + first * PITCH;
-                field<ALL, At::CODES, At::CODES, CACHE_TILE>(kept, rows, count - first);
-                field<ALL, At::HIGHS, At::HIGHS, CACHE_TILE>(kept + At::CODES, rows + CACHE_TILE * At::CODES, count - first);
-                field<ALL, At::SCALES, At::SCALES, CACHE_TILE>(kept + At::CODES + At::HIGHS, rows + CACHE_TILE * (At::CODES + At::HIGHS), count - first);
+                const u8 *codes = from + first * HEADS_KV * ROW, *highs = codes + CACHE_TILE * At::CODES, *scales = highs + CACHE_TILE * At::HIGHS;
+                char* kept = to + first / CACHE_TILE * In::BYTES;
+                field<ALL, At::CODES, At::CODES, CACHE_TILE, In::PITCH, In::TOGETHER>(kept, codes, count - first);
+                field<ALL, At::HIGHS, At::HIGHS, CACHE_TILE, In::PITCH>(kept + At::CODES, highs, count - first);
+                field<ALL, At::SCALES, At::SCALES, CACHE_TILE, In::SCALES_PITCH>(kept + In::SCALES, scales, count - first);
             }
         }
     }
 
-    // N pieces of SIZE bytes, which are STEP bytes apart. Lanes divide a piece in powers of 2.
-    template <bool ALL, int SIZE, int STEP, int N, int DONE = 0>
+    // N pieces of SIZE bytes, which are STEP bytes apart, to places PITCH bytes apart. Lanes divide a piece in powers of 2.
+    template <bool ALL, int SIZE, int STEP, int N, int PITCH, bool SWAPPED = false, int DONE = 0>
     static __device__ __forceinline__ void field(char* to, const u8* from, int count) {
         if constexpr (DONE < SIZE) {
             constexpr int BYTES = SIZE % 16 == 0 ? 16 : SIZE % 8 == 0 ? 8 : 4, SIDE = power_up_to((SIZE - DONE) / BYTES), AT_ONCE = 32 / SIDE;
-            const int lane = threadIdx.x % 32, first = lane / SIDE, at = DONE + lane % SIDE * BYTES;
-            to += first * PITCH + at;
+            const int lane = threadIdx.x % 32, first = lane / SIDE, at = DONE + lane % SIDE * BYTES, place = SWAPPED ? at ^ In::swap(first) : at;
+            const u8* own = from + first * STEP + at;
 #pragma unroll(ALL ? N : 1)
             for (int i = 0; i < N; i += AT_ONCE) {
                 if (AT_ONCE > N && first >= N) continue;
                 const bool there = ALL || first + i < count;
-                copy_or_clear<BYTES>(to + i * PITCH, there ? from + (first * STEP + at) + i * STEP : from, there);
+                const int swapped = SWAPPED ? place ^ In::swap(i) : place;  // `swap` is linear in bits
+                copy_or_clear<BYTES>(to + (first + i) * PITCH + swapped, there ? own + i * STEP : from, there);
             }
-            field<ALL, SIZE, STEP, N, DONE + SIDE * BYTES>(to - first * PITCH - at, from, count);
+            field<ALL, SIZE, STEP, N, PITCH, SWAPPED, DONE + SIDE * BYTES>(to, from, count);
         }
     }
 };

@@ -9,9 +9,10 @@
 #pragma once
 #include "attention/codes.cuh"
 
-__device__ constexpr int padded_row(int n) { return ((n + 15) / 16 | 1) * 16; }  // bytes of a row in the ring: rows start in other banks
-constexpr int PITCH_K = padded_row(ROW_K), PITCH_V = padded_row(ROW_V);
-constexpr int RING_STAGE = TILE * (PITCH_K + PITCH_V), RING = STAGES * RING_STAGE;  // of a warp
+using RingK = InRing<TYPE_K, DK>;
+using RingV = InRing<TYPE_V, DV>;
+constexpr int TILE_K = TILE / 16 * RingK::BYTES, TILE_V = TILE / 16 * RingV::BYTES;
+constexpr int RING_STAGE = TILE_K + TILE_V, RING = STAGES * RING_STAGE;  // of a warp
 constexpr bool CODED_K = !is_float(TYPE_K), CODED_V = !is_float(TYPE_V), PACKED = R <= 4;
 static_assert(TYPE_K == TYPE_V || ((CODED_K || TYPE_K == F16) && (CODED_V || TYPE_V == F16)), "products of one type of floats");
 static_assert(TYPE_V != Q8_KV, "values have a scale per block");
@@ -142,20 +143,20 @@ struct Mixer {
         int stage = 0, next = warp + STAGES * WARPS, left = min(last, n_old) - (first + next * TILE);  // positions from the next tile to copy on
         const u8 *next_k = RowsK::tile(cache_k, first + next * TILE, head), *next_v = RowsV::tile(cache_v, first + next * TILE, head);
         for (int tile = warp; tile < tiles; tile += WARPS) {
-            char *tile_k = own + stage * RING_STAGE, *tile_v = tile_k + TILE * PITCH_K;
+            char *tile_k = own + stage * RING_STAGE, *tile_v = tile_k + TILE_K;
             const int at = first + tile * TILE;
             const bool has_new = OWN_KV && at + TILE > p0, inside = at + TILE <= p0 + 1 && (!WINDOW || at >= p0 + ROWS - WINDOW);
             wait_for_copies<2 * STAGES - 2>();
             __syncwarp();
             if (has_new) {
-                insert<ROW_K, PITCH_K>(tile_k, new_k, at, p0);
-                insert<ROW_V, PITCH_V>(tile_v, new_v, at, p0);
+                insert<RingK, ROW_K, padded_row(ROW_K)>(tile_k, new_k, at, p0);
+                insert<RingV, ROW_V, padded_row(ROW_V)>(tile_v, new_v, at, p0);
                 __syncwarp();
             }
 
             float s[M_TILES][N_TILES][4];
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) score(tile_k + 16 * m * PITCH_K, q, held, sums_q, s[m]);
+            for (int m = 0; m < M_TILES; m++) score(tile_k + m * RingK::BYTES, q, held, sums_q, s[m]);
             __syncwarp();
             if (next < tiles) RowsK::copy(tile_k, next_k, left);
             end_of_copies();
@@ -175,7 +176,7 @@ struct Mixer {
                     }
 
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) add(tile_v + 16 * m * PITCH_V, p[m]);
+            for (int m = 0; m < M_TILES; m++) add(tile_v + m * RingV::BYTES, p[m]);
             __syncwarp();
             if (next < tiles) RowsV::copy(tile_v, next_v, left);
             end_of_copies();
@@ -194,20 +195,20 @@ struct Mixer {
             char* to = ring + warp * RING + s * RING_STAGE;
             if (tile < tiles) RowsK::copy(to, RowsK::tile(cache_k, at, head), min(last, n_old) - at);
             end_of_copies();
-            if (tile < tiles) RowsV::copy(to + TILE * PITCH_K, RowsV::tile(cache_v, at, head), min(last, n_old) - at);
+            if (tile < tiles) RowsV::copy(to + TILE_K, RowsV::tile(cache_v, at, head), min(last, n_old) - at);
             end_of_copies();
             if (s + 1 < STAGES) wait_for_copies<0>();
         }
     }
 
-    template <int ROW, int PITCH>
+    template <class Ring, int ROW, int KEPT>
     __device__ __forceinline__ void insert(char* tile, const char* kept, int at, int p0) const {
 #pragma unroll 1
         for (int i = 0; i < ROWS; i++) {
             const int row = p0 + i - at;
             if (row < 0 || row >= TILE) continue;
 #pragma unroll 1  // it runs once
-            for (int w = lane; w < ROW / 4; w += 32) ((u32*)(tile + row * PITCH))[w] = ((const u32*)(kept + i * PITCH))[w];
+            for (int w = lane; w < ROW / 4; w += 32) *(u32*)(tile + Ring::place(row, 4 * w)) = ((const u32*)(kept + i * KEPT))[w];
         }
     }
 
@@ -242,14 +243,16 @@ struct Mixer {
         };
         auto total = [&](const float(&c)[PARTS][4], int i) { return PACKED ? c[0][i] : c[0][i] + c[PARTS - 1][i]; };
         if constexpr (CODED_K) {
-            const char *row = tile_k + j * PITCH_K, *other = row + 8 * PITCH_K;
-            const typename Keys::Scales scales[2] = {typename Keys::Scales(row), typename Keys::Scales(other)};
+            const char* row = tile_k + j * RingK::PITCH;
+            const char* other = row + 8 * RingK::PITCH;
+            const char* of_scales = tile_k + RingK::SCALES + j * RingK::SCALES_PITCH;
+            const typename Keys::Scales scales[2] = {typename Keys::Scales(of_scales), typename Keys::Scales(of_scales + 8 * RingK::SCALES_PITCH)};
             float all[N_TILES][PARTS][4] = {}, minima[N_TILES][4] = {};
 #pragma unroll
             for (int b = 0; b < STEPS; b++) {
                 u32 x[2], y[2];
-                Keys::of_row(row, b, t, x);
-                Keys::of_row(other, b, t, y);
+                Keys::of_row(row, b, t, x, RingK::swap(j));
+                Keys::of_row(other, b, t, y, RingK::swap(j));
                 const u32 a[4] = {x[0], y[0], x[1], y[1]};
                 const float d[2] = {scales[0].factor(b), scales[1].factor(b)};
 #pragma unroll
@@ -284,7 +287,7 @@ struct Mixer {
 #pragma unroll
             for (int k = 0; k < STEPS; k++) {
                 u32 a[4];
-                load_a(a, tile_k + 32 * k, PITCH_K, lane);
+                load_a(a, tile_k + 32 * k, RingK::PITCH, lane);
                 multiply(k, a, c);
             }
 #pragma unroll
@@ -355,22 +358,23 @@ struct Mixer {
                 for (int part = 0; part < PARTS; part++) mma(mix[v][n], a, p[n][part]);
         };
         if constexpr (CODED_V) {
-            const char* rows[4];  // of rows 2 t, 2 t + 1 of products, and 8 later
-#pragma unroll
-            for (int i = 0; i < 4; i++) rows[i] = tile_v + (2 * t + i % 2 + i / 2 * 8) * PITCH_V;
+            // Of rows 2 t, 2 t + 1 of products, and 8 later.
+            auto row_of = [&](int i) { return 2 * t + i % 2 + i / 2 * 8; };
+            auto codes_of = [&](int i) { return tile_v + row_of(i) * RingV::PITCH; };
+            auto scale_of = [&](int i) { return tile_v + RingV::SCALES + row_of(i) * RingV::SCALES_PITCH; };
 #pragma unroll
             for (int g = 0; g < Values::GROUPS; g++) {
                 u32 x[4][Values::WORDS], d[2], least[2];
-                const int scale = Values::SCALES + Values::At::scale(Values::block_of(g, j));
+                const int scale = Values::At::scale(Values::block_of(g, j));
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    Values::of_group(rows[2 * i], g, j, x[2 * i]);
-                    Values::of_group(rows[2 * i + 1], g, j, x[2 * i + 1]);
+                    Values::of_group(codes_of(2 * i), g, j, x[2 * i], RingV::swap(row_of(2 * i)));
+                    Values::of_group(codes_of(2 * i + 1), g, j, x[2 * i + 1], RingV::swap(row_of(2 * i + 1)));
                     if constexpr (Values::MIN) {
-                        const u32 first = *(const u32*)(rows[2 * i] + scale), second = *(const u32*)(rows[2 * i + 1] + scale);
+                        const u32 first = *(const u32*)(scale_of(2 * i) + scale), second = *(const u32*)(scale_of(2 * i + 1) + scale);
                         d[i] = __byte_perm(first, second, 0x5410), least[i] = __byte_perm(first, second, 0x7632);
                     } else {
-                        d[i] = *(const u16*)(rows[2 * i] + scale) | (u32) * (const u16*)(rows[2 * i + 1] + scale) << 16;
+                        d[i] = *(const u16*)(scale_of(2 * i) + scale) | (u32) * (const u16*)(scale_of(2 * i + 1) + scale) << 16;
                     }
                 }
                 auto value = [&](u32 codes, int i) {
@@ -391,7 +395,7 @@ struct Mixer {
 #pragma unroll
             for (int v = 0; v < DV / 16; v++) {
                 u32 a[4];
-                load_a_turned(a, tile_v + 32 * v, PITCH_V, lane);
+                load_a_turned(a, tile_v + 32 * v, RingV::PITCH, lane);
                 multiply(v, a);
             }
         }
