@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ..compile.launch import function, launch
+from ..compile.launch import device_index, function, launch
+from ..compile.occupancy import occupancy
 from ..compile.spec import KernelSpec
 from .shape import WARPS, AttentionShape, shared_limit
 
@@ -26,7 +27,8 @@ class StepAttention:
 
     def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
         """Raise UnsupportedTypeError for heads that do not fit the device's shared memory."""
-        facts, limit = torch.cuda.get_device_properties(device), shared_limit(device)
+        limit = shared_limit(device)
+        here = occupancy(device_index(device))
         if shape.decoded and capacity > _LONG:
             shape = replace(shape, tile_size=64, stages=2)
         shape = replace(shape, deep=min(capacity, shape.window or capacity) >= _LONG)
@@ -37,7 +39,7 @@ class StepAttention:
         for first in range(0, shape.rows, at_once):
             part = replace(shape, rows=min(at_once, shape.rows - first)).fitting(limit)
             blocks = part.warp_blocks if part.is_by_warp else part.blocks
-            most = blocks * facts.multi_processor_count // shape.kv_heads
+            most = blocks * here.processors // shape.kv_heads
             if not part.is_by_warp:
                 most = min(most, part.most_splits(*part.tile(limit)))
             # A fixed number, so that a captured launch stays valid.
@@ -46,7 +48,12 @@ class StepAttention:
             kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
             n = shape.kv_heads * splits * part.part_floats
             parts = torch.full((n,), _NOT_THERE, dtype=torch.int32, device=device)
-            self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits, parts))
+            shared = part.shared_bytes(*cut)
+            if part.is_by_warp and part.warp_blocks == 1:
+                # Otherwise two blocks of a short range go where the launch before ends first, and
+                # other multiprocessors have none. A block of that launch fits beside this one's.
+                shared = max(shared, here.alone)
+            self._pieces.append((first, part, kernel, shared, splits, parts))
         self.splits = max(splits for *_, splits, _ in self._pieces)
         self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
 

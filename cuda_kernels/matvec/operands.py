@@ -9,11 +9,11 @@ import torch
 from ...errors import ShapeError, UnsupportedTypeError
 from ...formats.types import GGMLType
 from ..compile.launch import device_index
+from ..compile.occupancy import RESERVED
 from ..layouts.table import packed_types
 from ..packed.matrix import PackedMatrix
 from .plan import (
     EXPERT_DOWN,
-    RESERVED,
     limits,
     shared_space_of,
 )

@@ -8,10 +8,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ...formats.types import GGMLType
 from ..compile.grids import shared_bytes
+from ..compile.occupancy import RESERVED, Occupancy, occupancy
 from ..layouts.table import packed_layout, signed_type, spread_type
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
@@ -54,9 +53,6 @@ _PAIRED = (
 )
 # Kinds with one row of weights in a stage, where it is no pair.
 SINGLE_ROW = (NORM_MATVEC, MATVEC_ADD, GATE_BY)
-RESERVED = (
-    2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
-)
 
 
 @dataclass(frozen=True)
@@ -202,16 +198,8 @@ def _advances(type: GGMLType, stage_rows: int) -> bool:
 
 
 @dataclass(frozen=True)
-class DeviceLimits:
-    """Limits of a device: multiprocessors, and the bytes of shared memory that a block can have at
-    most. A multiprocessor has one block at a time if each has `alone` bytes; `beside` is what
-    another block can have next to such a block.
-    """
-
-    processors: int
-    shared: int
-    alone: int
-    beside: int
+class DeviceLimits(Occupancy):
+    """Limits of a device for products."""
 
     def shared_of(self, type: GGMLType, kind: int, cut: MatvecPlan) -> int:
         """Return the bytes of shared memory to launch with, next to the table of the type.
@@ -249,10 +237,4 @@ class DeviceLimits:
 @functools.cache
 def limits(device: int) -> DeviceLimits:
     """Return the limits of a CUDA device, by number."""
-    facts = torch.cuda.get_device_properties(device)
-    half, most = facts.shared_memory_per_multiprocessor // 2, facts.shared_memory_per_block_optin
-    # A block also has 1 KB of the system's: two of `alone` bytes do not fit, one of `beside` does.
-    alone = min(half - 1024 + 128, most - RESERVED)
-    # Kernels overlap from sm_90 on.
-    beside = min(half, most - RESERVED) - RESERVED if facts.major >= 9 else most
-    return DeviceLimits(facts.multi_processor_count, most, alone, beside)
+    return DeviceLimits(**vars(occupancy(device)))

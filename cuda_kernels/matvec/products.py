@@ -30,6 +30,7 @@ import torch
 from ...errors import ShapeError, UnsupportedTypeError
 from ..common.gating import Gating
 from ..compile.launch import device_index, function, launch
+from ..compile.occupancy import RESERVED
 from ..packed.matrix import PackedMatrix
 from .operands import Join, RowRange, check_matrix, check_tensor
 from .plan import (
@@ -39,7 +40,6 @@ from .plan import (
     MOST_ROWS,
     NAMES,
     NORM_MATVEC,
-    RESERVED,
     limits,
     shared_space_of,
 )
