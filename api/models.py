@@ -57,11 +57,13 @@ def split_options(
     options: Chosen | None,
     load: LoadOptions | None,
 ) -> tuple[Chosen, LoadOptions]:
-    """Return the options of a call of `function` and those that its model is loaded with.
+    """Return the options of a call of `function` and those that its model is loaded with. Those of
+    loading that change nothing are logged, once for all models that the call opens.
 
     Raise UsageError for an unknown keyword, and for a keyword of loading if the model is already
     loaded.
     """
+    from ..runtime import let_threads_sleep
     from ..runtime.options import LoadOptions
 
     chosen, loading = from_keywords(function, keywords, (cls, options), (LoadOptions, load))
@@ -72,6 +74,15 @@ def split_options(
             raise UsageError(
                 f"{function.__name__} takes {given} only with a path; this model is already loaded"
             )
+    else:
+        usual = LoadOptions()
+        names = LoadOptions.field_names()
+        given = {name for name in names if getattr(loading, name) != getattr(usual, name)}
+        if given:
+            let_threads_sleep()  # before torch is imported
+            from ..runtime.start_ranks import device_here
+
+            _warn_of_unused(loading, device_here(loading), given)
     return chosen, loading
 
 
@@ -174,8 +185,8 @@ def open_model(
 
 
 def _warn_of_unused(load: LoadOptions, device: torch.device, given: set[str]) -> None:
-    """Log which of the keywords in `given` change nothing, once for all ranks. Commands pass none:
-    they say it of their flags.
+    """Log which of the options in `given` change nothing, once for all ranks. Commands pass an
+    object to `load_model` and no keywords: they say it of their flags.
     """
     from ..runtime.parallel.ranks import Ranks
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from iqforge.errors import IqforgeError
 from iqforge.runtime.network.sampling import GREEDY, Sampling
+from iqforge.runtime.options import LoadOptions
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
+TEXT = "One line and another.\n" * 40
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,33 @@ def test_loading(path):
 def test_options_without_effect_are_named(path, options, told, caplog):
     with iqforge.load_model(path, device="cpu", **options):
         assert [record.message for record in caplog.records if "effect" in record.message] == told
+
+
+@pytest.mark.parametrize(
+    "load",
+    [{"tensor_split": (1, 2)}, {"load": LoadOptions(tensor_split=(1, 2)), "ubatch": 64}],
+    ids=["keyword", "object"],
+)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path, **load: iqforge.measure_perplexity(path, TEXT, n_ctx=64, chunks=2, **load),
+        lambda path, **load: iqforge.measure_perplexity(
+            path, TEXT, against=path, n_ctx=64, chunks=2, **load
+        ),
+        lambda path, **load: iqforge.collect_imatrix(path, TEXT, n_ctx=64, chunks=1, **load),
+        lambda path, **load: iqforge.profile_model(path, 4, 0, **load),
+        lambda path, **load: list(iqforge.generate(path, "a", 2, **load)),
+        lambda path, **load: iqforge.embed(path, "a", **load),
+    ],
+    ids=["perplexity", "against", "imatrix", "profile", "generate", "embed"],
+)
+def test_calls_by_path_name_them_once(path, call, load, caplog):
+    """Also where a call opens two models."""
+    call(path, device="cpu", **load)
+    assert [record.message for record in caplog.records if "effect" in record.message] == [
+        "tensor_split: no effect here, everything is on the CPU"
+    ]
 
 
 def test_evaluating(model):
