@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,12 +58,11 @@ def split_options(
     load: LoadOptions | None,
 ) -> tuple[Chosen, LoadOptions]:
     """Return the options of a call of `function` and those that its model is loaded with. Those of
-    loading that change nothing are logged, once for all models that the call opens.
+    loading that are keywords and change nothing are logged, once for all models of the call.
 
     Raise UsageError for an unknown keyword, and for a keyword of loading if the model is already
     loaded.
     """
-    from ..runtime import let_threads_sleep
     from ..runtime.options import LoadOptions
 
     chosen, loading = from_keywords(function, keywords, (cls, options), (LoadOptions, load))
@@ -75,14 +74,7 @@ def split_options(
                 f"{function.__name__} takes {given} only with a path; this model is already loaded"
             )
     else:
-        usual = LoadOptions()
-        names = LoadOptions.field_names()
-        given = {name for name in names if getattr(loading, name) != getattr(usual, name)}
-        if given:
-            let_threads_sleep()  # before torch is imported
-            from ..runtime.start_ranks import device_here
-
-            _warn_of_unused(loading, device_here(loading), given)
+        warn_of_unused(loading, keywords)
     return chosen, loading
 
 
@@ -164,12 +156,11 @@ def open_model(
     from ..runtime.start_ranks import device_here, joined_part, joined_peers
 
     own = {name: keywords.pop(name) for name in _MODEL_KEYWORDS if name in keywords}
-    given = set(keywords)
     load: LoadOptions = from_keywords("a model", keywords, (LoadOptions, options))[0]
     check_options(**own)
     device = device_here(load)  # before a large file is read
     settings = load.settings(device) | own
-    _warn_of_unused(load, device, given)
+    warn_of_unused(load, keywords)
     load.set_threads()
     opened = source or open_source(arguments.path("path", path))
     try:
@@ -184,16 +175,21 @@ def open_model(
         raise
 
 
-def _warn_of_unused(load: LoadOptions, device: torch.device, given: set[str]) -> None:
-    """Log which of the options in `given` change nothing, once for all ranks. Commands pass an
-    object to `load_model` and no keywords: they say it of their flags.
+def warn_of_unused(load: LoadOptions, keywords: Collection[str]) -> None:
+    """Log which of the keywords of a call change nothing, once for all ranks. Commands pass an
+    object and no keywords: they say it of their flags.
     """
-    from ..runtime.parallel.ranks import Ranks
-
-    ranks = Ranks.here()
-    if not given or (ranks is not None and ranks.rank > 0):
+    given = set(load.field_names()).intersection(keywords)
+    if not given:
         return
-    for flags, why in load.notes(device):
+    from ..runtime import let_threads_sleep
+
+    let_threads_sleep()  # before torch is imported
+    from ..runtime.start_ranks import device_here, is_first
+
+    if not is_first():
+        return
+    for flags, why in load.notes(device_here(load)):
         names = [name for name in map(load.field_of, flags.split(", ")) if name in given]
         if names:
             log.warning("%s: no effect here, %s", ", ".join(names), why)

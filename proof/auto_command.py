@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from ..errors import UsageError, printable
-from ..runtime.commands.flags import add_load_flags, chosen_device, on_one_device
+from ..runtime.commands.flags import add_load_flags, chosen_device, note_unused, on_one_device
 from ..runtime.options import LoadOptions
 from .auto_options import TARGETS, AutoOptions
 
@@ -50,7 +50,9 @@ def run(args: argparse.Namespace, api) -> int:
     options = AutoOptions.from_flags(args)
     on_one_device(args, "the stages run in one process")
     load = LoadOptions.from_flags(args)
-    load = replace(load, device=str(chosen_device(load)))
+    device = chosen_device(load)
+    note_unused(args, load, device)
+    load = replace(load, device=str(device))
     chain = opened_chain(run, source, args.output, options, load, {}, on_line=_print, bars=True)
     folder, file = chain.files.folder, chain.files.out
     _print(

@@ -112,6 +112,7 @@ def opened_chain(
 ) -> Auto:
     """Return the chain of a call of `function`. Without a folder it is named after the source."""
     from .. import api
+    from ..api.models import warn_of_unused
     from ..runtime.options import LoadOptions
     from .auto_options import AutoOptions
 
@@ -120,6 +121,7 @@ def opened_chain(
     from ..runtime.start_ranks import device_here
     from .auto import Auto
 
+    warn_of_unused(loading, keywords)
     loading = replace(loading, device=str(device_here(loading)))
     path = os.fspath(source)
     name = os.path.basename(os.path.abspath(path.removeprefix("hf://").split("@")[0]))

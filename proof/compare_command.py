@@ -14,6 +14,7 @@ from ..runtime.commands.flags import (
     RunningOutput,
     add_load_flags,
     chosen_device,
+    note_unused,
     on_one_device,
 )
 from ..runtime.options import LoadOptions
@@ -62,7 +63,9 @@ def run(args: argparse.Namespace, api) -> int:
         check_output(path)
     on_one_device(args, "models are compared by one process")
     load = LoadOptions.from_flags(args)
-    load = replace(load, device=str(chosen_device(load)))
+    device = chosen_device(load)
+    note_unused(args, load, device)
+    load = replace(load, device=str(device))
     options = CompareOptions.from_flags(args)
     rows = options.tokens_per_pass(load.ubatch)
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from iqforge.errors import IqforgeError
 from iqforge.runtime.network.sampling import GREEDY, Sampling
-from iqforge.runtime.options import LoadOptions
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
 TEXT = "One line and another.\n" * 40
@@ -80,11 +79,6 @@ def test_options_without_effect_are_named(path, options, told, caplog):
 
 
 @pytest.mark.parametrize(
-    "load",
-    [{"tensor_split": (1, 2)}, {"load": LoadOptions(tensor_split=(1, 2)), "ubatch": 64}],
-    ids=["keyword", "object"],
-)
-@pytest.mark.parametrize(
     "call",
     [
         lambda path, **load: iqforge.measure_perplexity(path, TEXT, n_ctx=64, chunks=2, **load),
@@ -98,9 +92,9 @@ def test_options_without_effect_are_named(path, options, told, caplog):
     ],
     ids=["perplexity", "against", "imatrix", "profile", "generate", "embed"],
 )
-def test_calls_by_path_name_them_once(path, call, load, caplog):
+def test_calls_by_path_name_them_once(path, call, caplog):
     """Also where a call opens two models."""
-    call(path, device="cpu", **load)
+    call(path, device="cpu", tensor_split=(1, 2))
     assert [record.message for record in caplog.records if "effect" in record.message] == [
         "tensor_split: no effect here, everything is on the CPU"
     ]

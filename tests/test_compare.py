@@ -151,8 +151,9 @@ def test_the_command_writes_a_table_a_page_and_json(tmp_path, capsys, monkeypatc
     assert page.count("<details") == 2 and "<svg" in page
     assert main([*words, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == found | {"seconds": pytest.approx(0, abs=60)}
-    assert main([*words, "-sm", "graph"]) == 0
-    assert "-sm graph changes nothing here" in capsys.readouterr().err
+    assert main([*words, "-sm", "graph", "-ngl", "2"]) == 0
+    said = capsys.readouterr().err
+    assert "-sm graph changes nothing here" in said and said.count("-ngl changes nothing here") == 1
     assert main([*words, "--html", str(shared(BASE))]) != 0
     capsys.readouterr()
     assert main(["compare", str(shared(BASE)), "no.gguf", "-f", str(shared(TEXT))]) != 0

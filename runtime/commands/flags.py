@@ -85,6 +85,14 @@ def note(flags: str, why: str) -> None:
     print(f"note: {flags} {changes} nothing here: {why}", file=sys.stderr)
 
 
+def note_unused(args: argparse.Namespace, load: LoadOptions, device: torch.device) -> None:
+    """Print a line on stderr for each flag of loading that changes nothing with any model."""
+    for ignored in ignored_flags.given(args):
+        note(ignored.flag, ignored.why)
+    for flag, why in load.notes(device):
+        note(flag, why)
+
+
 def on_one_device(
     args: argparse.Namespace, why: str = "this command looks at products of the whole model"
 ) -> None:
