@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from .colour import painted_error, painted_help, wants_colour
 from .unsupported import UNSUPPORTED
 
 _SCALED = "--lora-scaled"
+_NUMBERS = re.compile(r"-[\d.]+([,/;]-?[\d.]+)+")  # the separators of -ts, and of lists of bench
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -40,6 +42,7 @@ class Parser(argparse.ArgumentParser):
         """
         if _SCALED in self.flags():
             words = _joined_scales(words)
+        words = self._joined_numbers(words)
         required = [action for action in self._actions if action.required]
         for action in required:  # an unknown flag is named before what is missing
             action.required = False
@@ -57,6 +60,20 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unexpected argument '{extra[0]}'")
             args.words += extra
         return args
+
+    def _joined_numbers(self, words: Sequence[str]) -> list[str]:
+        """Return the words with `-ts=-1,1` for `-ts -1,1`: argparse reads a list that begins with a
+        negative number as a flag, and does not let the command say what is wrong with it.
+        """
+        takers = (action for action in self._actions if action.nargs is None)
+        flags = {flag for action in takers for flag in action.option_strings}
+        joined: list[str] = []
+        for word in words:
+            if joined and joined[-1] in flags and _NUMBERS.fullmatch(word):
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
 
     def flags(self) -> list[str]:
         """Return all spellings of flags that help shows."""

@@ -55,6 +55,19 @@ def test_wrong_shares(text):
         parse_shares(text)
 
 
+@pytest.mark.parametrize(
+    "words", [("-ts", "-1,1"), ("-ts=-1,1",), ("--tensor-split", "-1,1"), ("--tensor-split=-1,1",)]
+)
+def test_a_negative_share_is_named(words, capsys):
+    """argparse alone would take it for a flag."""
+    flags = ("-m", shared(MODEL), "-p", "a", "--device", "cpu", "-sm", "graph")
+    assert main(["generate", *map(str, flags), *words]) == 1
+    said = capsys.readouterr().err
+    assert "-ts is '-1,1': share 1 is -1, expected 0 or more" in said
+    with pytest.raises(UsageError, match="^-ts is '3,-1.5': share 2 is -1.5,"):
+        parse_shares("3,-1.5")
+
+
 @pytest.mark.parametrize("on_gpu", [CPU, GPU])
 def test_a_single_process_of_torchrun_has_the_whole_model(on_gpu):
     given = LoadOptions(split_mode="graph")

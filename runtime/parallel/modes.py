@@ -62,7 +62,13 @@ def parse_shares(text: str | Sequence[float]) -> tuple[float, ...]:
     """
     shown = printable(str(text), 40)
     if isinstance(text, str):
-        numbers = re.split("[,/;]", text) if _SHARES.fullmatch(text) else ()
+        parts = re.split("[,/;]", text)
+        for i, part in enumerate(parts, 1):
+            if re.fullmatch(f"-{_NUMBER}", part):
+                raise UsageError(
+                    f"-ts is '{shown}': share {i} is {printable(part, 20)}, expected 0 or more"
+                )
+        numbers = parts if _SHARES.fullmatch(text) else ()
     else:
         given = text if isinstance(text, Sequence) else (text,)
         are_shares = all(isinstance(x, (int, float)) and x >= 0 for x in given)
