@@ -240,7 +240,7 @@ def test_a_rank_that_fails_ends_all(case, status, said, capfd):
 def test_a_rank_that_cannot_join_ends():
     """torch itself waits without end where a store takes a connection and is silent."""
     program = (
-        "from iqforge.runtime.parallel import group; import time; group._GRACE = 0.1\n"
+        "from iqforge.runtime.parallel import group; import time; group._MARGIN = 0.1\n"
         "with group._ended_after(0.4, 'rank 1 of 2 cannot reach the others'): time.sleep(99)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

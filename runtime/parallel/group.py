@@ -13,7 +13,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import shorten
@@ -27,8 +26,9 @@ from ...errors import DeviceError, UsageError
 from .modes import DEFAULT_TIMEOUT
 from .payload import DTYPES, FEW_ROWS, decoded, encoded
 from .ranks import Ranks
+from .waits import Waits
 
-_GRACE = 3.0  # seconds in which other ranks say that they wait, too
+_MARGIN = 1.0  # seconds that torch has to say itself why ranks do not meet
 _LONG = datetime.timedelta(minutes=10)
 
 _Result = TypeVar("_Result")
@@ -50,11 +50,12 @@ class Group:
     ):
         self.ranks, self.rank, self.size, self.device = ranks, ranks.rank, ranks.size, device
         self.reduce_type, self.timeout = reduce_type, timeout
-        self._calls = self._pauses = 0
+        self._pauses = 0
         if device.type == "cuda":
             torch.cuda.set_device(device)
         with _ended_after(timeout, f"rank {ranks.rank} of {ranks.size} cannot reach the others"):
             self._store = _joined(ranks, device, timeout)
+        self._waits = Waits(self._store, self.rank, self.size, timeout)
 
     def __repr__(self) -> str:
         return f"<Group rank {self.rank} of {self.size} on {self.device}>"
@@ -166,6 +167,7 @@ class Group:
 
     def close(self) -> None:
         """Leave the group."""
+        self._waits.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -176,46 +178,29 @@ class Group:
 
     def _named(self, what: str, call: Callable[[], _Result]) -> _Result:
         """Call a collective. DeviceError that names the ranks that did not come to it."""
-        self._calls += 1
-        begun = time.monotonic()
+        self._waits.begin()
         try:
             return call()
         except (RuntimeError, ValueError) as error:
-            raise DeviceError(self._explained(what, time.monotonic() - begun, str(error))) from None
+            raise DeviceError(self._explained(what, self._waits.end(), str(error))) from None
+        finally:
+            self._waits.end()
 
     def _explained(self, what: str, seconds: float, error: str) -> str:
         """Say for whom this rank has waited, or whom it has lost: those that do not say that they
         wait as well.
         """
-        missing = self._missing()
+        lost = seconds < self.timeout - min(1.0, self.timeout / 10)  # a connection has ended
+        missing = self._waits.missing(lost=lost)
         named = f"rank {' and rank '.join(missing)}" if missing else "other ranks"
         last = error.strip().splitlines()[-1] if error.strip() else "no reason given"
         why, rank = shorten(last, 200, placeholder=" ..."), f"rank {self.rank} of {self.size}"
-        if seconds < self.timeout - 1:  # a connection has ended
+        if lost:
             return f"{rank} did not get {what} of {named}: {why}"
         return (
             f"{rank} has waited {seconds:.0f} s for {what} of {named}, at most"
             f" {self.timeout:.0f} s (--timeout): {why}"
         )
-
-    def _missing(self) -> list[str]:
-        """Return the ranks that do not say that they wait."""
-        first, found = ["0"] if self.rank else [], []
-
-        def ask() -> None:
-            try:
-                self._store.set(f"waits/{self.rank}", str(self._calls))
-                time.sleep(_GRACE)
-                here = [self._store.check([f"waits/{rank}"]) for rank in range(self.size)]
-                found.append([str(rank) for rank, waits in enumerate(here) if not waits])
-            except RuntimeError:  # the store was in a rank that is gone
-                found.append(first)
-
-        # The store is in rank 0: if that hangs, there is no answer.
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(2 * _GRACE)
-        return found[0] if found else first
 
 
 _CPU = torch.device("cpu")
@@ -233,7 +218,7 @@ def _ended_after(seconds: float, what: str) -> Iterator[None]:
         print(line, file=sys.__stderr__, flush=True)
         os._exit(1)
 
-    timer = threading.Timer(seconds + _GRACE, end)
+    timer = threading.Timer(seconds + _MARGIN, end)
     timer.daemon = True
     timer.start()
     try:

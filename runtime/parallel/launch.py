@@ -191,6 +191,7 @@ def _end(processes: Sequence[subprocess.Popen]) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
+            process.send_signal(signal.SIGCONT)  # one that was stopped ends only if it goes on
     limit = time.monotonic() + _PATIENCE
     for process in processes:
         try:
