@@ -13,7 +13,7 @@ from .layers.delta_net import DeltaNet
 from .layers.mla import MLA
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
-from .parallel.planner import NoPlanError
+from .parallel.planner import NoPlanError, plan_split
 from .parallel.share import NoMeeting, Share
 from .parallel.simulate import H200, Costs, Prediction, Work, simulate
 from .split_model import exchanges_of, make_plan, network_of, sums_of
@@ -168,26 +168,30 @@ def split_report(
 
 def faster_with_fewer(
     source: Source,
+    network: Network,
     plan: SplitPlan,
     room: float,
-    switches: Switches = Switches(),
     experts: ExpertChoice = "auto",
 ) -> str | None:
     """Say that fewer GPUs (1, 2, 4 and so on) are predicted to generate faster than those of the
     plan, and how many are fastest; None if they are not, or have less than `room` bytes for the
-    weights.
+    weights. network: the whole one, from which all plans are made.
     """
-    tensors, whole = _used(source, plan), network_of(source, switches)
+    tensors = _used(source, plan)
+    alone = _work(network, [network], 0, CacheSettings())
 
     def predict(plan: SplitPlan) -> Prediction:
-        work = _work(whole, [whole] * plan.n_ranks, 0, CacheSettings())
+        # No token is in the cache yet, so that ranks do not differ in it.
+        n = plan.n_ranks
+        work = replace(alone, cache_read=alone.cache_read * n, attended=alone.attended * n)
         return simulate(tensors, plan, work)
 
     split = predict(plan)
     best, n_best = split, plan.n_ranks
     for n in _fewer(plan.n_ranks):
         try:
-            other = _ONE if n == 1 else make_plan(source, (1.0,) * n, switches, experts=experts)
+            equal = (1.0,) * n
+            other = _ONE if n == 1 else plan_split(network, source.tensors, equal, experts=experts)
         except NoPlanError:
             continue
         if max(_weights(tensors, other)) > room:

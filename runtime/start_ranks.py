@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..formats.source import Source
+    from .network.network import Network
     from .options import LoadOptions
     from .parallel.expert_mode import ExpertChoice
     from .parallel.group import Group
@@ -184,19 +185,20 @@ def joined_part(
 
     if options.split_mode == "layer":
         return stage()
-    from .parallel.planner import NoPlanError
+    from .parallel.planner import NoPlanError, plan_split
     from .parallel.share import Share
-    from .split_model import make_plan
+    from .split_model import network_of
 
     experts = cast("ExpertChoice", options.split_experts or "auto")
+    network, shares = network_of(source, switches), options.split(device).shares
     try:
-        plan = make_plan(source, options.split(device).shares, switches, experts=experts)
+        plan = plan_split(network, source.tensors, shares, experts=experts)
     except NoPlanError as error:
         if group.rank == 0:
             print(f"note: ranks have whole layers (-sm layer): {error}", file=sys.stderr)
         return stage()
     if group.rank == 0 and device.type == "cuda":
-        _note_speed(source, plan, device, switches, experts)
+        _note_speed(source, network, plan, device, experts)
     return Share(plan, group.rank, group)
 
 
@@ -207,9 +209,9 @@ def joined_peers(options: LoadOptions, device: torch.device) -> Group | None:
 
 def _note_speed(
     source: Source,
+    network: Network,
     plan: SplitPlan,
     device: torch.device,
-    switches: Switches,
     experts: ExpertChoice,
 ) -> None:
     """Print a line if fewer GPUs like `device` are predicted to generate faster."""
@@ -218,5 +220,5 @@ def _note_speed(
     from .split_report import faster_with_fewer
 
     room = 0.9 * torch.cuda.get_device_properties(device).total_memory
-    if (line := faster_with_fewer(source, plan, room, switches, experts)) is not None:
+    if (line := faster_with_fewer(source, network, plan, room, experts)) is not None:
         print(f"note: {line}", file=sys.stderr)

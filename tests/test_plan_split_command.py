@@ -15,7 +15,7 @@ from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.expert_mode import busiest_share
 from iqforge.runtime.parallel.simulate import H200
-from iqforge.runtime.split_model import make_plan
+from iqforge.runtime.split_model import make_plan, network_of
 from iqforge.runtime.split_report import faster_with_fewer, split_report
 from iqforge.runtime.weights.switches import Switches
 
@@ -197,7 +197,8 @@ def test_small_active_models_gain_nothing_in_steps():
 def test_fewer_gpus_are_named_where_they_generate_faster():
     def said(spec: str, room: float, gpus: int):
         source = SyntheticSource(spec)
-        return faster_with_fewer(source, make_plan(source, (1,) * gpus), room)
+        plan = make_plan(source, (1,) * gpus)
+        return faster_with_fewer(source, network_of(source), plan, room)
 
     assert "one GPU is predicted to generate faster than 4" in said("qwen3-30b-a3b:IQ4_K", 1e11, 4)
     assert said("qwen3-30b-a3b:IQ4_K", 10e9, 2) is None  # it does not fit one
