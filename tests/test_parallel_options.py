@@ -271,6 +271,8 @@ def test_a_command_runs_as_ranks_and_prints_once(run):
     assert all('"graph"' in row and '"1,1"' in row for row in rows)
     assert re.search(r"\| sm +\| ts +\| +test \|", err)
     assert len(re.findall(r"\| graph +\| 1,1 +\|", err)) == 2
+    said = re.findall(r"^rank (\d) on cpu: weights of \d+\.\d MiB", err, re.MULTILINE)
+    assert said == ["0", "1"]
 
 
 @pytest.mark.full

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ..options import MOST_TOKENS, LoadOptions, check_layers, split_options
 from . import bench_flags
-from .flags import chosen_device, load_on_gpu, model_notes, note
+from .flags import chosen_device, model_notes, note
+from .loading import load_and_say
 from .slow_paths import SlowPaths
 
 if TYPE_CHECKING:
@@ -137,8 +138,7 @@ def open_model(
             if (flag, why) not in said:
                 note(flag, why)
                 said.add((flag, why))
-        if model.device.type != "cpu":
-            load_on_gpu(model)
+        load_and_say(model)
     except BaseException:
         model.close()
         raise

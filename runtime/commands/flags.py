@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import printable
-from ...formats.commands.progress import Meter, count_of, duration, on_one_line
+from ...formats.commands.progress import count_of, duration, on_one_line
 from ..options import LoadOptions
 from ..text_options import ChunkOptions
 from . import ignored_flags
 from .ignored_flags import add_ignored_flags
+from .loading import load_and_say
 from .slow_paths import SlowPaths
 
 if TYPE_CHECKING:
@@ -145,8 +146,7 @@ def open_model(
     try:
         for flag, why in [*load.notes(device), *model_notes(model)]:
             note(flag, why)
-        if device.type != "cpu":
-            load_on_gpu(model, rows, chunk)
+        load_and_say(model, rows, chunk)
     except BaseException:
         model.close()
         raise
@@ -207,42 +207,6 @@ def _attention_notes(model: Model) -> list[tuple[str, str]]:
         why = "latent attention keeps no values: -ctk is the type of what it keeps"
         notes += [(flag, why) for flag, is_given in given if is_given]
     return notes
-
-
-def load_on_gpu(model: Model, rows: int = 0, chunk: int = 0) -> None:
-    """Bring a model to its GPU: the table of memory first, then a bar. DeviceError if there is too
-    little memory.
-    """
-    import time
-
-    from ..memory import check, free_bytes, table
-
-    memories = model.memory(rows, chunk)
-    before = free_bytes(model.device)
-    print("\n".join(table(memories)), file=sys.stderr)
-    check(memories)
-    started = time.perf_counter()
-    with Meter("loading") as meter:
-        model.load(meter.reach)
-    seconds = time.perf_counter() - started
-    n_bytes = sum(m.weights for m in memories if m.device.type != "cpu")
-    print(
-        f"loaded {n_bytes / 2**30:.2f} GiB in {seconds:.2f} s, {n_bytes / 2**30 / seconds:.2f}"
-        " GiB/s",
-        file=sys.stderr,
-    )
-    if model.group is not None:
-        after = free_bytes(model.device)
-        taken = 0 if before is None or after is None else before - after
-        planned = sum(m.weights for m in memories if m.device == model.device)
-        found = (str(model.device), planned, taken, seconds)
-        for rank, one in enumerate(model.group.exchange(found)):
-            device, planned, taken, seconds = one
-            print(
-                f"rank {rank} on {device}: weights of {planned / 2**20:.0f} MiB planned,"
-                f" {taken / 2**20:.0f} MiB taken, in {seconds:.2f} s",
-                file=sys.stderr,
-            )
 
 
 class RunningOutput:
