@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import ModuleType
 
 from .commandline.table import COMMANDS
@@ -94,7 +95,13 @@ def _run(words: list[str]) -> int:
         if command.ranks or shares_chunks:
             talks = name == "chat" or getattr(args, "conversation", False)
             files = _read_files(args)
-            status = run_as_ranks(words, split_options(args), files=files, interactive=talks)
+            status = run_as_ranks(
+                words,
+                split_options(args),
+                files=files,
+                check=partial(_check_early, module, args),
+                interactive=talks,
+            )
             if status is not None:
                 return status
             quiet = silent_unless_first()
@@ -121,6 +128,20 @@ def _read_files(args: argparse.Namespace) -> list[str]:
         # The text that comes with the package.
         found += [path for path in paths if (name, path) != ("file", "default")]
     return found
+
+
+def _check_early(module: ModuleType, args: argparse.Namespace) -> None:
+    """Raise errors of flags and files that are cheap to find, before a command starts ranks: these
+    take seconds to find them. A command has a function `check(args)` for its own.
+    """
+    from .api.source import check_model_path
+
+    if hasattr(module, "check"):
+        module.check(args)
+    for name in ("model", "kl_divergence_against"):
+        value = getattr(args, name, None)
+        for path in value if isinstance(value, list) else [value] if value else []:
+            check_model_path(path)
 
 
 def _has_nothing_to_do(name: str, mode: str | None) -> bool:

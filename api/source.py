@@ -57,6 +57,26 @@ def open_source(
     return open_gguf(path)
 
 
+def check_model_path(path: PathLike) -> None:
+    """Raise what `open_source` raises for a path where no model begins: nothing is there, a file of
+    a checkpoint, or a file that is no GGUF file. Reads four bytes.
+    """
+    if os.fspath(path).startswith("hf://") or os.path.isdir(path):
+        return
+    if not os.path.exists(path):
+        raise NotFoundError("no such file or folder", file=path)
+    if _is_part_of_checkpoint(path):
+        raise IqforgeError("is a file of a checkpoint: name its folder instead", file=path)
+    from ..formats.gguf.header import check_magic
+
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError:
+        return  # the reader says why
+    check_magic(magic, os.fspath(path))
+
+
 def _is_part_of_checkpoint(path: PathLike) -> bool:
     """Return whether `path` is named like a file of a checkpoint and is no GGUF file."""
     name = os.path.basename(os.fspath(path))

@@ -276,6 +276,16 @@ class LoadOptions(Options):
             )
         check_layers(self.gpu_layers or 0, "n_cpu_moe (--n-cpu-moe)", self.n_cpu_moe or 0)
 
+    def check(self) -> None:
+        """UsageError for what contradicts itself on every device."""
+        from .weights.placement import parse_overrides
+
+        self.check_sizes()
+        self._switches()
+        self._cache()
+        for text in self.override_tensor:
+            parse_overrides(text)
+
     def settings(self, device: torch.device) -> dict[str, Any]:
         """Return the keywords of `runtime.model.Model`. UsageError for what contradicts itself."""
         self.check_sizes()

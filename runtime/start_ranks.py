@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, cast
 
@@ -37,12 +37,14 @@ def run_as_ranks(
     options: LoadOptions,
     *,
     files: Sequence[str] = (),
+    check: Callable[[], object] = lambda: None,
     interactive: bool = False,
 ) -> int | None:
     """Run the command line `words` as one process per device if the options ask for that, and
     return its exit status. None if this process evaluates the model: alone, or because it is a
     rank. interactive: Ctrl-C is for the first rank. files: what the command reads besides adapters;
-    NotFoundError before any process starts if one of all is missing.
+    NotFoundError before any process starts if one of all is missing. check: is called then, and
+    raises what else would end every rank.
     """
     if not has_ranks(options.split_mode) or Ranks.here() is not None:
         return None
@@ -58,6 +60,7 @@ def run_as_ranks(
     for path in (*files, *(adapter.path for adapter in options.adapters())):
         if not os.path.exists(path):
             raise NotFoundError("no such file or folder", file=path)
+    check()
     command = [sys.executable, "-m", _PACKAGE, *words]
     return run_ranks(command, split.n_ranks, interactive=interactive)
 

@@ -429,10 +429,46 @@ def test_missing_files_are_found_before_ranks_start(words, monkeypatch, tmp_path
     [
         "imatrix -m here.gguf -f default -o x.gguf -sm data",
         "perplexity -m here.gguf -f here.gguf --kl-divergence-base written -sm graph",
+        "generate -m here.gguf -p a -s -1 -sm graph",
+        "chat -m here.gguf -s -1 -sm graph",
     ],
 )
 def test_what_is_no_file_to_read_is_not_looked_for(words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(start_ranks, "run_ranks", lambda *args, **options: 7)
-    (tmp_path / "here.gguf").touch()
+    (tmp_path / "here.gguf").write_bytes(b"GGUF")
     assert main([*words.split(), "--device", "cpu", "-ts", "1,1"]) == 7
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("perplexity -m here.txt -f here.txt", "here.txt, at byte 0: not a GGUF file"),
+        ("bench -m here.gguf -m empty.gguf", "empty.gguf: the file has 0 bytes"),
+        ("generate -m part.safetensors -p a", "is a file of a checkpoint: name its folder"),
+        (
+            "perplexity -m here.gguf -f here.txt --kl-divergence-against here.txt",
+            "here.txt, at byte 0: not a GGUF file",
+        ),
+        ("perplexity -m here.gguf", "-f TEXT is needed"),
+        ("perplexity -m here.gguf -f latin.txt", "latin.txt, at byte 1: the text is not UTF-8"),
+        ("perplexity -m here.gguf -f here.txt -ctv q8_0 -fa off", "flash_attn (-fa) is off"),
+        ("generate -m here.gguf", "either -p PROMPT or -f FILE is needed"),
+        ("generate -m here.gguf -p a -sys b", "-sys is for conversations"),
+        ("generate -m here.gguf -p a -ncmoe -1", "n_cpu_moe (--n-cpu-moe)"),
+        ("chat -m here.gguf -ub 9999999999", "ubatch (-ub) is 9999999999"),
+        ("bench -m here.gguf -p 0 -n 0", "there is nothing to measure"),
+    ],
+)
+def test_wrong_files_and_flags_are_found_before_ranks_start(
+    words, said, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.txt").write_text("a text")
+    (tmp_path / "latin.txt").write_bytes(b"a\xe4")
+    (tmp_path / "here.gguf").write_bytes(b"GGUF")
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "part.safetensors").write_bytes(b"\0" * 8)
+    monkeypatch.setattr(start_ranks, "run_ranks", lambda *args, **options: pytest.fail("started"))
+    assert main([*words.split(), "--device", "cpu", "-sm", "graph", "-ts", "1,1"]) == 1
+    assert said in capsys.readouterr().err

@@ -93,17 +93,23 @@ def parse_header(
     )
 
 
-def _parse_start(cursor: Cursor) -> tuple[int, int, int]:
-    magic = bytes(cursor.buffer[:4])
+def check_magic(magic: bytes, file: str) -> None:
+    """Raise TruncatedFileError or MalformedFileError unless the first four bytes of a file are
+    those of GGUF.
+    """
     if len(magic) < 4:
         raise TruncatedFileError(
-            f"the file has {len(magic)} bytes; a GGUF file has at least 24", file=cursor.file
+            f"the file has {len(magic)} bytes; a GGUF file has at least 24", file=file
         )
     if magic != MAGIC:
         hint = " (a byte-swapped GGUF file?)" if magic == MAGIC[::-1] else ""
         raise MalformedFileError(
-            f"not a GGUF file: it starts with {magic!r}{hint}", file=cursor.file, offset=0
+            f"not a GGUF file: it starts with {magic!r}{hint}", file=file, offset=0
         )
+
+
+def _parse_start(cursor: Cursor) -> tuple[int, int, int]:
+    check_magic(bytes(cursor.buffer[:4]), cursor.file)
     cursor.take(4, "the magic")
     version = cursor.u32("the version")
     if version and version & 0xFFFF == 0:

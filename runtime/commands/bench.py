@@ -98,11 +98,12 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     bench_flags.add_options(group)
 
 
-def run(args: argparse.Namespace, api) -> int:
-    from .bench_output import FORMATS, Printer, printer
+def check(args: argparse.Namespace) -> None:
+    """Raise errors of flags, which are found without a model."""
+    from .bench_output import FORMATS
 
     if args.write is not None:
-        return _write(args, api)
+        return
     for flag, form in (("-o", args.output), ("-oe", args.output_err)):
         if form not in FORMATS:
             raise UsageError(f"{flag} is '{form}', expected one of {', '.join(FORMATS)}")
@@ -110,11 +111,19 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError(f"--delay is {args.delay} seconds, expected 0 to {_LONGEST_DELAY}")
     if not args.model and not args.synthetic:
         raise UsageError("-m MODEL or --synthetic SHAPE:TYPE is needed")
+    if not planned_tests(args).tests():
+        raise UsageError("there is nothing to measure: -p and -n are 0")
+
+
+def run(args: argparse.Namespace, api) -> int:
+    from .bench_output import Printer, printer
+
+    if args.write is not None:
+        return _write(args, api)
+    check(args)
     options = planned_tests(args)
     device = chosen_device(split_options(args))
     settings, facts = planned_settings(args, device), _facts(device)
-    if not options.tests():
-        raise UsageError("there is nothing to measure: -p and -n are 0")
     for note in bench_flags.notes(args, device.type == "cpu"):
         print(note, file=sys.stderr)
     models = [(path, False) for path in args.model] + [(spec, True) for spec in args.synthetic]

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ...errors import UsageError, utf_8
 from ..chat.options import ChatOptions
+from ..options import LoadOptions
 from .flags import add_load_flags, add_model_flag, open_model
 from .prompt_flags import prompt_text, unescape, with_stops
 from .sampler_flags import ANSWER_FIELDS, add_sampler_flags
@@ -94,19 +95,28 @@ _READ = (  # files that /save may not replace; --messages it may
 )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Raise errors of flags, which are found without a model."""
+    options = with_stops(args, ChatOptions.from_flags(args))
+    if options.seed == -1:  # any
+        options = replace(options, seed=0)
+    options.settings()
+    options.variables()
+    options.grammar_source()
+    LoadOptions.from_flags(args).check()
+
+
 def run(args: argparse.Namespace, api) -> int:
     from ..chat.console import Console, read_list, read_messages
     from ..chat.session import ChatSession, chat_context
     from ..chat.template import chosen_template
     from ..weights.hyperparameters import Hyperparameters
 
+    check(args)
     options = with_stops(args, ChatOptions.from_flags(args))
     if options.seed == -1:
         options = replace(options, seed=secrets.randbits(32))
     options = replace(options, system=_system(args))
-    options.settings()  # their errors before the model is opened
-    options.variables()
-    options.grammar_source()
     first = prompt_text(args, needed=False)
     messages = options.with_system(read_messages(args.messages) if args.messages else [])
     tools = read_list(args.tools) if args.tools else None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ...errors import UsageError, utf_8
 from ...formats.commands.progress import on_one_line
 from ..driver import start_driver
+from ..options import LoadOptions
 from ..parallel.modes import has_ranks
 from ..text_options import GenerateOptions
 from . import chat
@@ -55,27 +56,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_load_flags(parser)
 
 
-def run(args: argparse.Namespace, api) -> int:
-    if not has_ranks(args.split_mode):
-        start_driver(args.device)  # before torch is imported
+def check(args: argparse.Namespace) -> None:
+    """Raise errors of flags and texts, which are found without a model."""
     if args.conversation:
         for name in CACHE_FIELDS:
             if getattr(args, name):
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} does not go together with a conversation")
-        return chat.run(args, api)
-    from ..generate import Generation
-
+        chat.check(args)
+        return
     for name, flag in chat.CHAT_FLAGS.items():
         if getattr(args, name):
             raise UsageError(f"{flag} is for conversations: add -cnv, or use `iqforge chat`")
     options = with_stops(args, GenerateOptions.from_flags(args))
+    if options.seed == -1:  # any
+        options = replace(options, seed=0)
+    options.settings()
+    options.grammar_source()
+    options.cache()
+    prompt_text(args)
+    LoadOptions.from_flags(args).check()
+
+
+def run(args: argparse.Namespace, api) -> int:
+    if not has_ranks(args.split_mode):
+        start_driver(args.device)  # before torch is imported
+    check(args)
+    if args.conversation:
+        return chat.run(args, api)
+    from ..generate import Generation
+
+    options = with_stops(args, GenerateOptions.from_flags(args))
     if options.seed == -1:
         options = replace(options, seed=secrets.randbits(32))
         print(f"seed: {options.seed}", file=sys.stderr)
-    options.settings()  # errors before the model is opened
-    options.grammar_source()
-    options.cache()
     text = prompt_text(args)
     source = api.open_source(args.model)
     try:

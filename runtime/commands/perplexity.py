@@ -82,27 +82,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_load_flags(parser)
 
 
-def run(args: argparse.Namespace, api) -> int:
+def check(args: argparse.Namespace) -> None:
+    """Raise errors of flags and texts, which are found without a model."""
     from ..evaluate.chunks import read_text
-    from ..evaluate.compact_base import open_base
 
     options = PerplexityOptions.from_flags(args)
+    LoadOptions.from_flags(args).check()
     texts = args.file or []
-    if kind := _task_kind(args, options, texts):
-        return _score_tasks(args, api, kind)
+    if _task_kind(args, options, texts):
+        return
     if args.binary_file:
         raise UsageError("-bf is the file of --multiple-choice")
     base = options.kl_divergence_base
     _check_bases(args, options)
     if options.kl_divergence:
-        options = replace(options, n_ctx=open_base(base or "").n_ctx)
-    elif not texts:
+        return
+    if not texts:
         raise UsageError("-f TEXT is needed")
-    else:
-        for text in texts:
-            read_text(text)  # an error before the model is loaded
-        if base:
-            _check_base(base, args.model, texts, options)
+    for text in texts:
+        read_text(text)
+    if base:
+        _check_base(base, args.model, texts, options)
+
+
+def run(args: argparse.Namespace, api) -> int:
+    from ..evaluate.compact_base import open_base
+
+    check(args)
+    options = PerplexityOptions.from_flags(args)
+    texts = args.file or []
+    if kind := _task_kind(args, options, texts):
+        return _score_tasks(args, api, kind)
+    base = options.kl_divergence_base
+    if options.kl_divergence:
+        options = replace(options, n_ctx=open_base(base or "").n_ctx)
     load = LoadOptions.from_flags(args)
     if not options.ppl_stride:
         options = replace(options, batch_tokens=options.tokens_per_pass(load.ubatch))
