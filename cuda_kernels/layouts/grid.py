@@ -23,6 +23,9 @@ def _sign_codes(i, stored, plane, at):
 
 
 def iq2_xxs(i):
+    """Map elements i of an IQ2_XXS block, uint8[66], to planes (see `layout.py`): indices in
+    `codes` with signs and scale after each unit's, d.
+    """
     b, l = i // 32, i % 32 // 8
     return [
         (u8(2 + 8 * b + l), "codes", u8(8 * b + l)),  # indices
@@ -38,6 +41,9 @@ def iq2_xxs(i):
 
 
 def iq2_xs(i):
+    """Map elements i of an IQ2_XS block, uint8[74], to planes (see `layout.py`): indices and signs
+    in `codes`, scales, d.
+    """
     b, l, m = i // 32, i % 32 // 8, i // 8
     return [
         (u8(2 + 2 * m), "codes", u8(8 * b + l)),  # indices, but for
@@ -49,6 +55,9 @@ def iq2_xs(i):
 
 
 def iq2_s(i):
+    """Map elements i of an IQ2_S block, uint8[82], to planes (see `layout.py`): indices and signs
+    in `codes`, scales with the indices' high bits, d.
+    """
     b, l, m = i // 32, i % 32 // 8, i // 8
     return [
         (u8(2 + m), "codes", u8(8 * b + l)),  # indices, but for
@@ -60,6 +69,9 @@ def iq2_s(i):
 
 
 def iq3_xxs(i):
+    """Map elements i of an IQ3_XXS block, uint8[98], to planes (see `layout.py`): indices, signs
+    with the scale's bits, d.
+    """
     b, l = i // 32, i % 32 // 8
     return [
         (u8(2 + i // 4), "codes", u8(i // 4)),  # indices
@@ -72,6 +84,9 @@ def iq3_xxs(i):
 
 
 def iq3_s(i):
+    """Map elements i of an IQ3_S block, uint8[110], to planes (see `layout.py`): indices, signs,
+    scales with d and the indices' ninth bits.
+    """
     b = i // 32
     return [
         (u8(2 + i // 4), "codes", u8(i // 4)),  # indices, but for
@@ -83,6 +98,9 @@ def iq3_s(i):
 
 
 def iq1_s(i):
+    """Map elements i of an IQ1_S block, uint8[50], to planes (see `layout.py`): indices, a word per
+    unit in `heads`, d.
+    """
     b, m = i // 32, i // 8
     return [
         (u8(2 + m), "codes", u8(m)),
@@ -92,6 +110,9 @@ def iq1_s(i):
 
 
 def iq1_m(i):
+    """Map elements i of an IQ1_M block, uint8[56], to planes (see `layout.py`): indices, their high
+    bits and shifts in `heads`, scales with d.
+    """
     m, g, part = i // 8, i // 16, i // 64
     return [
         (u8(m), "codes", u8(m)),  # indices
@@ -102,11 +123,17 @@ def iq1_m(i):
 
 
 def iq1_s_r4(i):
+    """Map elements i of an IQ1_S_R4 block, uint8[6], to planes (see `layout.py`): indices, a word
+    in `heads`; d is in the row header.
+    """
     m = i // 8
     return [(u8(m), "codes", u8(m)), (u16(4), "heads", u16(0))]
 
 
 def iq1_m_r4(i):
+    """Map elements i of an IQ1_M_R4 block, uint8[7], to planes (see `layout.py`): indices, their
+    high bits and shifts in `heads`, scales; d is in the row header.
+    """
     m = i // 8
     return [
         (u8(m), "codes", u8(m)),
@@ -116,6 +143,9 @@ def iq1_m_r4(i):
 
 
 def iq4_xs(i):
+    """Map elements i of an IQ4_XS block, uint8[136], to planes (see `layout.py`): 4-bit codes, d
+    and scales in `scales`.
+    """
     b = i // 32
     return [
         (bits(0, 0, 64), "scales", bits(0, 0, 64)),

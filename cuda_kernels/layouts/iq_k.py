@@ -13,6 +13,9 @@ def _heads():
 
 
 def iq2_k(i):
+    """Map elements i of an IQ2_K block, uint8[76], to planes (see `layout.py`): 2-bit codes,
+    scales, heads.
+    """
     u = i // 32
     return [
         (bits(12 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "codes", pairs(i)),
@@ -22,6 +25,9 @@ def iq2_k(i):
 
 
 def iq3_k(i):
+    """Map elements i of an IQ3_K block, uint8[110], to planes (see `layout.py`): 2-bit codes, third
+    bits, scales, heads, signs of scales.
+    """
     u = i // 32
     return [
         (bits(14 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "codes", pairs(i)),
@@ -50,11 +56,17 @@ def _record(u):
 
 
 def iq4_k(i):
+    """Map elements i of an IQ4_K block, uint8[144], to planes (see `layout.py`): 4-bit codes, a
+    record of d, table halves and scales.
+    """
     u = i // 32
     return [(nibble(16 + 16 * u + i % 16, i // 16 % 2), "codes", nibbles(i)), *_record(u)]
 
 
 def iq5_k(i):
+    """Map elements i of an IQ5_K block, uint8[176], to planes (see `layout.py`): 4-bit codes, fifth
+    bits, a record of d, table halves and scales.
+    """
     u = i // 32
     return [
         (nibble(16 + 32 * (i // 64) + i % 32, u % 2), "codes", nibbles(i)),

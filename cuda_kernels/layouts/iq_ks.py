@@ -7,6 +7,9 @@ from .layout import BlockLayout, nibbles, pairs, singles
 
 
 def iq2_ks(i):
+    """Map elements i of an IQ2_KS block, uint8[70], to planes (see `layout.py`): 2-bit codes,
+    scales, extra bits.
+    """
     u = i // 32
     return [
         (bits(6 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "codes", pairs(i)),
@@ -16,6 +19,9 @@ def iq2_ks(i):
 
 
 def iq3_ks(i):
+    """Map elements i of an IQ3_KS block, uint8[102], to planes (see `layout.py`): 2-bit codes,
+    third bits, scales, extra bits.
+    """
     u = i // 32
     return [
         (bits(6 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "codes", pairs(i)),
@@ -26,6 +32,9 @@ def iq3_ks(i):
 
 
 def iq4_ks(i):
+    """Map elements i of an IQ4_KS block, uint8[136], to planes (see `layout.py`): 4-bit codes, a
+    scale byte per unit.
+    """
     u = i // 32
     return [
         (nibble(8 + 16 * u + i % 16, i // 16 % 2), "codes", nibbles(i)),
@@ -34,10 +43,16 @@ def iq4_ks(i):
 
 
 def iq4_kss(i):
+    """Map elements i of an IQ4_KSS block, uint8[128], to planes (see `layout.py`): 16-bit words of
+    codes and scale bits.
+    """
     return [(u8(i // 2), "codes", u8(i // 2))]  # the scale is among the codes
 
 
 def iq5_ks(i):
+    """Map elements i of an IQ5_KS block, uint8[168], to planes (see `layout.py`): 4-bit codes,
+    fifth bits, a scale byte per unit.
+    """
     u = i // 32
     return [
         (nibble(8 + 32 * (i // 64) + i % 32, u % 2), "codes", nibbles(i)),
@@ -47,6 +62,9 @@ def iq5_ks(i):
 
 
 def iq2_kl(i):
+    """Map elements i of an IQ2_KL block, uint8[86], to planes (see `layout.py`): 4-bit codes of
+    pairs, their fifth bits, scales with their high bits.
+    """
     u, p = i // 32, i % 32 // 2  # two neighbours share code p of the unit
     return [
         (nibble(6 + 16 * (i // 64) + p, u % 2), "codes", nibble(8 * u + p // 2, p % 2)),

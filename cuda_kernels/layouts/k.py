@@ -40,6 +40,9 @@ def _record():
 
 
 def q2_k(i):
+    """Map elements i of a Q2_K block, uint8[84], to planes (see `layout.py`): 2-bit codes, scales
+    and minimums, d and dmin in `heads`.
+    """
     return [
         (bits(16 + 32 * (i // 128) + i % 32, 2 * (i // 32 % 4), 2), "codes", pairs_by_byte(i)),
         (u8(i // 16), "scales", u8(i // 16)),
@@ -49,6 +52,9 @@ def q2_k(i):
 
 
 def q3_k(i):
+    """Map elements i of a Q3_K block, uint8[110], to planes (see `layout.py`): 2-bit codes, third
+    bits, scales, high bits of scales, d.
+    """
     g = i // 16
     return [
         (bits(32 + 32 * (i // 128) + i % 32, 2 * (i // 32 % 4), 2), "codes", pairs_by_byte(i)),
@@ -60,6 +66,9 @@ def q3_k(i):
 
 
 def q4_k(i):
+    """Map elements i of a Q4_K block, uint8[144], to planes (see `layout.py`): 4-bit codes, a
+    record of d, dmin, scales and minimums.
+    """
     return [
         (nibble(16 + 32 * (i // 64) + i % 32, i // 32 % 2), "codes", nibbles_by_byte(i)),
         *_record(),
@@ -67,6 +76,9 @@ def q4_k(i):
 
 
 def q5_k(i):
+    """Map elements i of a Q5_K block, uint8[176], to planes (see `layout.py`): 4-bit codes, fifth
+    bits, a record of d, dmin, scales and minimums.
+    """
     return [
         (nibble(48 + 32 * (i // 64) + i % 32, i // 32 % 2), "codes", nibbles_by_byte(i)),
         (bits(16 + i % 32, i // 32, 1), "fifth", singles_by_byte(i)),
@@ -75,6 +87,9 @@ def q5_k(i):
 
 
 def q6_k(i):
+    """Map elements i of a Q6_K block, uint8[210], to planes (see `layout.py`): low and high bits of
+    codes, scales, d.
+    """
     h, l = i // 128, i % 32
     return [
         (nibble(64 * h + 32 * (i // 32 % 2) + l, i // 64 % 2), "low", nibbles_by_byte(i)),

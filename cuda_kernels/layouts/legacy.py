@@ -9,10 +9,14 @@ def _nibbles(i, first):
 
 
 def q4_0(i):
+    """Map elements i of a Q4_0 block, uint8[18], to planes (see `layout.py`): 4-bit codes, d."""
     return [(_nibbles(i, 2), "codes", nibbles_by_byte(i)), (u16(0), "d", u16(0))]
 
 
 def q4_1(i):
+    """Map elements i of a Q4_1 block, uint8[20], to planes (see `layout.py`): 4-bit codes, d and m
+    in `scales`.
+    """
     return [
         (_nibbles(i, 4), "codes", nibbles_by_byte(i)),
         (bits(0, 0, 32), "scales", bits(0, 0, 32)),
@@ -20,6 +24,9 @@ def q4_1(i):
 
 
 def q5_0(i):
+    """Map elements i of a Q5_0 block, uint8[22], to planes (see `layout.py`): 4-bit codes, fifth
+    bits in `high`, d.
+    """
     return [
         (_nibbles(i, 6), "codes", nibbles_by_byte(i)),
         (bits(2 + i // 8, i % 8, 1), "high", singles_by_byte(i)),
@@ -28,6 +35,9 @@ def q5_0(i):
 
 
 def q5_1(i):
+    """Map elements i of a Q5_1 block, uint8[24], to planes (see `layout.py`): 4-bit codes, fifth
+    bits in `high`, d and m in `scales`.
+    """
     return [
         (_nibbles(i, 8), "codes", nibbles_by_byte(i)),
         (bits(4 + i // 8, i % 8, 1), "high", singles_by_byte(i)),
@@ -36,6 +46,9 @@ def q5_1(i):
 
 
 def q6_0(i):
+    """Map elements i of a Q6_0 block, uint8[26], to planes (see `layout.py`): 4-bit codes, two more
+    bits in `high`, d.
+    """
     high = bits(2 + i % 8, 4 * (i % 16 // 8) + 2 * (i // 16), 2)
     return [
         (_nibbles(i, 10), "codes", nibbles_by_byte(i)),
@@ -45,10 +58,12 @@ def q6_0(i):
 
 
 def iq4_nl(i):
+    """Map elements i of an IQ4_NL block, uint8[18], to planes (see `layout.py`): 4-bit codes, d."""
     return [(_nibbles(i, 2), "codes", nibbles(i)), (u16(0), "d", u16(0))]
 
 
 def q8_0(i):
+    """Map elements i of a Q8_0 block, uint8[34], to planes (see `layout.py`): 8-bit codes, d."""
     return [(u8(2 + i), "codes", u8(i)), (u16(0), "d", u16(0))]
 
 

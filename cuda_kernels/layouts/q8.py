@@ -7,10 +7,16 @@ from .layout import BlockLayout
 
 
 def q8_kv(i):
+    """Map elements i of a Q8_KV block, uint8[32], to planes (see `layout.py`): 8-bit codes; d is in
+    the row header.
+    """
     return [(u8(i), "codes", u8(i))]
 
 
 def q8_k(i):
+    """Map elements i of a Q8_K_R8 or Q8_K_R16 block, uint8[258], to planes (see `layout.py`): 8-bit
+    codes, d.
+    """
     return [(u8(2 + i), "codes", u8(i)), (u16(0), "d", u16(0))]
 
 

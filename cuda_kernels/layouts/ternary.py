@@ -5,14 +5,21 @@ from .layout import BlockLayout, pairs_by_byte, singles_by_byte
 
 
 def q1_0_g128(i):
+    """Map elements i of a Q1_0_G128 block, uint8[18], to planes (see `layout.py`): 1-bit codes,
+    d.
+    """
     return [(bits(2 + i // 8, i % 8, 1), "codes", singles_by_byte(i)), (u16(0), "d", u16(0))]
 
 
 def q2_0(i):
+    """Map elements i of a Q2_0 block, uint8[18], to planes (see `layout.py`): 2-bit codes, d."""
     return [(bits(2 + i // 4, 2 * (i % 4), 2), "codes", pairs_by_byte(i)), (u16(0), "d", u16(0))]
 
 
 def tq1_0(i):
+    """Map elements i of a TQ1_0 block, uint8[54], to planes (see `layout.py`): bytes of five digits
+    in `codes` and `later`, of four in `tail` with d.
+    """
     n = i % 32
     return [
         (u8(n), "codes", u8(n)),  # five units are in these bytes, a digit of each
@@ -23,6 +30,7 @@ def tq1_0(i):
 
 
 def tq2_0(i):
+    """Map elements i of a TQ2_0 block, uint8[66], to planes (see `layout.py`): 2-bit codes, d."""
     return [
         (bits(32 * (i // 128) + i % 32, 2 * (i % 128 // 32), 2), "codes", pairs_by_byte(i)),
         (u16(64), "d", u16(0)),
@@ -30,10 +38,16 @@ def tq2_0(i):
 
 
 def iq1_bn(i):
+    """Map elements i of an IQ1_BN block, uint8[13], to planes (see `layout.py`): bytes of five
+    digits in `codes`, the block's last byte.
+    """
     return [(u8(i % 12), "codes", u8(i % 12)), (u8(12), "last", u8(0))]
 
 
 def iq2_bn(i):
+    """Map elements i of an IQ2_BN block, uint8[16], to planes (see `layout.py`): 2-bit codes; d is
+    in the row header.
+    """
     return [(bits(i % 16, 2 * (i // 16), 2), "codes", pairs_by_byte(i))]
 
 

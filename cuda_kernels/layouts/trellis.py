@@ -7,6 +7,9 @@ from .layout import BlockLayout, singles
 
 
 def iq1_kt(i):
+    """Map elements i of an IQ1_KT block, uint8[56], to planes (see `layout.py`): low bytes of
+    indices, high bits, scales with a bit of each index.
+    """
     b, m = i // 32, i // 8
     return [
         (u8(8 + m), "codes", u8(m)),  # low bytes of the indices
@@ -16,6 +19,9 @@ def iq1_kt(i):
 
 
 def iq2_kt(i):
+    """Map elements i of an IQ2_KT block, uint8[68], to planes (see `layout.py`): 16-bit indices,
+    4-bit scale codes.
+    """
     b, m = i // 32, i // 8
     return [
         (u16(4 + 2 * m), "codes", u16(2 * m)),
@@ -24,6 +30,9 @@ def iq2_kt(i):
 
 
 def iq3_kt(i):
+    """Map elements i of an IQ3_KT block, uint8[100], to planes (see `layout.py`): 16-bit indices,
+    4-bit scales, signs.
+    """
     return [*iq2_kt(i), (bits(68 + i % 32, i // 32, 1), "signs", singles(i))]
 
 

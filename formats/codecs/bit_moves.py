@@ -33,14 +33,21 @@ def bits(at, first, count: int) -> np.ndarray:
 
 
 def u8(at) -> np.ndarray:
+    """Positions of the 8 bits of byte `at`: int64[..., 8]. See `bits`."""
     return bits(at, 0, 8)
 
 
 def u16(at) -> np.ndarray:
+    """Positions of the 16 bits of the little-endian word at byte `at`: int64[..., 16]. See
+    `bits`.
+    """
     return bits(at, 0, 16)
 
 
 def nibble(at, half) -> np.ndarray:
+    """Positions of 4 bits of byte `at`: the low nibble for half 0, the high one for half 1. See
+    `bits`.
+    """
     return bits(at, 4 * half, 4)
 
 
@@ -259,6 +266,9 @@ def _copy(
 
 @CompiledLoop
 def copy_words(source, target, source_at, target_at, source_step, target_step, blocks):
+    """Copy words of every block between uint arrays [groups, words]: source word block*source_step
+    + source_at[n] to target word block*target_step + target_at[n], for all n.
+    """
     for group in range(source.shape[0]):
         for block in range(blocks):
             source_base, target_base = block * source_step, block * target_step

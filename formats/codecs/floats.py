@@ -15,10 +15,12 @@ _U1, _U16 = np.uint32(1), np.uint32(16)
 
 
 def decode_f32(data: np.ndarray, out: np.ndarray) -> None:
+    """Decode rows of F32: data uint8[rows, 4*n_cols] to out float32[rows, n_cols]."""
     out[...] = data.view("<f4")
 
 
 def decode_f16(data: np.ndarray, out: np.ndarray) -> None:
+    """Decode rows of F16: data uint8[rows, 2*n_cols] to out float32[rows, n_cols]."""
     out[...] = data.view("<f2")
 
 
@@ -28,6 +30,7 @@ def decode_bf16(data: np.ndarray, out: np.ndarray) -> None:
 
 
 def encode_f32(x: np.ndarray) -> np.ndarray:
+    """Encode float32[rows, n_cols] to the bytes of F32, uint8[rows, 4*n_cols]."""
     return np.ascontiguousarray(x, dtype="<f4").view(np.uint8)
 
 
@@ -72,6 +75,9 @@ def _compiled(function, x: np.ndarray) -> np.ndarray:
 
 
 def encode_f16(x: np.ndarray) -> np.ndarray:
+    """Encode float32[rows, n_cols] to the bytes of F16, uint8[rows, 2*n_cols], rounded to nearest
+    even. Values beyond 65504 become infinity, as in ggml.
+    """
     if x.size >= _COMPILED_FROM:
         return _compiled(f16_of, x)
     with np.errstate(over="ignore"):  # values beyond 65504 become infinity, as in ggml

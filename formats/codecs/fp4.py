@@ -39,6 +39,7 @@ def half_ue4m3(byte):
 
 
 def mxfp4(block, out):
+    """Decode an MXFP4 block, uint8[17], to float32[32]: y = 2^(e-128) * FP4_VALUES[q]."""
     scale = half_e8m0(np.int64(block[0]))
     for j in range(16):
         out[j] = scale * FP4_VALUES[block[1 + j] & 15]
@@ -46,6 +47,7 @@ def mxfp4(block, out):
 
 
 def nvfp4(block, out):
+    """Decode an NVFP4 block, uint8[36], to float32[64]: y = scale/2 * FP4_VALUES[q]."""
     for s in range(4):
         scale = half_ue4m3(np.int64(block[s]))
         for r in range(8):

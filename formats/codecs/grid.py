@@ -70,6 +70,9 @@ def put_shifted(out, first, scale, index, negative):
 
 
 def iq2_xxs(block, out):
+    """Decode an IQ2_XXS block, uint8[66], to float32[256]: y = d*(scale + 0.5)*0.25 * grid *
+    sign.
+    """
     d = read_half(block, 0)
     for b in range(8):
         at = 2 + 8 * b
@@ -87,6 +90,9 @@ def iq2_xxs(block, out):
 
 
 def iq2_xs(block, out):
+    """Decode an IQ2_XS block, uint8[74], to float32[256]: y = d*(scale + 0.5)*0.25 * grid *
+    sign.
+    """
     d = read_half(block, 0)
     for m in range(32):
         word = read_u16(block, 2 + 2 * m)
@@ -96,6 +102,7 @@ def iq2_xs(block, out):
 
 
 def iq2_s(block, out):
+    """Decode an IQ2_S block, uint8[82], to float32[256]: y = d*(scale + 0.5)*0.25 * grid * sign."""
     d = read_half(block, 0)
     for m in range(32):
         index = np.int64(block[2 + m]) | (np.int64(block[66 + m // 4]) >> (2 * (m & 3)) & 3) << 8
@@ -105,6 +112,9 @@ def iq2_s(block, out):
 
 
 def iq3_xxs(block, out):
+    """Decode an IQ3_XXS block, uint8[98], to float32[256]: y = d*(scale + 0.5)*0.5 * grid *
+    sign.
+    """
     d = read_half(block, 0)
     for b in range(8):
         word = read_u16(block, 66 + 4 * b) | read_u16(block, 68 + 4 * b) << 16
@@ -123,6 +133,7 @@ def iq3_xxs(block, out):
 
 
 def iq3_s(block, out):
+    """Decode an IQ3_S block, uint8[110], to float32[256]: y = d*(2*scale + 1) * grid * sign."""
     d = read_half(block, 0)
     for b in range(8):
         scale = d * np.float32(1 + 2 * (np.int64(block[106 + b // 2]) >> (4 * (b & 1)) & 15))
@@ -133,6 +144,7 @@ def iq3_s(block, out):
 
 
 def iq1_s(block, out):
+    """Decode an IQ1_S block, uint8[50], to float32[256]: y = d*(2*scale + 1) * (grid ± 1/8)."""
     d = read_half(block, 0)
     for b in range(8):
         word = read_u16(block, 34 + 2 * b)
@@ -143,6 +155,7 @@ def iq1_s(block, out):
 
 
 def iq1_m(block, out):
+    """Decode an IQ1_M block, uint8[56], to float32[256]: y = d*(2*scale + 1) * (grid ± 1/8)."""
     bits = 0
     for part in range(4):
         bits |= (read_u16(block, 48 + 2 * part) >> 12) << (4 * part)
@@ -160,6 +173,9 @@ def iq1_m(block, out):
 
 
 def iq1_s_r4(block, head, out):
+    """Decode one row's IQ1_S_R4 block, uint8[6], and its row header, uint8[2], to float32[32]: y =
+    d*(2*scale + 1) * (grid ± 1/8).
+    """
     word = read_u16(block, 4)
     scale = read_half(head, 0) * np.float32(2 * (word >> 12 & 7) + 1)
     for l in range(4):
@@ -167,6 +183,9 @@ def iq1_s_r4(block, head, out):
 
 
 def iq1_m_r4(block, head, out):
+    """Decode one row's IQ1_M_R4 block, uint8[7], and its row header, uint8[2], to float32[32]: y =
+    d*scale * (grid ± 1/8).
+    """
     d = read_half(head, 0)
     for l in range(4):
         nibble = np.int64(block[4 + l // 2]) >> (4 * (l & 1)) & 15
@@ -175,6 +194,7 @@ def iq1_m_r4(block, head, out):
 
 
 def iq4_xs(block, out):
+    """Decode an IQ4_XS block, uint8[136], to float32[256]: y = d*(scale - 32) * IQ4NL_VALUES[q]."""
     d = read_half(block, 0)
     high = read_u16(block, 2)
     for b in range(8):

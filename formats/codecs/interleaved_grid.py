@@ -22,6 +22,9 @@ def _signs_and_scale(k, i, word):
 
 
 def iq2_xxs_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ2_XXS_R4: d, indices, signs and scale. A row's
+    block has 66 bytes, a merged one 264.
+    """
     b, l = i // 32, i % 32 // 8
     return [
         (u16(0), u16(2 * k)),  # d
@@ -31,6 +34,9 @@ def iq2_xxs_r4(k, i):
 
 
 def iq2_xs_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ2_XS_R4: d, index, sign code, scales. A row's
+    block has 74 bytes, a merged one 296.
+    """
     b, m = i // 32, i // 8
     merged = 8 + 2 * (16 * b + 4 * k + m % 4)
     return [
@@ -42,6 +48,9 @@ def iq2_xs_r4(k, i):
 
 
 def iq2_s_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ2_S_R4: d, indices with their high bits,
+    signs, scales. A row's block has 82 bytes, a merged one 328.
+    """
     b, m = i // 32, i // 8
     return [
         (u16(0), u16(2 * k)),  # d
@@ -53,6 +62,9 @@ def iq2_s_r4(k, i):
 
 
 def iq3_xxs_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ3_XXS_R4: d, indices, signs and scale. A row's
+    block has 98 bytes, a merged one 392.
+    """
     b, e = i // 32, i % 32
     return [
         (u16(0), u16(2 * k)),  # d
@@ -62,6 +74,9 @@ def iq3_xxs_r4(k, i):
 
 
 def iq3_s_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ3_S_R4: d, indices with their ninth bits,
+    signs, scales. A row's block has 110 bytes, a merged one 440.
+    """
     b, e = i // 32, i % 32
     h, n = e // 4, 4 * b + k
     return [
@@ -74,6 +89,9 @@ def iq3_s_r4(k, i):
 
 
 def iq4_xs_r8(k, i):
+    """List the fields of element i of row k < 8 of IQ4_XS_R8: d, scales, codes. A row's block has
+    136 bytes, a merged one 1088.
+    """
     b, e = i // 32, i % 32
     n = 8 * b + k
     return [
@@ -88,10 +106,16 @@ def iq4_xs_r8(k, i):
 
 
 def iq1_s_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ1_S_R4: indices; the word of scale, high bits
+    and shift. A row's block has 6 bytes, a merged one 24.
+    """
     return [(u8(i // 8), u8(4 * (i // 8) + k)), (u16(4), u16(16 + 2 * k))]
 
 
 def iq1_m_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ1_M_R4: indices, high bits and shifts, scales.
+    A row's block has 7 bytes, a merged one 28.
+    """
     return [
         (u8(i // 8), u8(4 * (i // 8) + k)),  # indices
         (u8(4 + i // 16), u8(16 + 4 * (i // 16) + k)),  # high bits and shifts

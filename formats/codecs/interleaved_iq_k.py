@@ -25,6 +25,9 @@ def _fifth(at, k, e):
 
 
 def iq2_k_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ2_K_R4: d, table halves, scales, codes. A
+    row's block has 76 bytes, a merged one 304.
+    """
     b, e, g = i // 32, i % 32, i // 16
     n = 4 * g + k  # number of the scale, here and below
     return [
@@ -35,6 +38,9 @@ def iq2_k_r4(k, i):
 
 
 def iq3_k_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ3_K_R4: d, table halves, scales with their
+    signs, codes with their third bits. A row's block has 110 bytes, a merged one 440.
+    """
     b, e, g = i // 32, i % 32, i // 16
     n = 4 * g + k
     return [
@@ -55,6 +61,9 @@ def _six_bit_scales(k, g):
 
 
 def iq4_k_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ4_K_R4: d, table halves, scales, codes. A
+    row's block has 144 bytes, a merged one 576.
+    """
     b, e, g = i // 32, i % 32, i // 16
     return [
         *_d_and_halves(k, i),
@@ -64,6 +73,9 @@ def iq4_k_r4(k, i):
 
 
 def iq5_k_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ5_K_R4: d, table halves, scales, codes with
+    their fifth bits. A row's block has 176 bytes, a merged one 704.
+    """
     b, e, g = i // 32, i % 32, i // 16
     return [
         *_d_and_halves(k, i),
@@ -74,11 +86,17 @@ def iq5_k_r4(k, i):
 
 
 def iq4_ks_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ4_KS_R4: scales, codes. A row's block has 136
+    bytes, a merged one 544.
+    """
     b, e = i // 32, i % 32
     return [(u8(b), u8(4 * b + k)), (nibble(8 + 16 * b + i % 16, e // 16), n4(32 + 64 * b, k, e))]
 
 
 def iq5_ks_r4(k, i):
+    """List the fields of element i of row k < 4 of IQ5_KS_R4: scales, codes with their fifth bits.
+    A row's block has 168 bytes, a merged one 672.
+    """
     b, e = i // 32, i % 32
     return [
         (u8(b), u8(4 * b + k)),  # scales

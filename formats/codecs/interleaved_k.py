@@ -10,6 +10,9 @@ from .bit_moves import bits, c4, n4, nibble, u8, u16
 
 
 def q2_k_r4(k, i):
+    """List the fields of element i of row k < 4 of Q2_K_R4: d, dmin, scale and minimum, codes. A
+    row's block has 84 bytes, a merged one 336.
+    """
     return [
         (u16(80), u16(2 * k)),  # d
         (u16(82), u16(8 + 2 * k)),  # dmin
@@ -22,6 +25,9 @@ def q2_k_r4(k, i):
 
 
 def q3_k_r4(k, i):
+    """List the fields of element i of row k < 4 of Q3_K_R4: d, scales, codes with their third bits.
+    A row's block has 110 bytes, a merged one 440.
+    """
     b, e, g = i // 32, i % 32, i // 16
     n = 4 * g + k  # number of the scale
     return [
@@ -56,11 +62,17 @@ def _scales_of_32(k, b):
 
 
 def q4_k_r4(k, i):
+    """List the fields of element i of row k < 4 of Q4_K_R4: d, dmin, scales and minimums, codes. A
+    row's block has 144 bytes, a merged one 576.
+    """
     b, e = i // 32, i % 32
     return [*_scales_of_32(k, b), (nibble(16 + 32 * (i // 64) + e, b % 2), n4(64 + 64 * b, k, e))]
 
 
 def q5_k_r4(k, i):
+    """List the fields of element i of row k < 4 of Q5_K_R4: d, dmin, scales and minimums, codes
+    with their fifth bits. A row's block has 176 bytes, a merged one 704.
+    """
     b, e = i // 32, i % 32
     fifth = bits(64 + 16 * b + 4 * k + e % 4, e % 16 // 8 + 2 * (e % 8 // 4) + 4 * (e // 16), 1)
     return [
@@ -71,6 +83,9 @@ def q5_k_r4(k, i):
 
 
 def q6_k_r4(k, i):
+    """List the fields of element i of row k < 4 of Q6_K_R4: d, scales, codes with their high bits.
+    A row's block has 210 bytes, a merged one 840.
+    """
     b, e = i // 32, i % 32
     quarter = i % 128 // 32
     high = bits(

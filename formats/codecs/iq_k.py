@@ -38,6 +38,9 @@ from .scalars import read_half, read_u16, select
 
 
 def iq2_k(block, out):
+    """Decode an IQ2_K block, uint8[76], to float32[256]: y = d*(scale - 8) * IQ2NL_VALUES[4*half +
+    q].
+    """
     d = read_half(block, 0)
     extra = read_u16(block, 2)
     for g in range(16):
@@ -50,6 +53,9 @@ def iq2_k(block, out):
 
 
 def iq3_k(block, out):
+    """Decode an IQ3_K block, uint8[110], to float32[256]: y = d*(2*scale + 1)*sign *
+    IQ3NL_VALUES[8*half + q].
+    """
     d = read_half(block, 0)
     extra = read_u16(block, 2)
     signs = read_u16(block, 4)
@@ -65,6 +71,9 @@ def iq3_k(block, out):
 
 
 def iq4_k(block, out):
+    """Decode an IQ4_K block, uint8[144], to float32[256]: y = d*(scale - 32) * IQ4K_VALUES[16*half
+    + q].
+    """
     d = read_half(block, 0)
     extra = read_u16(block, 2)
     for g in range(16):
@@ -78,6 +87,9 @@ def iq4_k(block, out):
 
 
 def iq5_k(block, out):
+    """Decode an IQ5_K block, uint8[176], to float32[256]: y = d*(scale - 32) * IQ5NL_VALUES[32*half
+    + q].
+    """
     d = read_half(block, 0)
     extra = read_u16(block, 2)
     for g in range(16):
@@ -94,6 +106,9 @@ def iq5_k(block, out):
 
 @device_function
 def iq6_k_with(block, out, values):
+    """Decode an IQ6_K block, uint8[212], to float32[256]: y = d*scale * values[64*half + q], with
+    values float32[128].
+    """
     d = read_half(block, 0)
     extra = read_u16(block, 2)
     for g in range(16):
@@ -107,10 +122,14 @@ def iq6_k_with(block, out, values):
 
 
 def iq6_k(block, out):
+    """Decode an IQ6_K block, uint8[212], to float32[256] with the cubic of ggml's row decoder."""
     iq6_k_with(block, out, IQ6NL_CUBIC)
 
 
 def iq6_k_by_table(block, out):
+    """Decode an IQ6_K block, uint8[212], to float32[256] with the table of ggml's matrix
+    products.
+    """
     iq6_k_with(block, out, IQ6NL_VALUES)
 
 

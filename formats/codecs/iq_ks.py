@@ -36,6 +36,9 @@ from .scalars import read_float, read_half, read_u16
 
 
 def iq2_ks(block, head, out):
+    """Decode an IQ2_KS block, uint8[70], and its row header, uint8[2], to float32[256]: y =
+    d*(scale - 16) * IQ2NL_VALUES[4*half + q].
+    """
     d = read_half(head, 0)
     extra = read_u16(block, 0)
     for b in range(8):
@@ -48,6 +51,9 @@ def iq2_ks(block, head, out):
 
 
 def iq3_ks(block, head, out):
+    """Decode an IQ3_KS block, uint8[102], and its row header, uint8[2], to float32[256]: y =
+    d*(scale - 16) * IQ3NL_VALUES[8*half + q].
+    """
     d = read_half(head, 0)
     extra = read_u16(block, 0)
     for b in range(8):
@@ -61,6 +67,9 @@ def iq3_ks(block, head, out):
 
 
 def iq4_ks(block, head, out):
+    """Decode an IQ4_KS block, uint8[136], and its row header, uint8[4], to float32[256]: y =
+    d*((scale & 254) - 127) * IQ4K_VALUES[16*half + q].
+    """
     d = read_float(head, 0)
     for b in range(8):
         scale = d * np.float32((np.int64(block[b]) & 254) - 127)
@@ -71,6 +80,9 @@ def iq4_ks(block, head, out):
 
 
 def iq4_kss(block, head, out):
+    """Decode an IQ4_KSS block, uint8[128], and its row header, uint8[4], to float32[256]: y =
+    d*((scale & 254) - 127) * IQ4K_VALUES[16*half + q].
+    """
     d = read_float(head, 0)
     for b in range(8):
         scale_byte = 0
@@ -89,6 +101,9 @@ def iq4_kss(block, head, out):
 
 
 def iq5_ks(block, head, out):
+    """Decode an IQ5_KS block, uint8[168], and its row header, uint8[4], to float32[256]: y =
+    d*((scale & 254) - 127) * IQ5NL_VALUES[32*half + q].
+    """
     d = read_float(head, 0)
     for b in range(8):
         scale = d * np.float32((np.int64(block[b]) & 254) - 127)
@@ -100,6 +115,9 @@ def iq5_ks(block, head, out):
 
 
 def iq2_kl(block, head, out):
+    """Decode an IQ2_KL block, uint8[86], and its row header, uint8[2], to float32[256]: y =
+    d*(scale - 32) * IQ2KL_VALUES[q, i%2].
+    """
     d = read_half(head, 0)
     high = read_u16(block, 0)
     for b in range(8):

@@ -51,6 +51,7 @@ def packed_minimum(block, s):
 
 
 def q2_k(block, out):
+    """Decode a Q2_K block, uint8[84], to float32[256]: y = (d*scale)*q - dmin*minimum."""
     d = read_half(block, 80)
     dmin = read_half(block, 82)
     for g in range(16):
@@ -63,6 +64,7 @@ def q2_k(block, out):
 
 
 def q3_k(block, out):
+    """Decode a Q3_K block, uint8[110], to float32[256]: y = (d*(scale - 32))*(q - 4)."""
     d = read_half(block, 108)
     for g in range(16):
         six = (
@@ -78,6 +80,7 @@ def q3_k(block, out):
 
 
 def q4_k(block, out):
+    """Decode a Q4_K block, uint8[144], to float32[256]: y = (d*scale)*q - dmin*minimum."""
     d = read_half(block, 0)
     dmin = read_half(block, 2)
     for s in range(8):
@@ -90,6 +93,7 @@ def q4_k(block, out):
 
 
 def q5_k(block, out):
+    """Decode a Q5_K block, uint8[176], to float32[256]: y = (d*scale)*q - dmin*minimum."""
     d = read_half(block, 0)
     dmin = read_half(block, 2)
     for s in range(8):
@@ -102,6 +106,7 @@ def q5_k(block, out):
 
 
 def q6_k(block, out):
+    """Decode a Q6_K block, uint8[210], to float32[256]: y = (d*scale)*(q - 32)."""
     d = read_half(block, 208)
     for h in range(2):
         for g in range(4):

@@ -30,6 +30,7 @@ from .scalars import read_half
 
 
 def q4_0(block, out):
+    """Decode a Q4_0 block, uint8[18], to float32[32]: y = d*(q - 8)."""
     d = read_half(block, 0)
     for j in range(16):
         out[j] = d * np.float32(np.int64(block[2 + j] & 15) - 8)
@@ -37,6 +38,7 @@ def q4_0(block, out):
 
 
 def q4_1(block, out):
+    """Decode a Q4_1 block, uint8[20], to float32[32]: y = d*q + m."""
     d = read_half(block, 0)
     m = read_half(block, 2)
     for j in range(16):
@@ -59,18 +61,21 @@ def six_bits(block, i):
 
 
 def q5_0(block, out):
+    """Decode a Q5_0 block, uint8[22], to float32[32]: y = d*(q - 16)."""
     d = read_half(block, 0)
     for i in range(32):
         out[i] = d * np.float32(five_bits(block, 2, 6, i) - 16)
 
 
 def q5_0_r4(block, out):
+    """Decode one row's Q5_0_R4 block, uint8[22], to float32[32]: y = d*q + (-16)*d."""
     d = read_half(block, 0)
     for i in range(32):
         out[i] = d * np.float32(five_bits(block, 2, 6, i)) + np.float32(-16) * d
 
 
 def q5_1(block, out):
+    """Decode a Q5_1 block, uint8[24], to float32[32]: y = d*q + m."""
     d = read_half(block, 0)
     m = read_half(block, 2)
     for i in range(32):
@@ -78,18 +83,21 @@ def q5_1(block, out):
 
 
 def q6_0(block, out):
+    """Decode a Q6_0 block, uint8[26], to float32[32]: y = d*(q - 32)."""
     d = read_half(block, 0)
     for i in range(32):
         out[i] = d * np.float32(six_bits(block, i) - 32)
 
 
 def q6_0_r4(block, out):
+    """Decode one row's Q6_0_R4 block, uint8[26], to float32[32]: y = d*q + (-32)*d."""
     d = read_half(block, 0)
     for i in range(32):
         out[i] = d * np.float32(six_bits(block, i)) + np.float32(-32) * d
 
 
 def iq4_nl(block, out):
+    """Decode an IQ4_NL block, uint8[18], to float32[32]: y = d*IQ4NL_VALUES[q]."""
     d = read_half(block, 0)
     for j in range(16):
         out[j] = d * IQ4NL_VALUES[block[2 + j] & 15]
@@ -97,6 +105,7 @@ def iq4_nl(block, out):
 
 
 def q8_0(block, out):
+    """Decode a Q8_0 block, uint8[34], to float32[32]: y = d*q."""
     d = read_half(block, 0)
     for j in range(32):
         out[j] = d * np.float32(np.int8(block[2 + j]))

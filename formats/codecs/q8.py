@@ -17,18 +17,21 @@ from .scalars import read_float, read_half
 
 
 def q8_kv(block, head, out):
+    """Decode a Q8_KV block, uint8[32], and its row header, uint8[8], to float32[32]: y = d*q."""
     d = read_float(head, 0)
     for i in range(32):
         out[i] = d * np.float32(np.int8(block[i]))
 
 
 def q8_k_r8(block, out):
+    """Decode one row's Q8_K_R8 block, uint8[258], to float32[256]: y = d*q."""
     d = read_half(block, 0)
     for i in range(256):
         out[i] = d * np.float32(np.int8(block[2 + i]))
 
 
 def q8_k_r16(block, out):
+    """Decode one row's Q8_K_R16 block, uint8[258], to float32[256]: y = d*q - 128*d."""
     d = read_half(block, 0)
     for i in range(256):
         out[i] = d * np.float32(block[2 + i]) + np.float32(-128) * d

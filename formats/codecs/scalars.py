@@ -74,17 +74,20 @@ def nearest_half(x):
 
 @device_function
 def read_u16(block, at):
+    """Return the little-endian uint16 at byte `at` of a block, uint8[...], as int64."""
     return np.int64(block[at]) | np.int64(block[at + 1]) << 8
 
 
 @device_function
 def write_u16(block, at, value):
+    """Write the low 16 bits of `value` to a block, uint8[...], from byte `at` on, little-endian."""
     block[at] = value & 255
     block[at + 1] = value >> 8
 
 
 @device_function
 def read_half(block, at):
+    """Return the float16 at byte `at` of a block, uint8[...], as float32."""
     return half_to_float(read_u16(block, at))
 
 
@@ -98,12 +101,14 @@ def write_half(block, at, x):
 
 @device_function
 def read_float(block, at):
+    """Return the little-endian float32 at byte `at` of a block, uint8[...]."""
     bits = read_u16(block, at) | read_u16(block, at + 2) << 16
     return np.uint32(bits).view(np.float32)
 
 
 @device_function
 def write_float(block, at, x):
+    """Write x as a little-endian float32 to a block, uint8[...], from byte `at` on."""
     bits = np.int64(np.float32(x).view(np.uint32))
     write_u16(block, at, bits & 0xFFFF)
     write_u16(block, at + 2, bits >> 16)

@@ -36,12 +36,14 @@ from .scalars import read_float, read_half
 
 
 def q1_0_g128(block, out):
+    """Decode a Q1_0_G128 block, uint8[18], to float32[128]: y = d*(2*q - 1)."""
     d = read_half(block, 0)
     for i in range(128):
         out[i] = d * np.float32(2 * (np.int64(block[2 + (i >> 3)]) >> (i & 7) & 1) - 1)
 
 
 def q2_0(block, out):
+    """Decode a Q2_0 block, uint8[18], to float32[64]: y = d*(q - 1)."""
     d = read_half(block, 0)
     for i in range(64):
         out[i] = d * np.float32((np.int64(block[2 + (i >> 2)]) >> (2 * (i & 3)) & 3) - 1)
@@ -56,6 +58,7 @@ def ternary_digit(byte, power):
 
 
 def tq1_0(block, out):
+    """Decode a TQ1_0 block, uint8[54], to float32[256]: y = d*(t - 1)."""
     d = read_half(block, 52)
     power = 1
     for digit in range(5):
@@ -70,6 +73,7 @@ def tq1_0(block, out):
 
 
 def tq2_0(block, out):
+    """Decode a TQ2_0 block, uint8[66], to float32[256]: y = d*(q - 1)."""
     d = read_half(block, 64)
     for i in range(256):
         out[i] = d * np.float32(
@@ -78,6 +82,9 @@ def tq2_0(block, out):
 
 
 def iq1_bn(block, head, out):
+    """Decode an IQ1_BN block, uint8[13], and its row header, uint8[2], to float32[64]: y = d*(t -
+    1).
+    """
     d = read_half(head, 0)
     last = 81
     for run in range(4):
@@ -93,6 +100,9 @@ def iq1_bn(block, head, out):
 
 
 def iq2_bn(block, head, out):
+    """Decode an IQ2_BN block, uint8[16], and its row header, uint8[4], to float32[64]: y = d*(q -
+    1).
+    """
     d = read_float(head, 0)
     for i in range(64):
         out[i] = d * np.float32((np.int64(block[i & 15]) >> (2 * (i >> 4)) & 3) - 1)

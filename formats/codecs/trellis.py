@@ -50,6 +50,9 @@ def trellis_value(x):
 
 
 def iq1_kt(block, head, out):
+    """Decode an IQ1_KT block, uint8[56], and its row header, uint8[4], to float32[256]: y =
+    d*IQ4NL_VALUES[code] * value.
+    """
     d = read_float(head, 0)
     for m in range(32):
         group = np.int64(block[m // 4])
@@ -62,6 +65,9 @@ def iq1_kt(block, head, out):
 
 
 def iq2_kt(block, head, out):
+    """Decode an IQ2_KT block, uint8[68], and its row header, uint8[4], to float32[256]: y =
+    d*IQ4NL_VALUES[code] * value.
+    """
     d = read_float(head, 0)
     for m in range(32):
         b = m // 4
@@ -73,6 +79,9 @@ def iq2_kt(block, head, out):
 
 
 def iq3_kt(block, head, out):
+    """Decode an IQ3_KT block, uint8[100], and its row header, uint8[4], to float32[256]: y =
+    d*scale * |value| * sign.
+    """
     d = read_float(head, 0)
     for m in range(32):
         b = m // 4
@@ -86,6 +95,9 @@ def iq3_kt(block, head, out):
 
 
 def iq4_kt(block, head, out):
+    """Decode an IQ4_KT block, uint8[128], and its row header, uint8[4], to float32[256]: y =
+    d*(scale - 64) * value.
+    """
     d = read_float(head, 0)
     for m in range(64):
         at = 4 * (m // 8)

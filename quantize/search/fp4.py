@@ -71,6 +71,9 @@ def _write_mxfp4(x, e, block):
 
 
 def mxfp4_plain(x, block):
+    """Write an MXFP4 block by the type's definition, without importances: x float32[32], block
+    uint8[17].
+    """
     _write_mxfp4(x, _exponent(x), block)
 
 
@@ -104,6 +107,9 @@ def _nearest_ue4m3(v):
 
 
 def nvfp4(x, w, block, lanes):
+    """Search an NVFP4 block and write it: x, w float32[64], block uint8[36]; lanes: scratch, see
+    `steps.py`.
+    """
     for s in range(4):
         top = np.float32(0)
         for i in range(16 * s, 16 * s + 16):

@@ -94,6 +94,9 @@ def _write_signs_and_scale(block, at, x, b, k, lanes):
 
 
 def iq2_xxs(x, w, block, own, groups, lanes, near, number):
+    """Search an IQ2_XXS block and write it: x, w float32[256], block uint8[66]; own, groups, lanes:
+    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    """
     d, stored = _iq2_xxs(x, w, own, groups, lanes, near)
     write_half(block, 0, stored)
     for b in range(8):
@@ -104,6 +107,9 @@ def iq2_xxs(x, w, block, own, groups, lanes, near, number):
 
 
 def iq2_xs(x, w, block, own, groups, lanes, near, number):
+    """Search an IQ2_XS block and write it: x, w float32[256], block uint8[74]; own, groups, lanes:
+    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    """
     d, stored = _iq2_xs(x, w, own, groups, lanes, near)
     write_half(block, 0, stored)
     for b in range(8):
@@ -118,6 +124,9 @@ def iq2_xs(x, w, block, own, groups, lanes, near, number):
 
 
 def iq2_s(x, w, block, own, groups, lanes, near, number):
+    """Search an IQ2_S block and write it: x, w float32[256], block uint8[82]; own, groups, lanes:
+    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    """
     d, stored = _iq2_s(x, w, own, groups, lanes, near)
     block[:] = 0
     write_half(block, 0, stored)
@@ -133,6 +142,9 @@ def iq2_s(x, w, block, own, groups, lanes, near, number):
 
 
 def iq3_xxs(x, w, block, own, groups, lanes, near, number):
+    """Search an IQ3_XXS block and write it: x, w float32[256], block uint8[98]; own, groups, lanes:
+    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    """
     d, stored = _iq3_xxs(x, w, own, groups, lanes, near)
     write_half(block, 0, stored)
     for b in range(8):
@@ -143,6 +155,9 @@ def iq3_xxs(x, w, block, own, groups, lanes, near, number):
 
 
 def iq3_s(x, w, block, own, groups, lanes, near, number):
+    """Search an IQ3_S block and write it: x, w float32[256], block uint8[110]; own, groups, lanes:
+    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    """
     d, stored = _iq3_s(x, w, own, groups, lanes, near)
     block[:] = 0
     write_half(block, 0, stored)

@@ -87,6 +87,9 @@ def _write_pair(low, first, lanes, number):
 
 
 def iq1_s(x, w, block, own, groups, lanes, near, number):
+    """Search an IQ1_S block and write it: x, w float32[256], block uint8[50]; own, groups, lanes:
+    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    """
     d, stored = _iq1_s(x, w, own, groups, lanes, near)
     write_half(block, 0, stored)
     for b in range(8):
@@ -99,6 +102,9 @@ def iq1_s(x, w, block, own, groups, lanes, near, number):
 
 
 def iq1_m(x, w, block, own, groups, lanes, near, number):
+    """Search an IQ1_M block and write it: x, w float32[256], block uint8[56]; own, groups, lanes:
+    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    """
     d, stored = _iq1_m(x, w, own, groups, lanes, near)
     bits = float_to_half(stored)
     for g in range(16):
@@ -112,6 +118,10 @@ def iq1_m(x, w, block, own, groups, lanes, near, number):
 
 
 def iq1_s_r4(x, w, head, blocks, own, groups, lanes, near, number):
+    """Search a row of IQ1_S_R4 and write it: x, w float32[n], head uint8[2], blocks uint8[n/32, 6];
+    own, groups, lanes: scratch, see `grid_search.py`; near, number: tables of the grid, see
+    `grid_tables.py`.
+    """
     d, stored = _iq1_s_r4(x, w, own, groups, lanes, near)
     write_half(head, 0, stored)
     for b in range(len(blocks)):
@@ -124,6 +134,10 @@ def iq1_s_r4(x, w, head, blocks, own, groups, lanes, near, number):
 
 
 def iq1_m_r4(x, w, head, blocks, own, groups, lanes, near, number):
+    """Search a row of IQ1_M_R4 and write it: x, w float32[n], head uint8[2], blocks uint8[n/32, 7];
+    own, groups, lanes: scratch, see `grid_search.py`; near, number: tables of the grid, see
+    `grid_tables.py`.
+    """
     d, stored = _iq1_m_r4(x, w, own, groups, lanes, near)
     write_half(head, 0, stored)
     for b in range(len(blocks)):

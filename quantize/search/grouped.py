@@ -73,6 +73,7 @@ def as_row_float(d):
 
 @device_function
 def as_float(d):
+    """Return d as float32: the rounding of a d that the row header stores in float32."""
     return np.float32(d)
 
 

@@ -119,6 +119,7 @@ def _codes_of(x, at, n, scale, shift, codes):
 
 
 def iq2_kl(block, codes, groups):
+    """Write an IQ2_KL block, uint8[86], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     high = 0
     for b in range(8):

@@ -207,6 +207,9 @@ def _codes_of(x, at, n, scale, shift, codes):
 
 
 def iq4_kss(block, codes, groups):
+    """Write an IQ4_KSS block, uint8[128], from its codes, float32[256], and the rows of
+    `groups`.
+    """
     for b in range(8):
         scale = (int(groups[b, CHOSEN]) + 127) | int(groups[b, CHOSEN + 1])
         for n in range(8):

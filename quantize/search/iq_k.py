@@ -81,6 +81,7 @@ _iq6_k = grouped_steps(
 
 
 def iq2_k(block, codes, groups):
+    """Write an IQ2_K block, uint8[76], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     write_half(block, 0, groups[16, STRETCHED])
     extra = 0
@@ -97,6 +98,7 @@ def iq2_k(block, codes, groups):
 
 
 def iq3_k(block, codes, groups):
+    """Write an IQ3_K block, uint8[110], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     write_half(block, 0, groups[16, STRETCHED])
     extra = 0
@@ -133,6 +135,7 @@ def _write_six_bit_scales(block, groups):
 
 
 def iq4_k(block, codes, groups):
+    """Write an IQ4_K block, uint8[144], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     _write_six_bit_scales(block, groups)
     for g in range(16):
@@ -142,6 +145,7 @@ def iq4_k(block, codes, groups):
 
 
 def iq5_k(block, codes, groups):
+    """Write an IQ5_K block, uint8[176], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     _write_six_bit_scales(block, groups)
     for i in range(256):
@@ -166,6 +170,7 @@ def iq6_k(block, codes, groups):
 
 
 def iq4_xs(block, codes, groups):
+    """Write an IQ4_XS block, uint8[136], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     write_half(block, 0, groups[8, STRETCHED])
     high = 0

@@ -61,14 +61,21 @@ _iq5_ks = grouped_steps(
 
 
 def half_head(head, common):
+    """Write the row's d, the stretched scale of `common`, to the row header as float16: head
+    uint8[2].
+    """
     write_half(head, 0, common[STRETCHED])
 
 
 def float_head(head, common):
+    """Write the row's d, the stretched scale of `common`, to the row header as float32: head
+    uint8[4].
+    """
     write_float(head, 0, common[STRETCHED])
 
 
 def iq2_ks(block, codes, groups):
+    """Write an IQ2_KS block, uint8[70], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     for b in range(8):
         k = int(groups[b, CHOSEN]) + 16
@@ -80,6 +87,7 @@ def iq2_ks(block, codes, groups):
 
 
 def iq3_ks(block, codes, groups):
+    """Write an IQ3_KS block, uint8[102], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     for b in range(8):
         k = int(groups[b, CHOSEN]) + 16
@@ -93,6 +101,7 @@ def iq3_ks(block, codes, groups):
 
 
 def iq4_ks(block, codes, groups):
+    """Write an IQ4_KS block, uint8[136], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     for b in range(8):
         block[b] = (int(groups[b, CHOSEN]) + 127) | int(groups[b, CHOSEN + 1])
@@ -101,6 +110,7 @@ def iq4_ks(block, codes, groups):
 
 
 def iq5_ks(block, codes, groups):
+    """Write an IQ5_KS block, uint8[168], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     for b in range(8):
         block[b] = (int(groups[b, CHOSEN]) + 127) | int(groups[b, CHOSEN + 1])

@@ -39,6 +39,9 @@ _q6_k = grouped_steps(
 
 
 def q2_k(x, w, block, own, groups, lanes):
+    """Search a Q2_K block and write it: x, w float32[256], block uint8[84]; own, groups, lanes:
+    scratch, see `steps.py`.
+    """
     d, dmin = _q2_k(x, w, groups, lanes)
     block[:] = 0
     write_half(block, 80, d)
@@ -52,6 +55,7 @@ def q2_k(x, w, block, own, groups, lanes):
 
 
 def q3_k(block, codes, groups):
+    """Write a Q3_K block, uint8[110], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     write_half(block, 108, groups[16, STRETCHED])
     for g in range(16):
@@ -85,6 +89,9 @@ def _write_scales(block, d, dmin, groups):
 
 
 def q4_k(x, w, block, own, groups, lanes):
+    """Search a Q4_K block and write it: x, w float32[256], block uint8[144]; own, groups, lanes:
+    scratch, see `steps.py`.
+    """
     d, dmin = _q4_k(x, w, groups, lanes)
     block[:] = 0
     _write_scales(block, d, dmin, groups)
@@ -95,6 +102,9 @@ def q4_k(x, w, block, own, groups, lanes):
 
 
 def q5_k(x, w, block, own, groups, lanes):
+    """Search a Q5_K block and write it: x, w float32[256], block uint8[176]; own, groups, lanes:
+    scratch, see `steps.py`.
+    """
     d, dmin = _q5_k(x, w, groups, lanes)
     block[:] = 0
     _write_scales(block, d, dmin, groups)
@@ -106,6 +116,7 @@ def q5_k(x, w, block, own, groups, lanes):
 
 
 def q6_k(block, codes, groups):
+    """Write a Q6_K block, uint8[210], from its codes, float32[256], and the rows of `groups`."""
     block[:] = 0
     write_half(block, 208, groups[16, STRETCHED])
     for g in range(16):

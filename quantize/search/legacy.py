@@ -104,6 +104,9 @@ def _pack_nibbles(block, j, low, high):
 
 
 def q4_0(x, w, block, lanes):
+    """Search a Q4_0 block and write it: x, w float32[32], block uint8[18]; lanes: scratch, see
+    `steps.py`.
+    """
     d = write_half(block, 0, _q4_0(x, w, lanes))
     for j in range(16):
         _pack_nibbles(
@@ -144,6 +147,9 @@ def q4_0_fast(x, w, block, lanes):
 
 
 def iq4_nl(x, w, block, lanes):
+    """Search an IQ4_NL block and write it: x, w float32[32], block uint8[18]; lanes: scratch, see
+    `steps.py`.
+    """
     d = write_half(block, 0, _iq4_nl(x, w, lanes))
     for j in range(16):
         _pack_nibbles(
@@ -164,6 +170,9 @@ def write_five_bits(block, high, low, i, q):
 
 
 def q5_0(x, w, block, lanes):
+    """Search a Q5_0 block and write it: x, w float32[32], block uint8[22]; lanes: scratch, see
+    `steps.py`.
+    """
     block[:] = 0
     d = write_half(block, 0, _q5_0(x, w, lanes))
     for i in range(32):
@@ -171,6 +180,9 @@ def q5_0(x, w, block, lanes):
 
 
 def q6_0(x, w, block, lanes):
+    """Search a Q6_0 block and write it: x, w float32[32], block uint8[26]; lanes: scratch, see
+    `steps.py`.
+    """
     block[:] = 0
     d = write_half(block, 0, _q6_0(x, w, lanes))
     for i in range(32):

@@ -73,6 +73,9 @@ _q5_1, _q5_1_code = line_search(31)
 
 
 def q4_1(x, w, block, lanes):
+    """Search a Q4_1 block and write it: x, w float32[32], block uint8[20]; lanes: scratch, see
+    `steps.py`.
+    """
     d, m = _q4_1(x, w, lanes)
     block[:] = 0
     write_half(block, 0, d)
@@ -82,6 +85,9 @@ def q4_1(x, w, block, lanes):
 
 
 def q5_1(x, w, block, lanes):
+    """Search a Q5_1 block and write it: x, w float32[32], block uint8[24]; lanes: scratch, see
+    `steps.py`.
+    """
     d, m = _q5_1(x, w, lanes)
     block[:] = 0
     write_half(block, 0, d)

@@ -64,12 +64,18 @@ def _write_row(x, inverse, head, blocks):
 
 
 def q8_kv(x, w, head, blocks, own, groups, lanes):
+    """Search a row of Q8_KV and write it: x, w float32[n], head uint8[8], blocks uint8[n/32, 32];
+    own, groups, lanes: scratch, see `steps.py`.
+    """
     d = _row_scale(x, w, lanes)
     write_float(head, 0, d)
     _write_row(x, _inverse(d), head, blocks)
 
 
 def q8_kv_plain(x, w, head, blocks, own, groups, lanes):
+    """Write a row of Q8_KV by the type's definition, without importances: x float32[n], head
+    uint8[8], blocks uint8[n/32, 32]; w is not used.
+    """
     top = largest_magnitude(x)
     write_float(head, 0, top / np.float32(127))
     _write_row(x, _inverse_of_largest(top), head, blocks)
@@ -82,6 +88,9 @@ def _write_codes(x, inverse, offset, block):
 
 
 def q8_0(x, w, block, lanes):
+    """Search a Q8_0 block and write it: x, w float32[32], block uint8[34]; lanes: scratch, see
+    `steps.py`.
+    """
     _write_codes(x, _inverse(write_half(block, 0, _scale_of_32(x, w, lanes))), 0, block)
 
 
@@ -103,20 +112,32 @@ def q8_0_plain(x, block):
 
 
 def q8_k_r8(x, w, block, lanes):
+    """Search a Q8_K_R8 block and write it: x, w float32[256], block uint8[258]; lanes: scratch, see
+    `steps.py`.
+    """
     _write_codes(x, _inverse(write_half(block, 0, _scale_of_256(x, w, lanes))), 0, block)
 
 
 def q8_k_r8_plain(x, block):
+    """Write a Q8_K_R8 block by the type's definition, without importances: x float32[256], block
+    uint8[258].
+    """
     top = largest_magnitude(x)
     write_half(block, 0, top / np.float32(127))
     _write_codes(x, _inverse_of_largest(top), 0, block)
 
 
 def q8_k_r16(x, w, block, lanes):
+    """Search a Q8_K_R16 block and write it: x, w float32[256], block uint8[258]; lanes: scratch,
+    see `steps.py`.
+    """
     _write_codes(x, _inverse(write_half(block, 0, _scale_of_256(x, w, lanes))), 128, block)
 
 
 def q8_k_r16_plain(x, block):
+    """Write a Q8_K_R16 block by the type's definition, without importances: x float32[256], block
+    uint8[258].
+    """
     top = largest_magnitude(x)
     write_half(block, 0, top / np.float32(127))
     _write_codes(x, _inverse_of_largest(top), 128, block)

@@ -97,6 +97,7 @@ class BlockSearch:
 
     @property
     def writers(self) -> dict[str, Any]:
+        """The compiled writer by its name in the source of `end`."""
         return {"write": device_function(self.write)}
 
     def end(self, once: str, each: str) -> str:
@@ -129,6 +130,7 @@ class RowSearch:
 
     @property
     def writers(self) -> dict[str, Any]:
+        """The compiled writers by their names in the source of `end`."""
         return {
             "write_head": device_function(self.write_head),
             "write_block": device_function(self.write_block),

@@ -34,6 +34,9 @@ def _five_digits(digits):
 
 
 def tq1_0(x, w, block, lanes):
+    """Search a TQ1_0 block and write it: x, w float32[256], block uint8[54]; lanes: scratch, see
+    `steps.py`.
+    """
     d = write_half(block, 52, _ternary(x, w, lanes))
     for j in range(52):
         count = 5 if j < 48 else 4
@@ -46,6 +49,9 @@ def tq1_0(x, w, block, lanes):
 
 
 def tq2_0(x, w, block, lanes):
+    """Search a TQ2_0 block and write it: x, w float32[256], block uint8[66]; lanes: scratch, see
+    `steps.py`.
+    """
     block[:] = 0
     d = write_half(block, 64, _ternary(x, w, lanes))
     for i in range(256):
@@ -55,6 +61,9 @@ def tq2_0(x, w, block, lanes):
 
 
 def q2_0(x, w, block, lanes):
+    """Search a Q2_0 block and write it: x, w float32[64], block uint8[18]; lanes: scratch, see
+    `steps.py`.
+    """
     block[:] = 0
     d = write_half(block, 0, _q2_0(x, w, lanes))
     for i in range(64):
@@ -176,18 +185,30 @@ def _pack_iq2_bn(x, d, head, blocks):
 
 
 def iq1_bn(x, w, head, blocks, own, groups, lanes):
+    """Search a row of IQ1_BN and write it: x, w float32[n], head uint8[2], blocks uint8[n/64, 13];
+    own, groups, lanes: scratch, see `steps.py`.
+    """
     _pack_iq1_bn(x, _row_scale(x, w, lanes), head, blocks, own)
 
 
 def iq1_bn_plain(x, w, head, blocks, own, groups, lanes):
+    """Write a row of IQ1_BN by the type's definition, without importances: x float32[n], head
+    uint8[2], blocks uint8[n/64, 13]; w is not used.
+    """
     _pack_iq1_bn(x, largest_magnitude(x), head, blocks, own)
 
 
 def iq2_bn(x, w, head, blocks, own, groups, lanes):
+    """Search a row of IQ2_BN and write it: x, w float32[n], head uint8[4], blocks uint8[n/64, 16];
+    own, groups, lanes: scratch, see `steps.py`.
+    """
     _pack_iq2_bn(x, _row_scale(x, w, lanes), head, blocks)
 
 
 def iq2_bn_plain(x, w, head, blocks, own, groups, lanes):
+    """Write a row of IQ2_BN by the type's definition, without importances: x float32[n], head
+    uint8[4], blocks uint8[n/64, 16]; w is not used.
+    """
     _pack_iq2_bn(x, largest_magnitude(x), head, blocks)
 
 

@@ -45,6 +45,10 @@ def _table_code(multiple):
 
 
 def iq1_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, node_boxes):
+    """Search a row of IQ1_KT and write it: x, w float32[n], head uint8[4], blocks uint8[n/256, 56];
+    words, indices, leaf_boxes, node_boxes: the tree of code words, see `tree.py`; own, groups,
+    lanes: scratch.
+    """
     chosen = np.empty((len(x) // 32, 6), np.int32)
     write_float(head, 0, _iq1_kt(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen))
     blocks[:] = 0
@@ -60,6 +64,10 @@ def iq1_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, n
 
 
 def iq2_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, node_boxes):
+    """Search a row of IQ2_KT and write it: x, w float32[n], head uint8[4], blocks uint8[n/256, 68];
+    words, indices, leaf_boxes, node_boxes: the tree of code words, see `tree.py`; own, groups,
+    lanes: scratch.
+    """
     chosen = np.empty((len(x) // 32, 6), np.int32)
     write_float(head, 0, _iq2_kt(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen))
     blocks[:] = 0
@@ -71,6 +79,10 @@ def iq2_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, n
 
 
 def iq3_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, node_boxes):
+    """Search a row of IQ3_KT and write it: x, w float32[n], head uint8[4], blocks uint8[n/256,
+    100]; words, indices, leaf_boxes, node_boxes: the tree of code words, see `tree.py`; own,
+    groups, lanes: scratch.
+    """
     chosen = np.empty((len(x) // 32, 6), np.int32)
     write_float(head, 0, _iq3_kt(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen))
     blocks[:] = 0
@@ -84,6 +96,10 @@ def iq3_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, n
 
 
 def iq4_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, node_boxes):
+    """Search a row of IQ4_KT and write it: x, w float32[n], head uint8[4], blocks uint8[n/256,
+    128]; words, indices, leaf_boxes, node_boxes: the tree of code words, see `tree.py`; own,
+    groups, lanes: scratch.
+    """
     chosen = np.empty((len(x) // 32, 10), np.int32)
     write_float(head, 0, _iq4_kt(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen))
     blocks[:] = 0

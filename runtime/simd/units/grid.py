@@ -43,6 +43,7 @@ def _half_scale(d, nibble, factor):
 
 
 def iq2_xxs(row, block, unit):
+    """Return 32 values of an IQ2_XXS block of 66 bytes: y = d*(scale + 0.5)*0.25 * grid * sign."""
     at = block + 2 + 8 * unit
     word = v.long_at(at + 4)
     scale = splat(_half_scale(v.half_at(block), word >> 28, 0.25))
@@ -63,6 +64,7 @@ def _iq2_xs_half(block, m, nibble):
 
 
 def iq2_xs(row, block, unit):
+    """Return 32 values of an IQ2_XS block of 74 bytes: y = d*(scale + 0.5)*0.25 * grid * sign."""
     byte = v.byte_at(block + 66 + unit)
     return (
         _iq2_xs_half(block, 4 * unit, byte & 15),
@@ -71,6 +73,7 @@ def iq2_xs(row, block, unit):
 
 
 def iq2_s(row, block, unit):
+    """Return 32 values of an IQ2_S block of 82 bytes: y = d*(scale + 0.5)*0.25 * grid * sign."""
     d, scales, high = v.half_at(block), v.byte_at(block + 74 + unit), v.byte_at(block + 66 + unit)
     at = block + 2 + 4 * unit
     a, b = v.byte_at(at) | (high & 3) << 8, v.byte_at(at + 1) | (high >> 2 & 3) << 8
@@ -84,6 +87,7 @@ def iq2_s(row, block, unit):
 
 
 def iq3_xxs(row, block, unit):
+    """Return 32 values of an IQ3_XXS block of 98 bytes: y = d*(scale + 0.5)*0.5 * grid * sign."""
     word, at = v.long_at(block + 66 + 4 * unit), block + 2 + 8 * unit
     scale = splat(_half_scale(v.half_at(block), word >> 28, 0.5))
     low = even_signs(word & 127) | even_signs(word >> 7 & 127) << 8
@@ -108,6 +112,7 @@ def iq3_xxs(row, block, unit):
 
 
 def iq3_s(row, block, unit):
+    """Return 32 values of an IQ3_S block of 110 bytes: y = d*(2*scale + 1) * grid * sign."""
     scale = splat(v.half_at(block) * np.float32(1 + 2 * nibble_at(block + 106, unit)))
     b, n = v.integer_at(block + 2 + 8 * unit), v.byte_at(block + 66 + unit) << 8
     low = _four_rows(
@@ -147,11 +152,15 @@ def _iq1_s_values(d, at, word):
 
 
 def iq1_s(row, block, unit):
+    """Return 32 values of an IQ1_S block of 50 bytes: y = d*(2*scale + 1) * (grid ± 1/8)."""
     word = v.word_at(block + 34 + 2 * unit)
     return _iq1_s_values(v.half_at(block), block + 2 + 4 * unit, word)
 
 
 def iq1_s_r4(row, block, unit):
+    """Return 32 values of an IQ1_S_R4 block of 6 bytes: y = d*(2*scale + 1) * (grid ± 1/8); d is in
+    the row header.
+    """
     return _iq1_s_values(v.half_at(row), block, v.word_at(block + 4))
 
 
@@ -163,6 +172,7 @@ def _iq1_m_half(scale, at, nibbles):
 
 
 def iq1_m(row, block, unit):
+    """Return 32 values of an IQ1_M block of 56 bytes: y = d*(2*scale + 1) * (grid ± 1/8)."""
     d = v.half_of_nibbles(block + 48)
     threes = v.word_at(block + 48 + 2 * (unit >> 1)) >> (6 * (unit & 1))
     at, nibbles = block + 4 * unit, block + 32 + 2 * unit
@@ -175,6 +185,9 @@ def iq1_m(row, block, unit):
 
 
 def iq1_m_r4(row, block, unit):
+    """Return 32 values of an IQ1_M_R4 block of 7 bytes: y = d*scale * (grid ± 1/8); d is in the row
+    header.
+    """
     d, scales = v.half_at(row), v.byte_at(block + 6)
     first, second = d * np.float32(scales & 15), d * np.float32(scales >> 4)
     return (

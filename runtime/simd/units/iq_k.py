@@ -51,6 +51,9 @@ def _iq_scale(block, g):
 
 @inlined_function
 def iq2_k_values(row, block, unit):
+    """Return the entries of IQ2NL_VALUES for 32 codes of an IQ2_K block, without d and scales: two
+    vectors of 16 float32.
+    """
     extra = v.word_at(block + 2) >> (2 * unit)
     low, high = pairs(block + 12, unit)
     return (
@@ -60,6 +63,9 @@ def iq2_k_values(row, block, unit):
 
 
 def iq2_k(row, block, unit):
+    """Return 32 values of an IQ2_K block of 76 bytes: y = d*(scale - 8) * IQ2NL_VALUES[4*half +
+    q].
+    """
     d, g = v.half_at(block), 2 * unit
     first = d * np.float32(nibble_at(block + 4, g) - 8)
     second = d * np.float32(nibble_at(block + 4, g + 1) - 8)
@@ -75,6 +81,9 @@ def _iq3_scale(block, g):
 
 @inlined_function
 def iq3_k_values(row, block, unit):
+    """Return the entries of IQ3NL_VALUES for 32 codes of an IQ3_K block, without d and scales: two
+    vectors of 16 float32.
+    """
     extra = v.word_at(block + 2) >> (2 * unit)
     low, high = pairs(block + 14, unit)
     third_low, third_high = bits_of_bytes(block + 78, unit, 2)
@@ -86,6 +95,9 @@ def iq3_k_values(row, block, unit):
 
 
 def iq3_k(row, block, unit):
+    """Return 32 values of an IQ3_K block of 110 bytes: y = d*(2*scale + 1)*sign *
+    IQ3NL_VALUES[8*half + q].
+    """
     d = v.half_at(block)
     low, high = iq3_k_values(row, block, unit)
     return (
@@ -96,6 +108,9 @@ def iq3_k(row, block, unit):
 
 @inlined_function
 def iq4_k_values(row, block, unit):
+    """Return the entries of IQ4K_VALUES for 32 codes of an IQ4_K block, without d and scales: two
+    vectors of 16 float32.
+    """
     extra, codes = v.word_at(block + 2) >> (2 * unit), load_bytes(block + 16 + 16 * unit)
     return (
         as_floats(v.lookup(bit_and(codes, 15), _iq4_table(extra & 1))),
@@ -104,6 +119,9 @@ def iq4_k_values(row, block, unit):
 
 
 def iq4_k(row, block, unit):
+    """Return 32 values of an IQ4_K block of 144 bytes: y = d*(scale - 32) * IQ4K_VALUES[16*half +
+    q].
+    """
     d = v.half_at(block)
     low, high = iq4_k_values(row, block, unit)
     return (
@@ -121,6 +139,9 @@ def _lookup_32(codes, half):
 
 @inlined_function
 def iq5_k_values(row, block, unit):
+    """Return the entries of IQ5NL_VALUES for 32 codes of an IQ5_K block, without d and scales: two
+    vectors of 16 float32.
+    """
     extra = v.word_at(block + 2) >> (2 * unit)
     low, high = nibbles(block + 16, unit)
     fifth_low, fifth_high = bits_of_bytes(block + 144, unit, 4)
@@ -129,6 +150,9 @@ def iq5_k_values(row, block, unit):
 
 
 def iq5_k(row, block, unit):
+    """Return 32 values of an IQ5_K block of 176 bytes: y = d*(scale - 32) * IQ5NL_VALUES[32*half +
+    q].
+    """
     d = v.half_at(block)
     low, high = iq5_k_values(row, block, unit)
     return (
@@ -149,6 +173,9 @@ def _lookup_64(codes, half):
 
 @inlined_function
 def iq6_k_values(row, block, unit):
+    """Return the entries of the table of 128 values that products use for 32 codes of an IQ6_K
+    block, without d and scales: two vectors of 16 float32.
+    """
     extra = v.word_at(block + 2) >> (2 * unit)
     low, high = nibbles(block + 20, unit)
     upper_low, upper_high = pairs(block + 148, unit)
@@ -158,6 +185,9 @@ def iq6_k_values(row, block, unit):
 
 
 def iq6_k(row, block, unit):
+    """Return 32 values of an IQ6_K block of 212 bytes: y = d*scale * value, with the values of
+    `iq6_k_values`.
+    """
     d = v.half_at(block)
     low, high = iq6_k_values(row, block, unit)
     first = d * np.float32(v.signed_byte_at(block + 4 + 2 * unit))
@@ -173,12 +203,18 @@ def _split_nibble(at, unit):
 
 @inlined_function
 def iq2_ks_values(row, block, unit):
+    """Return the entries of IQ2NL_VALUES for 32 codes of an IQ2_KS block, without d and scales: two
+    vectors of 16 float32.
+    """
     table = _iq2_table(v.word_at(block) >> unit & 1)
     low, high = pairs(block + 6, unit)
     return as_floats(v.lookup(low, table)), as_floats(v.lookup(high, table))
 
 
 def iq2_ks(row, block, unit):
+    """Return 32 values of an IQ2_KS block of 70 bytes: y = d*(scale - 16) * IQ2NL_VALUES[4*half +
+    q]; d is in the row header.
+    """
     d, extra = v.half_at(row), v.word_at(block) >> unit
     scale = splat(d * np.float32((nibble_at(block + 2, unit) | (extra >> 8 & 1) << 4) - 16))
     low, high = iq2_ks_values(row, block, unit)
@@ -186,6 +222,9 @@ def iq2_ks(row, block, unit):
 
 
 def iq3_ks(row, block, unit):
+    """Return 32 values of an IQ3_KS block of 102 bytes: y = d*(scale - 16) * IQ3NL_VALUES[8*half +
+    q]; d is in the row header.
+    """
     d, extra = v.half_at(row), v.word_at(block) >> unit
     scale = splat(d * np.float32((_split_nibble(block + 2, unit) | (extra & 1) << 4) - 16))
     table = _iq3_table(extra >> 8 & 1)
@@ -199,6 +238,9 @@ def iq3_ks(row, block, unit):
 
 @inlined_function
 def iq4_ks_values(row, block, unit):
+    """Return the entries of IQ4K_VALUES for 32 codes of an IQ4_KS block, without d and scales: two
+    vectors of 16 float32.
+    """
     table, codes = _iq4_table(v.byte_at(block + unit) & 1), load_bytes(block + 8 + 16 * unit)
     return (
         as_floats(v.lookup(bit_and(codes, 15), table)),
@@ -207,6 +249,9 @@ def iq4_ks_values(row, block, unit):
 
 
 def iq4_ks(row, block, unit):
+    """Return 32 values of an IQ4_KS block of 136 bytes: y = d*((scale & 254) - 127) *
+    IQ4K_VALUES[16*half + q]; d is in the row header.
+    """
     byte = v.byte_at(block + unit)
     scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
     low, high = iq4_ks_values(row, block, unit)
@@ -214,6 +259,9 @@ def iq4_ks(row, block, unit):
 
 
 def iq4_kss(row, block, unit):
+    """Return 32 values of an IQ4_KSS block of 128 bytes: y = d*((scale & 254) - 127) *
+    IQ4K_VALUES[16*half + q]; d is in the row header.
+    """
     words = v.load_8_words(block + 16 * unit)
     byte = v.lowest_bits(words) & 255
     scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
@@ -227,6 +275,9 @@ def iq4_kss(row, block, unit):
 
 
 def iq5_ks(row, block, unit):
+    """Return 32 values of an IQ5_KS block of 168 bytes: y = d*((scale & 254) - 127) *
+    IQ5NL_VALUES[32*half + q]; d is in the row header.
+    """
     byte = v.byte_at(block + unit)
     scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
     low, high = nibbles(block + 8, unit)
@@ -238,6 +289,9 @@ def iq5_ks(row, block, unit):
 
 
 def iq2_kl(row, block, unit):
+    """Return 32 values of an IQ2_KL block of 86 bytes: y = d*(scale - 32) * IQ2KL_VALUES[q, i%2]; d
+    is in the row header.
+    """
     d, high = v.half_at(row), v.word_at(block) >> (2 * unit) & 3
     scale = splat(d * np.float32((_split_nibble(block + 2, unit) | high << 4) - 32))
     codes = v.field(load_bytes(block + 6 + 16 * (unit >> 1)), 4 * (unit & 1), 15)
@@ -252,6 +306,9 @@ def iq2_kl(row, block, unit):
 
 @inlined_function
 def iq4_xs_values(row, block, unit):
+    """Return the entries of IQ4NL_VALUES for 32 codes of an IQ4_XS block, without d and scales: two
+    vectors of 16 float32.
+    """
     codes, table = load_bytes(block + 8 + 16 * unit), iq4nl_table()
     return (
         as_floats(v.lookup(bit_and(codes, 15), table)),
@@ -260,6 +317,7 @@ def iq4_xs_values(row, block, unit):
 
 
 def iq4_xs(row, block, unit):
+    """Return 32 values of an IQ4_XS block of 136 bytes: y = d*(scale - 32) * IQ4NL_VALUES[q]."""
     high = v.word_at(block + 2) >> (2 * unit) & 3
     scale = np.float32((nibble_at(block + 4, unit) | high << 4) - 32)
     scale = splat(v.half_at(block) * scale)

@@ -34,6 +34,7 @@ def nibble_at(at, n):
 
 
 def q2_k(row, block, unit):
+    """Return 32 values of a Q2_K block of 84 bytes: y = (d*scale)*q - dmin*minimum."""
     d, dmin = v.half_at(block + 80), v.half_at(block + 82)
     first, second = v.byte_at(block + 2 * unit), v.byte_at(block + 2 * unit + 1)
     low, high = pairs(block + 16, unit)
@@ -57,6 +58,7 @@ def _q3_scale(block, g):
 
 
 def q3_k(row, block, unit):
+    """Return 32 values of a Q3_K block of 110 bytes: y = (d*(scale - 32))*(q - 4)."""
     d = v.half_at(block + 108)
     low, high = pairs(block + 32, unit)
     third_low, third_high = bits_of_bytes(block, unit, 2)
@@ -86,11 +88,13 @@ def nibbles(at, unit):
 
 @inlined_function
 def q4_k_values(row, block, unit):
+    """Return 32 codes of a Q4_K block, 0..15, without scales: two vectors of 16 float32."""
     low, high = nibbles(block + 16, unit)
     return as_floats(low), as_floats(high)
 
 
 def q4_k(row, block, unit):
+    """Return 32 values of a Q4_K block of 144 bytes: y = (d*scale)*q - dmin*minimum."""
     six, minimum = _six_bits(block, unit)
     scale = splat(v.half_at(block) * np.float32(six))
     m = splat(v.half_at(block + 2) * np.float32(minimum))
@@ -100,12 +104,14 @@ def q4_k(row, block, unit):
 
 @inlined_function
 def q5_k_values(row, block, unit):
+    """Return 32 codes of a Q5_K block, 0..31, without scales: two vectors of 16 float32."""
     low, high = nibbles(block + 48, unit)
     fifth_low, fifth_high = bits_of_bytes(block + 16, unit, 4)
     return as_floats(bit_or(low, fifth_low)), as_floats(bit_or(high, fifth_high))
 
 
 def q5_k(row, block, unit):
+    """Return 32 values of a Q5_K block of 176 bytes: y = (d*scale)*q - dmin*minimum."""
     six, minimum = _six_bits(block, unit)
     scale = splat(v.half_at(block) * np.float32(six))
     m = splat(v.half_at(block + 2) * np.float32(minimum))
@@ -115,6 +121,7 @@ def q5_k(row, block, unit):
 
 @inlined_function
 def q6_k_values(row, block, unit):
+    """Return 32 codes of a Q6_K block, -32..31, without scales: two vectors of 16 float32."""
     half, g = unit >> 2, unit & 3
     at, by = block + 64 * half + 32 * (g & 1), 4 * (g >> 1)
     low, high = v.field(load_bytes(at), by, 15), v.field(load_bytes(at + 16), by, 15)
@@ -125,6 +132,7 @@ def q6_k_values(row, block, unit):
 
 
 def q6_k(row, block, unit):
+    """Return 32 values of a Q6_K block of 210 bytes: y = (d*scale)*(q - 32)."""
     d = v.half_at(block + 208)
     low, high = q6_k_values(row, block, unit)
     first = np.float32(v.signed_byte_at(block + 192 + 2 * unit))

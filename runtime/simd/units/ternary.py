@@ -16,6 +16,7 @@ def _ternary(d, codes):
 
 
 def q1_0_g128(row, block, unit):
+    """Return 32 values of a Q1_0_G128 block of 18 bytes: y = d*(2*q - 1)."""
     d, bits = v.half_at(block), v.long_at(block + 2 + 4 * unit)
     return _ternary(d, v.where_bits(bits, 2)), _ternary(d, v.where_bits(bits >> 16, 2))
 
@@ -27,11 +28,13 @@ def _four_of_each(at):
 
 
 def q2_0(row, block, unit):
+    """Return 32 values of a Q2_0 block of 18 bytes: y = d*(q - 1)."""
     d, at = v.half_at(block), block + 2 + 8 * unit
     return _ternary(d, _four_of_each(at)), _ternary(d, _four_of_each(at + 4))
 
 
 def tq2_0(row, block, unit):
+    """Return 32 values of a TQ2_0 block of 66 bytes: y = d*(q - 1)."""
     d, at, by = v.half_at(block + 64), block + 32 * (unit >> 2), 2 * (unit & 3)
     low, high = v.field(load_bytes(at), by, 3), v.field(load_bytes(at + 16), by, 3)
     return _ternary(d, low), _ternary(d, high)
@@ -60,6 +63,7 @@ def _power(digit):
 
 
 def tq1_0(row, block, unit):
+    """Return 32 values of a TQ1_0 block of 54 bytes: y = d*(t - 1)."""
     d = v.half_at(block + 52)
     if unit < 5:
         powers = _power(unit)
@@ -75,6 +79,7 @@ def tq1_0(row, block, unit):
 
 
 def iq1_bn(row, block, unit):
+    """Return 32 values of an IQ1_BN block of 13 bytes: y = d*(t - 1); d is in the row header."""
     d, at = v.half_at(row), block + 6 * unit
     low, high = (
         v.load_3_bytes_fivefold(at, block + 12),
@@ -87,6 +92,7 @@ def iq1_bn(row, block, unit):
 
 
 def iq2_bn(row, block, unit):
+    """Return 32 values of an IQ2_BN block of 16 bytes: y = d*(q - 1); d is in the row header."""
     d, codes = v.float_at(row), load_bytes(block)
     return _ternary(d, v.field(codes, 4 * unit, 3)), _ternary(d, v.field(codes, 4 * unit + 2, 3))
 

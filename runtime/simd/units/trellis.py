@@ -28,6 +28,9 @@ def _from_two(a, b):
 
 
 def iq1_kt(row, block, unit):
+    """Return 32 values of an IQ1_KT block of 56 bytes: y = d*IQ4NL_VALUES[code] * value; d is in
+    the row header.
+    """
     group = v.byte_at(block + unit)
     scale = splat(v.float_at(row) * IQ4NL_VALUES[group & 15])
     m, by = 4 * unit & 15, 4 * (unit >> 2)
@@ -45,6 +48,9 @@ def _kt_scale(block, unit):
 
 
 def iq2_kt(row, block, unit):
+    """Return 32 values of an IQ2_KT block of 68 bytes: y = d*IQ4NL_VALUES[code] * value; d is in
+    the row header.
+    """
     scale, at = splat(v.float_at(row) * IQ4NL_VALUES[_kt_scale(block, unit)]), block + 4 + 8 * unit
     return (
         mul(scale, _from_two(v.word_at(at), v.word_at(at + 2))),
@@ -53,6 +59,9 @@ def iq2_kt(row, block, unit):
 
 
 def iq3_kt(row, block, unit):
+    """Return 32 values of an IQ3_KT block of 100 bytes: y = d*scale * |value| * sign; d is in the
+    row header.
+    """
     scale = splat(v.float_at(row) * np.float32(_kt_scale(block, unit)))
     at, signs = block + 4 + 8 * unit, block + 68
     low = mul(scale, v.magnitude(_from_two(v.word_at(at), v.word_at(at + 2))))
@@ -82,6 +91,9 @@ def _iq4_kt_half(block, word, m):
 
 
 def iq4_kt(row, block, unit):
+    """Return 32 values of an IQ4_KT block of 128 bytes: y = d*(scale - 64) * value; d is in the row
+    header.
+    """
     word = v.long_at(block + 4 * unit)
     scale = splat(v.float_at(row) * np.float32((word >> 1 & 127) - 64))
     return (
