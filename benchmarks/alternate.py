@@ -28,6 +28,9 @@ Samples = dict[str, list[float]]  # tokens/s of each test
 
 
 def main() -> int:
+    """Parse the command line, time the versions in turn and print medians. Return the exit
+    status.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -61,6 +61,7 @@ def rows(checkpoint: Path, args: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
+    """Parse the command line, make and judge the files of every checkpoint, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -92,6 +92,9 @@ def rendered_by_transformers(text: str, conversation: dict) -> str | None:
 
 
 def rendered_here(text: str, conversation: dict) -> str | None:
+    """Return the text of a conversation (`messages` and other variables) by template `text`, or
+    None where iqforge refuses it.
+    """
     given = dict(conversation)
     try:
         return ChatTemplate(text, SPECIAL).render(given.pop("messages"), **given)
@@ -100,6 +103,9 @@ def rendered_here(text: str, conversation: dict) -> str | None:
 
 
 def main() -> int:
+    """Compare every *.jinja file of the folders. Print the differences and how many texts were
+    compared.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     files = [file for folder in parser.parse_args().folders for file in folder.rglob("*.jinja")]

@@ -39,6 +39,9 @@ N_CTX = 512
 
 
 def opened(name: str, precision: str, device: str) -> Model:
+    """Open a GGUF file, or random weights of a shape such as `llama-8b:IQ4_K`, as a model on
+    `device`.
+    """
     if os.path.exists(name):
         return Model(open_gguf(name), device, precision=precision)
     model = Model(SyntheticSource(name), device, precision=precision)
@@ -151,6 +154,9 @@ def layer_speed(model: Model, tokens: list[int], args: argparse.Namespace) -> st
 
 
 def main() -> None:
+    """Parse the command line and print the times, and with --judge the KL divergences, of each
+    model.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

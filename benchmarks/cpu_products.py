@@ -32,6 +32,7 @@ def best(work: Callable[[], object], seconds: float) -> float:
 
 
 def main() -> None:
+    """Parse the command line, time every type and print a row of Markdown for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--type", nargs="+", default=[n for n in UNITS if supported(n)])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

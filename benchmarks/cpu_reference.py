@@ -144,6 +144,9 @@ def known(path: str | None) -> dict[tuple[str, str], dict]:
 
 
 def main() -> None:
+    """Parse the command line and print tokens per second of both programs, a row per file
+    and type.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

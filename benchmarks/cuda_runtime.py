@@ -55,6 +55,7 @@ class Row:
 
     @property
     def tests(self) -> tuple[str, ...]:
+        """Names of the tests of this row: those of every row, and `deep` where `deep` is set."""
         return (*TESTS, "deep") if self.deep else TESTS
 
     @property

@@ -72,12 +72,16 @@ def measured(type: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def row(found: dict[str, Any]) -> str:
+    """Return a result as a row of Markdown: both perplexities, and how far ours is from the
+    engine's in percent.
+    """
     ours, theirs = found["ours"], found["engine"]
     off = "-" if theirs is None else f"{100 * (ours / theirs - 1):+.3f} %"
     return f"| {found['model']} | {found['type']} | {ours:.4f} | {theirs or '-'} | {off} |"
 
 
 def main() -> None:
+    """Parse the command line, make the files, and print a row per type."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -64,22 +64,30 @@ class Given:
         self.h = (x.T @ x / (2 * n)).cpu().numpy().astype(np.float64)
 
     def fit(self, index: int) -> np.ndarray:
+        """Return the second moments that rounding uses: float64[n, n]."""
         return self.h
 
     def hold(self, index: int) -> np.ndarray:
+        """Return the held-out second moments, here the same: float64[n, n]."""
         return self.h
 
     def tokens(self, index: int) -> int:
+        """Return how many tokens the moments are of, here 2^20."""
         return 1 << 20
 
     def origin(self, index: int) -> str:
+        """Return where the moments come from, for reports."""
         return "its own"
 
     def on_device(self, index: int, hold: bool) -> SumsOnDevice | None:
+        """Return None: the moments are on the host."""
         return None
 
 
 def weights(rows: int, n: int) -> np.ndarray:
+    """Return random weights float32[rows, n] with standard deviation 0.02, the same for the same
+    `rows`.
+    """
     return np.random.default_rng(rows).normal(0, 0.02, (rows, n)).astype(np.float32)
 
 
@@ -221,6 +229,7 @@ def rounded(
 
 
 def main() -> None:
+    """Parse the command line and run the comparison `bytes`, `shapes` or `whole`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

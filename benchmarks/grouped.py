@@ -54,6 +54,9 @@ class Tokens:
 
 
 def drawn_matrix(type: GGMLType, rows: int, cols: int) -> PackedMatrix:
+    """Return EXPERTS matrices [rows, cols] of a type on the GPU, of 64 random rows repeated in
+    random order.
+    """
     rng = np.random.default_rng(1)
     few = random_rows(type, 64, cols, 1.0, rng)
     if type.is_interleaved:  # their rows belong together
@@ -83,10 +86,16 @@ def microseconds(call: Callable[[], None]) -> float:
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the relative error ||found - expected|| / ||expected|| of two tensors of one shape;
+    `expected` is float64.
+    """
     return float((found.double() - expected).norm() / expected.norm())
 
 
 def measured(type: GGMLType, tokens: Tokens) -> str:
+    """Return a row of Markdown for a type: microseconds of both products and their relative
+    errors.
+    """
     gate, down = drawn_matrix(type, HIDDEN, WIDTH), drawn_matrix(type, WIDTH, HIDDEN)
     up = dataclasses.replace(gate, data=gate.data.clone())
     joined = torch.full_like(tokens.mid, float("nan"))
@@ -114,6 +123,7 @@ def measured(type: GGMLType, tokens: Tokens) -> str:
 
 
 def main() -> int:
+    """Parse the command line and print a row per plan and type. Return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -23,6 +23,7 @@ WARM = 2  # passes of a form that are not measured: the first compiles, the seco
 
 
 def main() -> None:
+    """Parse the command line and print a table of the times of both forms, in milliseconds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -108,6 +109,7 @@ def compared(n: int, depth: int, heads: int, naive: float, absorbed: float) -> s
 
 
 def row(spec: str, depth: int, form: str, columns: list[str]) -> None:
+    """Print a row of Markdown: shape, tokens before, form, and a cell per number of new tokens."""
     print(f"| {spec} | {depth:,} | {form} | {' | '.join(columns)} |", flush=True)
 
 

@@ -24,6 +24,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def serve(folder: Path, address: Connection) -> None:
+    """Serve `folder` as a Hub, send its address through the connection, and stop at the first
+    answer.
+    """
     sys.path.insert(0, str(HERE.parent / "tests"))
     from hub_server import Hub  # pyright: ignore[reportMissingImports]  beside the package
 
@@ -52,6 +55,9 @@ def convert(client: str, out: Path, outtype: str) -> int:
 
 
 def measure(client: str, endpoint: str, folder: Path, outtype: str) -> str:
+    """Convert the checkpoint once in a new process. Return two cells of Markdown: seconds, and CPU
+    seconds.
+    """
     out = folder / "out.gguf"
     command = [sys.executable, __file__, "--client", client, "--out", str(out)]
     environment = {**os.environ, "HF_ENDPOINT": endpoint}
@@ -66,6 +72,7 @@ def measure(client: str, endpoint: str, folder: Path, outtype: str) -> str:
 
 
 def main() -> None:
+    """Parse the command line, write the checkpoint, and print the times of both clients."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -26,6 +26,7 @@ IN_GRAPH = 64  # sums
 
 
 def main() -> int:
+    """Start the ranks, or measure in one of them. Return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -42,11 +43,13 @@ def main() -> int:
 
 
 def say(group: Group, text: str) -> None:
+    """Print a line, in the first rank only."""
     if group.rank == 0:
         print(text, flush=True)
 
 
 def measure(ranks: Ranks, args: argparse.Namespace) -> None:
+    """Check the sums and the gathering, then time them and print the times."""
     device = torch.device("cuda", ranks.local_rank)
     group = Group(ranks, device, timeout=60)
     elements = max(8 * args.width, 8 * (args.vocabulary // ranks.size + 16))
@@ -83,6 +86,9 @@ def parts(group: Group, shape: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def check_sums(group: Group, links: PeerLinks, width: int) -> None:
+    """Check `PeerLinks.sum` on float32[rows, width] against the sum in the order of ranks, bit for
+    bit. Raise AssertionError otherwise.
+    """
     for rows in (1, 3, 8):
         found = parts(group, (rows, width))
         start = torch.linspace(-1, 1, rows * width, device=group.device).view(rows, width)
@@ -101,6 +107,9 @@ def check_sums(group: Group, links: PeerLinks, width: int) -> None:
 
 
 def check_gather(group: Group, links: PeerLinks, vocabulary: int) -> None:
+    """Check that `PeerLinks.gather` joins unequal parts of float32[rows, vocabulary] exactly. Raise
+    AssertionError otherwise.
+    """
     ends = [vocabulary * (r + 1) // group.size // 16 * 16 for r in range(group.size)]
     ends[0] = ends[0] // 2 // 16 * 16
     ends[-1] = vocabulary
@@ -141,6 +150,9 @@ def timed(group: Group, call, repetitions: int = 50) -> float:
 
 
 def time_ways(group: Group, links: PeerLinks, rows: int, width: int) -> None:
+    """Print microseconds of the sum of float32[rows, width] over GPUs: with the residual, and
+    NCCL's with and without it.
+    """
     x, h = (torch.zeros(rows, width, device=group.device) for _ in range(2))
     mine = timed(group, lambda: links.sum(x, h))
 
@@ -158,6 +170,7 @@ def time_ways(group: Group, links: PeerLinks, rows: int, width: int) -> None:
 
 
 def time_gather(group: Group, links: PeerLinks, vocabulary: int) -> None:
+    """Print microseconds of gathering logits float32[1, vocabulary] from all GPUs."""
     ends = [vocabulary * (r + 1) // group.size for r in range(group.size)]
     n = ends[group.rank] - (ends[group.rank - 1] if group.rank else 0)
     x = torch.zeros(1, n, device=group.device)
@@ -226,6 +239,9 @@ def check_rows(group: Group, rows: PeerRows, tokens: int) -> None:
 
 
 def time_rows(group: Group, rows: PeerRows, tokens: int, width: int, moved: torch.dtype) -> None:
+    """Print microseconds of the prompt's sum of [tokens, width] with residual and norm, and GB/s
+    each way, if values move as `moved`.
+    """
     half, weight = torch.bfloat16, torch.ones(width, device=group.device)
     h = torch.zeros(tokens, width, device=group.device)
     delta, out = (torch.zeros(tokens, width, dtype=half, device=group.device) for _ in range(2))
@@ -243,6 +259,9 @@ def time_rows(group: Group, rows: PeerRows, tokens: int, width: int, moved: torc
 
 
 def time_prompts(group: Group, tokens: int, width: int) -> None:
+    """Print microseconds and GB/s of NCCL's all-reduce of [tokens, width] in float32 and
+    bfloat16.
+    """
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.ones(tokens, width, device=group.device, dtype=dtype)
         for _ in range(3):

@@ -28,6 +28,7 @@ N_CHECKED, N_CHECKED_STEPS = 100, 16
 
 
 def main() -> int:
+    """Parse the command line and measure, or print the tables. Return the exit status."""
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no multicast of NVLink
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -86,6 +87,7 @@ def table(lines: Sequence[dict[str, Any]], predicted: Sequence[int] = ()) -> str
 
 
 def prediction(model: str, n: int) -> str:
+    """Return what `plan-split` predicts for n GPUs: tokens per second of prompts / of steps."""
     import iqforge
 
     report = iqforge.plan_split(model, (1,) * max(2, n), synthetic=True)
@@ -94,6 +96,9 @@ def prediction(model: str, n: int) -> str:
 
 
 def start(args: argparse.Namespace) -> int:
+    """Start the ranks, or measure the models in one of them. Return the exit status, 1 if a model
+    failed.
+    """
     from iqforge.runtime.parallel.launch import run_ranks
     from iqforge.runtime.parallel.ranks import Ranks
 

@@ -45,6 +45,7 @@ class Line:
 
 
 def main() -> int:
+    """Parse the command line and write the chart as SVG. Return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -97,6 +98,9 @@ def fits_one(model: str) -> bool:
 
 
 def predicted(model: str, n: int, key: str) -> float:
+    """Return the predicted tokens per second on n GPUs, of prompts if `key` is `prompt`, else of
+    steps.
+    """
     report = planned(model, max(2, n))
     found = report.alone if n == 1 else report.prediction
     return found.prompt_rate if key == "prompt" else found.step_rate
@@ -104,6 +108,7 @@ def predicted(model: str, n: int, key: str) -> float:
 
 @functools.cache
 def planned(model: str, n: int) -> SplitReport:
+    """Return the report of `plan_split` for random weights of `model` on n equal GPUs."""
     return iqforge.plan_split(model, (1,) * n, synthetic=True)
 
 

@@ -22,10 +22,12 @@ def wants_colour(stream: IO[str]) -> bool:
 
 
 def painted_error(text: str, stream: IO[str]) -> str:
+    """Return `text` in the colour of errors if `stream` shows colours."""
     return f"{_RED}{text}{_RESET}" if wants_colour(stream) else text
 
 
 def painted_heading(text: str, stream: IO[str]) -> str:
+    """Return `text` in bold if `stream` shows colours."""
     return f"{_BOLD}{text}{_RESET}" if wants_colour(stream) else text
 
 

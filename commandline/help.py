@@ -13,9 +13,12 @@ class Listed(Protocol):
     """The facts about a command that the overview needs."""
 
     @property
-    def help(self) -> str: ...
+    def help(self) -> str:
+        """One line that says what the command does."""
+
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """The heading that the command is listed under."""
 
 
 # Headings in order, each with one example.

@@ -94,14 +94,17 @@ class Parser(argparse.ArgumentParser):
         return []
 
     def error(self, message: str) -> NoReturn:
+        """Print the error in one line and exit with status 2."""
         prefix = painted_error(f"{self.prog}: error:", sys.stderr)
         end = "" if message.endswith("?") else "."
         self.exit(2, f"{prefix} {message}{end} See `{self.prog} --help`.\n")
 
     def format_usage(self) -> str:
+        """Return the short usage in one line."""
         return f"usage: {self._usage()}\n"
 
     def format_help(self) -> str:
+        """Return the help text with the short usage."""
         generated = self.usage
         self.usage = self._usage().replace("%", "%%")
         try:
@@ -112,6 +115,7 @@ class Parser(argparse.ArgumentParser):
         return text + (f"\nexample:\n  {self.example}\n" if self.example else "")
 
     def print_help(self, file: Any = None) -> None:
+        """Write the help text to `file` (standard output), with colours where it shows them."""
         file = file or sys.stdout
         text = self.format_help()
         file.write(painted_help(text) if wants_colour(file) else text)

@@ -16,6 +16,7 @@ from .registry import architectures, cached_bytes, chosen_specs
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge kernels` to its parser."""
     parser.description = (
         "List and compile CUDA kernels. A kernel is compiled when it is first used and then kept in"
         " a cache. This command also compiles kernels ahead of time, which needs the package"
@@ -57,6 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """List, compile, check or clear kernels, and return 0. Raise UsageError for flags that exclude
+    each other.
+    """
     if args.jobs < 1:
         raise UsageError("--jobs needs a number above 0")
     if args.clear + args.build + args.check > 1 or (args.clear and (args.names or args.arch)):

@@ -34,6 +34,7 @@ class Chain:
         )
 
     def file(self, type: str) -> Path:
+        """Return the path of the file of a type."""
         return self.folder / f"demo-{type}.gguf"
 
     def run(self) -> Demo:

@@ -10,6 +10,7 @@ from .text import DEFAULT_CHUNKS, N_CTX
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge demo` to its parser."""
     parser.description = (
         "Convert the embedded model, collect an importance matrix, quantize to several types, split"
         " and merge, and measure each type against the unquantized model. Writes report.html and"
@@ -34,6 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Run the chain, write report.html and chart.svg, print the table and return 0. Raise
+    UsageError if --chunks is below 1.
+    """
     from ..formats.output import PartFile
     from .chain import Chain
     from .figures import text_table

@@ -33,10 +33,12 @@ class Measurement:
 
     @property
     def type_bits(self) -> float:
+        """Bits per weight of the type."""
         return ggml_type(self.type).bits_per_weight
 
     @property
     def file_mb(self) -> float:
+        """Size of the file in MB (10^6 bytes)."""
         return self.file_bytes / 1e6
 
 
@@ -69,6 +71,7 @@ class Demo:
 
     @property
     def seconds(self) -> float:
+        """Seconds of all stages."""
         return sum(stage.seconds for stage in self.stages)
 
 

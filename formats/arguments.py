@@ -56,6 +56,9 @@ def instance(name: str, value: Any, cls: type | tuple[type, ...], expected: str 
 
 
 def path(name: str, value: Any) -> Any:
+    """Return `value` if it is a string or os.PathLike. Raise UsageError that names the argument
+    otherwise.
+    """
     return instance(name, value, (str, os.PathLike), "a path")
 
 

@@ -48,6 +48,7 @@ class DiskNeed:
 
     @property
     def fits(self) -> bool:
+        """Whether the space suffices; true where the free space is not known."""
         return self.free < 0 or self.needed <= self.free
 
 

@@ -72,6 +72,7 @@ class Options:
 
     @classmethod
     def field_names(cls) -> list[str]:
+        """Return the names of the options, in the order of their declaration."""
         return [one.name for one in _fields(cls)]
 
     @classmethod

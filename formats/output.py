@@ -199,6 +199,9 @@ class PartFile:
         return f" ({self.position}{needs} bytes are written{free})"
 
     def sync(self) -> None:
+        """Flush what is written to the disk. Raise the error of `output_error`, which names the
+        file, if that fails.
+        """
         try:
             os.fsync(self._handle)
         except OSError as error:

@@ -29,6 +29,7 @@ class TensorInfo:
 
     @property
     def n_cols(self) -> int:
+        """Elements of a row."""
         return self.shape[-1]
 
     @property
@@ -43,17 +44,21 @@ class TensorInfo:
 
     @property
     def n_elements(self) -> int:
+        """Elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of a row, with its row header."""
         return self.type.row_bytes(self.n_cols)
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the tensor as it is stored, without padding."""
         return self.type.tensor_bytes(self.shape)
 
     def with_type(self, type: GGMLType) -> TensorInfo:
+        """Return the same tensor in another type."""
         return replace(self, type=type)
 
 

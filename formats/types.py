@@ -33,18 +33,22 @@ class GGMLType:
 
     @property
     def is_float(self) -> bool:
+        """Whether it is F32, F16, BF16 or F64."""
         return self.name in ("F32", "F16", "BF16", "F64")
 
     @property
     def is_integer(self) -> bool:
+        """Whether it is I8, I16, I32 or I64."""
         return self.name in ("I8", "I16", "I32", "I64")
 
     @property
     def is_quantized(self) -> bool:
+        """Whether it is neither a float nor an integer type."""
         return not self.is_float and not self.is_integer
 
     @property
     def is_interleaved(self) -> bool:
+        """Whether groups of rows are stored together."""
         return self.group_rows > 1
 
     @cached_property

@@ -64,30 +64,39 @@ class Value:
 
 
 def u16(x: int) -> Value:
+    """Return x as a metadata value of type UINT16."""
     return Value(ValueType.UINT16, int(x))
 
 
 def u32(x: int) -> Value:
+    """Return x as a metadata value of type UINT32."""
     return Value(ValueType.UINT32, int(x))
 
 
 def i32(x: int) -> Value:
+    """Return x as a metadata value of type INT32."""
     return Value(ValueType.INT32, int(x))
 
 
 def f32(x: float) -> Value:
+    """Return x as a metadata value of type FLOAT32."""
     return Value(ValueType.FLOAT32, float(x))
 
 
 def boolean(x: bool) -> Value:
+    """Return x as a metadata value of type BOOL."""
     return Value(ValueType.BOOL, bool(x))
 
 
 def string(x: str) -> Value:
+    """Return x as a metadata value of type STRING."""
     return Value(ValueType.STRING, str(x))
 
 
 def array(element: ValueType, items: list) -> Value:
+    """Return a list as a metadata value of type ARRAY with items of type `element`; the items are
+    not checked.
+    """
     return Value(ValueType.ARRAY, list(items), element)
 
 

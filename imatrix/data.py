@@ -52,6 +52,7 @@ class Entry:
 
     @property
     def size(self) -> int:
+        """Values of the entry: matrices times columns."""
         return self.shape[0] * self.shape[1]
 
     def matrices(self, n: int) -> Entry:

@@ -74,6 +74,9 @@ class StoredEntry(Entry):
 
     @property
     def sums(self) -> np.ndarray:
+        """Read the sums of squares: float64[matrices, columns]. Raise the error of the file's
+        `read` if it is cut.
+        """
         return (
             np.frombuffer(self.file.read(self.offset, 4 * self.size, "values"), "<f4")
             .astype(np.float64)

@@ -12,6 +12,7 @@ from .auto_options import TARGETS, AutoOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge auto` to its parser."""
     parser.description = (
         "Convert a checkpoint, collect an importance matrix, choose the type of every tensor for a"
         " size, quantize, read the file back, compare it with the unquantized model, and write a"
@@ -44,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Run or resume the chain, and return 0."""
     from .auto_model import opened_chain
 
     source = _source(args)

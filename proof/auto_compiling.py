@@ -37,6 +37,9 @@ class CompileWatch(RunProgress):
 
     @property
     def factor(self) -> float:
+        """How much longer compiling takes than was estimated; before anything is compiled, what the
+        machine's load suggests.
+        """
         if self._expected:
             return self._spent / self._expected
         return max(1.0, os.getloadavg()[0] / default_threads())

@@ -132,6 +132,7 @@ class AutoOptions(Options):
 
     @property
     def target(self) -> Target:
+        """The size that was asked for, in one of its forms."""
         return Target(self.target_size, self.target_bpw, self.fit_gpu, self.context)
 
 

@@ -134,6 +134,7 @@ def probe_layers(n_probes: int) -> int:
 
 
 def convert_seconds(n_bytes: int, remote: bool) -> float:
+    """Return the seconds that converting `n_bytes` bytes takes, from a disk or from the Hub."""
     return n_bytes / (_FETCHED if remote else _COPIED)
 
 

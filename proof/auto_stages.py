@@ -91,6 +91,7 @@ class AutoStages:
         self.say, self.bars = say, bars
 
     def convert(self) -> Found:
+        """Convert the checkpoint to an unquantized GGUF file. Return its path."""
         base = self.files.base
         with self._shown(Bar()) as bar:
             self.api.convert_model(self.origin.address, base, name=self.options.name, progress=bar)
@@ -98,6 +99,7 @@ class AutoStages:
         return [base], {}
 
     def collect(self) -> Found:
+        """Collect the importance matrix on the calibration texts."""
         o = self.options
         with self._shown(Bar()) as bar:
             imatrix = self.api.collect_imatrix(
@@ -115,6 +117,7 @@ class AutoStages:
         return [self.files.imatrix], {"chunks": imatrix.chunk_count, "n_ctx": o.n_ctx}
 
     def sensitivities(self) -> Found:
+        """Measure how much each tensor suffers, on a sample of the calibration texts."""
         with self._shown(Bar()) as bar:
             probes = self.api.measure_sensitivity(
                 self.files.base,
@@ -195,6 +198,7 @@ class AutoStages:
         return [out], {"sha256": sha256, "bits_per_weight": report.bits_per_weight}
 
     def compare(self) -> Found:
+        """Compare the file with the unquantized model on the test texts."""
         texts = []
         for name, text in self.texts.tests.items():
             texts.append(self.files.tests / f"{name}.txt")

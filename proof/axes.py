@@ -10,12 +10,15 @@ SMALLEST = 1e-7  # drawn in place of zero
 
 @dataclass(frozen=True)
 class Box:
+    """A rectangle in pixels; y grows downwards."""
+
     left: float
     top: float
     right: float
     bottom: float
 
     def meets(self, other: Box) -> bool:
+        """Return whether the two overlap."""
         return (
             self.left < other.right
             and other.left < self.right
@@ -24,6 +27,7 @@ class Box:
         )
 
     def holds(self, other: Box) -> bool:
+        """Return whether `other` is inside, edges included."""
         return (
             self.left <= other.left
             and other.right <= self.right
@@ -32,9 +36,11 @@ class Box:
         )
 
     def grown(self, margin: float) -> Box:
+        """Return the box with `margin` pixels more on every side."""
         return Box(self.left - margin, self.top - margin, self.right + margin, self.bottom + margin)
 
     def svg(self, kind: str) -> str:
+        """Return an SVG rectangle with round corners of the class `kind`."""
         return (
             f'<rect class="{kind}" x="{self.left:.1f}" y="{self.top:.1f}"'
             f' width="{self.right - self.left:.1f}" height="{self.bottom - self.top:.1f}" rx="4"/>'
@@ -52,11 +58,15 @@ class Axes:
     y_high: float
 
     def x(self, value: float) -> float:
+        """Return the pixel of a value on the linear axis."""
         return self.frame.left + (value - self.x_low) / (self.x_high - self.x_low) * (
             self.frame.right - self.frame.left
         )
 
     def y(self, value: float) -> float:
+        """Return the pixel of a value on the logarithmic axis; values below SMALLEST are drawn
+        there.
+        """
         share = math.log(max(value, SMALLEST) / self.y_low) / math.log(self.y_high / self.y_low)
         return self.frame.bottom - share * (self.frame.bottom - self.frame.top)
 
@@ -66,6 +76,7 @@ class Axes:
 
     @property
     def x_ticks(self) -> list[float]:
+        """Return about eight round values, 1, 2 or 5 times a power of ten apart."""
         step = one_two_five((self.x_high - self.x_low) / 8, up=True)
         return [
             i * step
@@ -76,6 +87,7 @@ class Axes:
 
     @property
     def y_ticks(self) -> list[float]:
+        """Return 1, 2 and 5 times powers of ten, on a short axis all digits."""
         powers = range(math.floor(math.log10(self.y_low)), math.ceil(math.log10(self.y_high)) + 1)
         digits = (1, 2, 5) if self.y_high > 5 * self.y_low else range(1, 10)
         return [

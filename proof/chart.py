@@ -45,6 +45,7 @@ class Canvas:
     narrow: bool = False
 
     def id(self, name: str) -> str:
+        """Return an id that is unique on a page with both widths."""
         return f"narrow-{name}" if self.narrow else name
 
 

@@ -22,6 +22,7 @@ from ..runtime.text_options import CompareOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge compare` to its parser."""
     parser.description = (
         "Compare models with the one that they were made of: size, memory, speed, perplexity, KL"
         " divergence, and the tokens whose predictions differ most. An interrupted run resumes in"
@@ -50,6 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Compare the models, write and print the results, and return 0. Raise UsageError if JSON and
+    HTML both go to standard output.
+    """
     from ..formats.output import PartFile, check_output, refuse_same_file
     from .compare_page import html_page
     from .figures import text_table

@@ -19,6 +19,7 @@ def size_of(n_bytes: int) -> str:
 
 
 def pair(value: tuple[float, float], digits: int) -> str:
+    """Return a value and its uncertainty as `1.23 ± 0.04`, with `digits` decimals."""
     return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
 
 

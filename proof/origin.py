@@ -48,14 +48,17 @@ class Origin:
 
     @property
     def name(self) -> str:
+        """The model's name."""
         return self.provenance["name"]
 
     @property
     def is_gguf(self) -> bool:
+        """Whether it is a GGUF file and not a checkpoint."""
         return os.path.isfile(self.address)
 
     @property
     def is_remote(self) -> bool:
+        """Whether it is on the Hub."""
         return self.address.startswith("hf://")
 
     @classmethod

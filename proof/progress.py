@@ -33,13 +33,16 @@ class Bar(CompileBar, RunProgress):
         return self._bar
 
     def begin(self, planned) -> None:
+        """Show a bar of the elements of a plan."""
         self._open(sum(tensor.source.n_elements for tensor in planned), "el", True)
 
     def advance(self, n_elements: int) -> None:
+        """Move the bar by `n_elements` elements."""
         if self._bar is not None:
             self._bar.update(n_elements)
 
     def end(self, report) -> None:
+        """Remove the bar; the report is not shown."""
         self.close()
 
     def probe(self, done: int, total: int, probe: object) -> None:
@@ -48,6 +51,7 @@ class Bar(CompileBar, RunProgress):
         bar.update(done - bar.n)
 
     def chunk(self, progress) -> None:
+        """Show a bar of chunks and move it to this one; remove it after the last."""
         bar = self._bar
         if bar is None:
             bar = self._open(progress.n_chunks, "chunk", False)
@@ -56,6 +60,7 @@ class Bar(CompileBar, RunProgress):
             self.close()
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
 
@@ -75,6 +80,7 @@ class StatsBar(CompileBar, StatsProgress):
         self._bar: tqdm | None = None
 
     def begin(self, tensors, n_elements: int) -> None:
+        """Show a bar of `n_elements` elements."""
         self.close()
         self._bar = tqdm(
             total=n_elements,
@@ -87,9 +93,11 @@ class StatsBar(CompileBar, StatsProgress):
         )
 
     def advance(self, n_elements: int) -> None:
+        """Move the bar by `n_elements` elements."""
         if self._bar is not None:
             self._bar.update(n_elements)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()

@@ -24,6 +24,7 @@ class LayerPass:
 
     @property
     def rows(self) -> int:
+        """Tokens of the pass."""
         return self.tokens.numel()
 
 

@@ -42,6 +42,7 @@ class DeviceMemory:
 
     @property
     def total(self) -> int:
+        """Bytes of weights, cache and intermediate results."""
         return self.weights + self.cache + self.compute
 
 

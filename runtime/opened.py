@@ -175,6 +175,7 @@ class OpenModel:
 
     @property
     def architecture(self) -> str:
+        """`general.architecture` of the file."""
         return self.hyperparameters.architecture
 
     @cached_property

@@ -88,6 +88,7 @@ class Task:
         return self.name.startswith("bpw:")
 
     def out(self, work: Path) -> Path:
+        """Return the path of this task's GGUF file in the folder `work`."""
         return work / f"{self.name.replace(':', '-')}-{self.guide}.gguf"
 
     def chosen(self, work: Path) -> Path:

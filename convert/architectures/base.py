@@ -98,6 +98,7 @@ class Architecture(ABC):
             announce_window(config, self.gguf_name, self.window_by_default)
 
     def make_rope(self) -> RopeConfig:
+        """Return the rotary settings of `config.json`."""
         return RopeConfig(self.config, self.head_size)
 
     def _derived_head_size(self) -> int:
@@ -142,12 +143,17 @@ class Architecture(ABC):
         return vocabulary_metadata(self.checkpoint, self.n_vocab, pre)
 
     def rope_keys(self) -> dict[str, Value]:
+        """Return the keys of rotary scaling and base."""
         return {**self.rope.scaling_keys(), "rope.freq_base": f32(self.rope.base())}
 
     def norm_keys(self) -> dict[str, Value]:
+        """Return the key of the norms' epsilon. Raise ConfigError if the config lacks it."""
         return {"attention.layer_norm_rms_epsilon": f32(self.config.number("rms_norm_eps"))}
 
     def head_size_keys(self) -> dict[str, Value]:
+        """Return the keys of the head sizes; none for families that name them only where the config
+        does.
+        """
         if not self.always_names_head_size and "head_dim" not in self.config:
             return {}
         return {
@@ -156,9 +162,13 @@ class Architecture(ABC):
         }
 
     def expert_keys(self) -> dict[str, Value]:
+        """Return the keys that all families with experts have; none here."""
         return {}
 
     def family_keys(self) -> dict[str, Value]:
+        """Return the keys that only this family has. Raise ConfigError for settings that it cannot
+        express.
+        """
         return {}
 
     # --- tensors
@@ -186,12 +196,16 @@ class Architecture(ABC):
         return list(mapped.values())
 
     def generated(self) -> Iterator[ConvertedTensor]:
+        """Yield the tensors that no weight is stored for, such as rotary factors."""
         if (factors := self.rope.factors()) is not None:
             yield ConvertedTensor(
                 TensorInfo("rope_freqs.weight", factors.shape, TYPES["F32"]), GeneratedRow(factors)
             )
 
     def stored(self) -> Iterator[ConvertedTensor]:
+        """Yield the tensors that stored weights become. Raise CheckpointError for one that is
+        unknown or has a wrong shape.
+        """
         table: dict[str, Weight] = {}
         for weight in self.weights():
             # One of the two options would have no effect.
@@ -273,6 +287,9 @@ class Architecture(ABC):
         )
 
     def layer_of(self, tensor: StoredTensor, numbers: list[int]) -> int:
+        """Return the layer in a tensor's name. Raise CheckpointError if the model has fewer
+        layers.
+        """
         if numbers[0] >= self.n_layers:
             raise CheckpointError(
                 f"belongs to layer {numbers[0]}, but config.json has num_hidden_layers"
@@ -285,6 +302,7 @@ class Architecture(ABC):
     def unknown(
         self, pattern: str, tensor: StoredTensor, table: dict[str, Weight]
     ) -> CheckpointError:
+        """Return the error for a tensor that the table lacks. It suggests a similar name."""
         stem, _, _ = pattern.rpartition(".")
         close = difflib.get_close_matches(stem, table, n=1, cutoff=0.6)
         hint = f"; the most similar known name is '{close[0]}'" if close else ""

@@ -62,6 +62,9 @@ def norms(model: Architecture) -> list[Weight]:
 
 
 def gated_feed_forward(model: Architecture, *, bias: bool = False) -> list[Weight]:
+    """Return the rows of gate and up, [n_ff, n_embd], and down, [n_embd, n_ff]. bias: all may have
+    one.
+    """
     d, ff = model.n_embd, model.n_ff
     return [
         Weight(f"{LAYER}.mlp.gate_proj", "blk.{}.ffn_gate", (ff, d), bias=bias),

@@ -78,16 +78,20 @@ class DeltaNet(MtpBlocks):
         return kinds.index("full_attention") + 1 if "full_attention" in kinds else 4
 
     def is_recurrent(self, layer: int) -> bool:
+        """Return whether a layer has a gated delta net and not attention."""
         return layer < self.n_main and (layer + 1) % self.interval != 0
 
     def recurrent(self, shape: Shape) -> Callable[[int], Shape | None]:
+        """Return the shape per layer of a weight that only recurrent layers have."""
         return lambda layer: shape if self.is_recurrent(layer) else None
 
     def attending(self, shape: Shape) -> Callable[[int], Shape | None]:
+        """Return the shape per layer of a weight that only layers with attention have."""
         return lambda layer: None if self.is_recurrent(layer) else shape
 
     @property
     def n_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values of all heads."""
         return 2 * self.n_k * self.k_size + self.n_v * self.v_size
 
     # --- metadata

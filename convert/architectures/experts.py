@@ -43,6 +43,7 @@ class ExpertStack:
         self._parts: dict[str, dict[int, StoredTensor]] = {GATE: {}, UP: {}, DOWN: {}}
 
     def shape(self, part: str) -> tuple[int, int]:
+        """Return the shape of one expert's matrix `part`."""
         return (self.n_embd, self.n_ff) if part == DOWN else (self.n_ff, self.n_embd)
 
     def add(self, part: str, expert: int, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
@@ -150,14 +151,19 @@ class RoutedExperts(Architecture):
         self.read_expert_sizes()
 
     def read_expert_sizes(self) -> None:
+        """Read how many experts there are, how many a token uses, and their width. Raise
+        ConfigError if a key is missing.
+        """
         self.n_experts = self.config.integer("num_experts", "num_local_experts", "n_routed_experts")
         self.n_experts_used = self.config.integer("num_experts_per_tok", maximum=self.n_experts)
         self.n_ff_expert = self.expert_width()
 
     def expert_width(self) -> int:
+        """Return the hidden width of one expert, n_ff."""
         return self.config.integer("moe_intermediate_size")
 
     def expert_layers(self) -> range:
+        """Return the layers that have experts."""
         return range(self.first_layer, self.n_layers)
 
     def expert_keys(self) -> dict[str, Value]:
@@ -196,6 +202,7 @@ class RoutedExperts(Architecture):
             raise self.unknown(pattern, tensor, table)
 
     def stack(self, layer: int) -> ExpertStack:
+        """Return the stack that collects the experts of a layer."""
         if layer not in self._stacks:
             self._stacks[layer] = ExpertStack(
                 self.checkpoint,

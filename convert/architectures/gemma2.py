@@ -30,6 +30,7 @@ def sandwich_norms(model: Architecture) -> list[Weight]:
 
 
 def norms_plus_one(weights: list[Weight]) -> list[Weight]:
+    """Return the weights with 1 added to those of norms, which are stored minus 1."""
     return [
         replace(weight, plus_one=True) if weight.gguf.endswith("_norm") else weight
         for weight in weights
@@ -47,6 +48,8 @@ def check_query_scale(model: Architecture, layers_of_27b: int) -> None:
 
 @register("Gemma2ForCausalLM")
 class Gemma2(Architecture):
+    """Gemma 2; GGUF `gemma2`."""
+
     gguf_name = "gemma2"
     activation = ("hidden_activation", TANH_GELU)
     has_window_key = True

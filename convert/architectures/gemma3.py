@@ -20,6 +20,8 @@ _PERIOD = 6  # of layers with full attention, in files that do not say
 
 @register("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 class Gemma3(Architecture):
+    """Gemma 3, text models; GGUF `gemma3`."""
+
     gguf_name = "gemma3"
     activation = ("hidden_activation", TANH_GELU)
     has_window_key = True

@@ -24,6 +24,8 @@ _KEYS_AND_VALUES = {f"{LAYER}.self_attn.{name}.weight" for name in ("k_proj", "v
 
 @register("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 class Gemma4(RoutedExperts):
+    """Gemma 4, dense and with experts; GGUF `gemma4`."""
+
     gguf_name = "gemma4"
     activation = ("hidden_activation", TANH_GELU)
     has_window_key = True
@@ -137,15 +139,21 @@ class Gemma4(RoutedExperts):
     # --- tensors
 
     def has_own_keys(self, layer: int) -> bool:
+        """Return whether a layer computes keys and values; the last layers use those of earlier
+        ones.
+        """
         return layer < self.n_layers - self.n_shared
 
     def head(self, layer: int) -> int:
+        """Return the head size of a layer."""
         return self.head_size if self.kinds[layer] == LOCAL else self.global_head_size
 
     def kv_heads(self, layer: int) -> int:
+        """Return the key and value heads of a layer."""
         return self.n_kv_heads if self.kinds[layer] == LOCAL else self.global_kv_heads
 
     def width(self, layer: int) -> int:
+        """Return the width of a layer's dense feed-forward."""
         return self.n_ff * (2 if self.wide_shared and not self.has_own_keys(layer) else 1)
 
     def expert_layers(self) -> range:

@@ -17,6 +17,8 @@ from .weight import Weight
 
 @register("Glm4MoeForCausalLM")
 class Glm4Moe(GlmTokens, MtpBlocks, RoutedExperts):
+    """GLM-4.5, 4.6 and 4.7; GGUF `glm4moe`."""
+
     gguf_name = "glm4moe"
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):

@@ -20,6 +20,8 @@ _INDEXER = f"{LAYER}.self_attn.indexer"
 
 @register("GlmMoeDsaForCausalLM")
 class GlmMoeDsa(GlmTokens, MtpBlocks, LatentAttention):
+    """GLM-5; GGUF `glm-dsa`."""
+
     gguf_name = "glm-dsa"
     default_scoring = "sigmoid"
     has_selection_bias = True

@@ -28,6 +28,8 @@ _PARTS = ("down_proj", "gate_up_proj")
 
 @register("GptOssForCausalLM")
 class GptOss(RoutedExperts):
+    """gpt-oss; GGUF `gpt-oss`."""
+
     gguf_name = "gpt-oss"
     has_window_key = True
     class_defaults: ClassVar[dict[str, object]] = {"head_dim": 64}

@@ -21,6 +21,8 @@ _NO_BOS_VOCAB = (
 
 @register("LlamaForCausalLM", "MistralForCausalLM")
 class Llama(Architecture):
+    """Llama and families with its tensors; GGUF `llama`."""
+
     gguf_name = "llama"
 
     def family_keys(self) -> dict[str, Value]:

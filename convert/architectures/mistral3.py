@@ -13,6 +13,8 @@ from .registry import register
 
 @register("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
 class Mistral3(Llama):
+    """Ministral 3 and text models of Mistral's multimodal checkpoints; GGUF `mistral3`."""
+
     gguf_name = "mistral3"
 
     def family_keys(self) -> dict[str, Value]:

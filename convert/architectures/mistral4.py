@@ -17,6 +17,8 @@ _TEMPERATURE = 0.1  # of a file that does not say
 @register("Mistral4ForCausalLM")
 @register("Mistral3ForConditionalGeneration", model_type="mistral4")
 class Mistral4(LatentAttention):
+    """Mistral 4; GGUF `mistral4`."""
+
     gguf_name = "mistral4"
     always_merged = True
 

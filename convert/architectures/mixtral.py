@@ -13,6 +13,8 @@ from .weight import Weight
 
 @register("MixtralForCausalLM")
 class Mixtral(RoutedExperts, Llama):
+    """Mixtral; GGUF `llama` with experts."""
+
     always_names_head_size = False
     expert_stem = f"{LAYER}.block_sparse_moe.experts"
     expert_parts: ClassVar[dict[str, str]] = {"w1": GATE, "w2": DOWN, "w3": UP}

@@ -82,6 +82,7 @@ class MtpBlocks(Architecture):
         return text if text is None else self.further_name(text)
 
     def mtp_keys(self) -> dict[str, Value]:
+        """Return the key with the number of MTP blocks; none if there are none."""
         return {"nextn_predict_layers": u32(self.n_mtp)} if self.n_mtp else {}
 
     def mtp_weights(self, **line) -> list[Weight]:

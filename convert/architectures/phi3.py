@@ -20,6 +20,8 @@ from .weight import ConvertedTensor, Weight
 
 @register("Phi3ForCausalLM")
 class Phi3(Architecture):
+    """Phi-3 and Phi-4; GGUF `phi3`."""
+
     gguf_name = "phi3"
     has_window_key = True
     always_names_head_size = False

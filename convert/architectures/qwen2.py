@@ -12,6 +12,8 @@ from .weight import Weight
 
 @register("Qwen2ForCausalLM")
 class Qwen2(Architecture):
+    """Qwen2 and Qwen2.5; GGUF `qwen2`."""
+
     gguf_name = "qwen2"
     window_by_default = False
     always_names_head_size = False

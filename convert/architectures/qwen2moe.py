@@ -10,6 +10,8 @@ from .weight import Weight
 
 @register("Qwen2MoeForCausalLM")
 class Qwen2Moe(GatedSharedExpert):
+    """Qwen1.5 MoE and Qwen2 MoE; GGUF `qwen2moe`."""
+
     gguf_name = "qwen2moe"
     window_by_default = False
     renormalizes = False

@@ -12,6 +12,8 @@ from .weight import Weight
 
 @register("Qwen3ForCausalLM")
 class Qwen3(Architecture):
+    """Qwen3 without experts; GGUF `qwen3`."""
+
     gguf_name = "qwen3"
     window_by_default = False
     class_defaults: ClassVar[dict[str, object]] = {"head_dim": 128}

@@ -84,6 +84,8 @@ class _Qwen35(DeltaNet):
 
 @register("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
 class Qwen35(_Qwen35):
+    """Qwen3.5 without experts; GGUF `qwen35`."""
+
     gguf_name = "qwen35"
 
     def weights(self) -> list[Weight]:
@@ -92,6 +94,8 @@ class Qwen35(_Qwen35):
 
 @register("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
 class Qwen35Moe(_Qwen35, GatedSharedExpert):
+    """Qwen3.5 with experts; GGUF `qwen35moe`."""
+
     gguf_name = "qwen35moe"
 
     def weights(self) -> list[Weight]:

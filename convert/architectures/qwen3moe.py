@@ -14,6 +14,8 @@ from .weight import Weight
 
 @register("Qwen3MoeForCausalLM")
 class Qwen3Moe(RoutedExperts):
+    """Qwen3 with experts; GGUF `qwen3moe`."""
+
     gguf_name = "qwen3moe"
     window_by_default = False
     renormalizes = True

@@ -22,6 +22,8 @@ _QKVZ = f"{DELTA}.in_proj_qkvz"
 
 @register("Qwen3NextForCausalLM")
 class Qwen3Next(DeltaNet, GatedSharedExpert):
+    """Qwen3-Next; GGUF `qwen3next`."""
+
     gguf_name = "qwen3next"
     renormalizes = True
 

@@ -14,6 +14,8 @@ from .weight import Weight
 
 @register("SeedOssForCausalLM")
 class SeedOss(Architecture):
+    """Seed-OSS; GGUF `seed_oss`."""
+
     gguf_name = "seed_oss"
     class_defaults: ClassVar[dict[str, object]] = {"num_key_value_heads": 8, "head_dim": 128}
 

@@ -12,6 +12,8 @@ from .weight import Weight
 
 
 class GatedSharedExpert(RoutedExperts):
+    """Base of families with routed experts and a gated shared expert in every layer."""
+
     ff_is_optional = True
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
@@ -34,6 +36,7 @@ class GatedSharedExpert(RoutedExperts):
         }
 
     def expert_weights(self) -> list[Weight]:
+        """Return the rows of router [n_experts, n_embd], shared expert and its gate [1, n_embd]."""
         d, ff = self.n_embd, self.n_ff_shared
         return [
             Weight(f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", (self.n_experts, d)),

@@ -15,6 +15,8 @@ _PERIOD = 4  # of layers without rotation; runtimes know it, so GGUF has no key 
 
 @register("SmolLM3ForCausalLM")
 class SmolLM3(Llama):
+    """SmolLM3; GGUF `smollm3`."""
+
     gguf_name = "smollm3"
     tied_by_default = True
     window_by_default = False

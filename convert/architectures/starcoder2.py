@@ -14,6 +14,8 @@ from .weight import Weight
 
 @register("Starcoder2ForCausalLM")
 class StarCoder2(Architecture):
+    """StarCoder2; GGUF `starcoder2`."""
+
     gguf_name = "starcoder2"
     activation = ("hidden_act", TANH_GELU)
     tied_by_default = True

@@ -33,9 +33,13 @@ class Weight:
 
     @property
     def per_layer(self) -> bool:
+        """Whether the stored name has a place for the layer."""
         return "{}" in self.stored
 
     def shape_of(self, layer: int | None) -> Shape | None:
+        """Return the shape [rows, columns] or [n] in a layer, None where the layer lacks the
+        weight. layer: None for weights outside of layers.
+        """
         if not callable(self.shape):
             return self.shape
         assert layer is not None, f"{self.stored} has a shape per layer but no layer in its name"

@@ -44,6 +44,7 @@ class Pair:
 
     @property
     def rank(self) -> int:
+        """r, the rows of A."""
         return self.a.shape[0]
 
     @property

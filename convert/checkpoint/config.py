@@ -62,6 +62,9 @@ class Config:
 
     @classmethod
     def read(cls, file: Path) -> Config:
+        """Read a JSON file. Raise NotFoundError if it cannot be read, ConfigError if it is not a
+        JSON object.
+        """
         return cls(read_json(file), file)
 
     def __contains__(self, key: str) -> bool:
@@ -108,18 +111,27 @@ class Config:
         return float(value)
 
     def boolean(self, *keys: str, default: Any = _MISSING) -> bool:
+        """Return the first of `keys` that is present: true or false. Raise ConfigError for another
+        value.
+        """
         key, value = self._get(keys, default)
         if value is not default and not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
         return value
 
     def string(self, *keys: str, default: Any = _MISSING) -> str:
+        """Return the first of `keys` that is present: a string. Raise ConfigError for another
+        value.
+        """
         key, value = self._get(keys, default)
         if value is not default and not isinstance(value, str):
             raise self._wrong(key, value, "a string")
         return value
 
     def strings(self, *keys: str, default: Any = _MISSING) -> list[str]:
+        """Return the first of `keys` that is present: a list of strings. Raise ConfigError for
+        another value.
+        """
         key, value = self._get(keys, default)
         if value is not default and not (
             isinstance(value, list) and all(isinstance(item, str) for item in value)
@@ -128,6 +140,9 @@ class Config:
         return value
 
     def integers(self, *keys: str, default: Any = _MISSING) -> list[int]:
+        """Return the first of `keys` that is present: a list of integers. Raise ConfigError for
+        another value.
+        """
         key, value = self._get(keys, default)
         if value is not default and not (
             isinstance(value, list) and all(type(item) is int for item in value)

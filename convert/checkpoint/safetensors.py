@@ -37,7 +37,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 class ReadableFile(Protocol):
     """The object that a header is read from: a file, or the beginning of one on a server."""
 
-    def read(self, n_bytes: int, /) -> bytes: ...
+    def read(self, n_bytes: int, /) -> bytes:
+        """Return the next `n_bytes` bytes, fewer at the end of the file."""
 
 
 def parse_header(file: ReadableFile, path: Path, size: int) -> dict[str, StoredTensor]:

@@ -26,10 +26,12 @@ class WeightFiles:
 
     @property
     def single(self) -> str:
+        """The name of the file if there is only one."""
         return self.stem + self.suffix
 
     @property
     def index(self) -> str:
+        """The name of the checkpoint shard index."""
         return f"{self.stem}{self.suffix}.index.json"
 
     def shards(self, names: Iterable[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from ..options import ConvertOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge convert` to its parser."""
     parser.description = (
         "Convert a Hugging Face checkpoint (config.json, safetensors, tokenizer.json) to a GGUF"
         " file."
@@ -72,6 +73,7 @@ def _model(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Convert the checkpoint, or print the plan with --dry-run, and return 0."""
     options, layout = ConvertOptions.from_flags(args), LayoutOptions.from_flags(args)
     if args.dry_run:
         return _dry_run(args, api, options, layout)

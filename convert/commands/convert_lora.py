@@ -9,6 +9,7 @@ from ..options import LoraOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge convert-lora` to its parser."""
     parser.description = (
         "Convert a PEFT LoRA adapter (adapter_config.json, adapter_model.safetensors or .bin) to a"
         " GGUF file."
@@ -38,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Convert the adapter, or print its tensors with --dry-run, and return 0."""
     options = LoraOptions.from_flags(args)
     if args.dry_run:
         plan, path = api.plan_lora(args.adapter, args.outfile, args.outtype, options=options)

@@ -139,6 +139,9 @@ class RemoteFiles:
         self.fetched = 0
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
+        """Return bytes start..stop of a tensor's data, uint8[stop - start]. Blocks after them are
+        fetched ahead.
+        """
         if start >= stop:
             return np.empty(0, np.uint8)
         first, last = start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
@@ -214,5 +217,6 @@ class RemoteFiles:
         """Do nothing: readers may be ahead in this tensor, and the cache is bounded."""
 
     def close(self) -> None:
+        """Drop the blocks that were fetched."""
         with self._lock:
             self._blocks.clear()

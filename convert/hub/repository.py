@@ -112,6 +112,7 @@ class Repository:
         return f"{self.name}@{commit}" + (f"/{file}" if file else "")
 
     def url(self, file: str) -> str:
+        """Return the address of a file at this commit."""
         return hf_hub_url(self.name, file, revision=self.commit, endpoint=self.endpoint)
 
     def get(self, file: str, limit: int) -> bytes:

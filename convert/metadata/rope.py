@@ -54,6 +54,7 @@ class RopeConfig:
             )
 
     def base(self) -> float:
+        """Return the base of the rotary frequencies, 10000 if the config lacks it."""
         if self._section is not None and "rope_theta" in self._section:
             return self._section.number("rope_theta")
         # The default of the model classes; configs before 2023 lack the key.
@@ -133,6 +134,7 @@ class LongRopeConfig(RopeConfig):
     kinds = ("default", "longrope", "su")
 
     def original_context(self) -> int:
+        """Return the context in tokens that short factors are for, 4096 if the config lacks it."""
         for config in (self._section, self._config):
             if config is not None and "original_max_position_embeddings" in config:
                 return config.integer("original_max_position_embeddings")

@@ -44,6 +44,10 @@ _BESIDE = (
 
 
 def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
+    """Return the tensors that the packed ones of a checkpoint decode to, by name; others stay as
+    they are. section: `quantization_config`. Raise ConfigError for settings and CheckpointError for
+    tensors that are not supported.
+    """
     tensors, found = checkpoint.tensors, {}
     bits, blocks = _group_settings(section)
     for name, tensor in tensors.items():

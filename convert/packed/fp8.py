@@ -15,6 +15,10 @@ _OF_ACTIVATIONS = (".activation_scale", "_activation_scale", ".input_scale")
 
 
 def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
+    """Return the tensors that the packed ones of a checkpoint decode to, by name; others stay as
+    they are. section: `quantization_config`. Raise ConfigError for wrong block sizes,
+    CheckpointError for scales that do not fit.
+    """
     tensors, block = checkpoint.tensors, block_size(section, "weight_block_size")
     found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():

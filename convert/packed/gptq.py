@@ -23,6 +23,10 @@ _BESIDE = ("qzeros", "scales", "g_idx")
 
 
 def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
+    """Return the tensors that the packed ones of a checkpoint decode to, by name; others stay as
+    they are. section: `quantization_config`. Raise ConfigError for bits other than 2, 4 and 8,
+    CheckpointError for tensors that do not fit.
+    """
     tensors, found = checkpoint.tensors, {}
     bits = section.integer("bits")
     if bits not in (2, 4, 8):

@@ -18,6 +18,10 @@ _OF_CACHE = (".k_scale", ".v_scale", ".q_scale")
 
 
 def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
+    """Return the tensors that the packed ones of a checkpoint decode to, by name; others stay as
+    they are. section: `quantization_config`. Raise CheckpointError for tensors without scales or of
+    other formats.
+    """
     tensors, found = checkpoint.tensors, {}
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")

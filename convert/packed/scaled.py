@@ -240,6 +240,9 @@ def broadcast_grid(weight: StoredTensor, scale: StoredTensor) -> tuple[int, ...]
 
 
 def unfit(scale: StoredTensor, weight: StoredTensor, wanted: str) -> CheckpointError:
+    """Return the error for a scale whose shape does not fit its weight. wanted: the shape that
+    does.
+    """
     return CheckpointError(
         f"has shape {list(scale.shape)}; {weight.name} of shape {list(weight.shape)} asks for"
         f" {wanted}",

@@ -68,6 +68,9 @@ def decoded(
     rows: TensorRows,
     factors: Mapping[str, Factor] | None = None,
 ) -> DecodedTensor:
+    """Return the tensor that `packed` decodes to. rows: of `type`, computed when they are read;
+    factors: see `DecodedTensor`.
+    """
     return DecodedTensor(
         name,
         type.name,

@@ -66,6 +66,7 @@ class StoredTensor:
 
     @property
     def n_elements(self) -> int:
+        """Elements of the tensor."""
         return math.prod(self.shape)
 
     @property

@@ -23,6 +23,8 @@ _VARINT, _BYTES8, _BYTES, _BYTES4 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class SentencePieceToken:
+    """One piece of a SentencePiece model."""
+
     text: str
     score: float
     type: int  # 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
@@ -30,6 +32,8 @@ class SentencePieceToken:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
+    """What a `tokenizer.model` says."""
+
     pieces: list[SentencePieceToken]
     kind: int  # UNIGRAM or BPE
     add_dummy_prefix: bool  # a space is put before a text

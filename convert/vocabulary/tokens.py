@@ -85,6 +85,7 @@ class TokenTable:
             self._slots[number] = token.replace("\u2581", " ")
 
     def is_free(self, number: object) -> bool:
+        """Return whether `number` is an id of the table that has no token yet."""
         return (
             type(number) is int and 0 <= number < len(self._slots) and self._slots[number] is None
         )

@@ -25,6 +25,7 @@ _WORD_START = "\u2581"
 
 
 def is_wordpiece(tokenizer: dict[str, Any]) -> bool:
+    """Return whether a `tokenizer.json` has the model WordPiece."""
     model = tokenizer.get("model")
     return isinstance(model, dict) and model.get("type") == "WordPiece"
 

@@ -9,6 +9,7 @@ from .progress import Meter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge export-lora` to its parser."""
     parser.description = (
         "Write a model with LoRA adapters merged in. Weights that they change are decoded and"
         " written as floats; all other tensors keep their bytes. `iqforge quantize` makes the"
@@ -45,6 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Merge the adapters into the model, print the path, and return 0. Raise UsageError if there is
+    no adapter.
+    """
     adapters = [*args.lora, *args.lora_scaled]
     if not adapters:
         raise UsageError("an adapter is needed (--lora FILE)")

@@ -17,6 +17,7 @@ _FLAGS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge gguf-hash` to its parser."""
     parser.description = (
         "Print a line per tensor and one for all of them: hash, digest, FILE:TENSOR. Metadata is"
         " not hashed, so files that differ only there have the same hashes."
@@ -48,6 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the hashes, or the result of every line of a manifest. Return 1 if a line does not
+    match, else 0.
+    """
     from ..tools.hashes import OK
 
     bad = 0

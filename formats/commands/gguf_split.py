@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge gguf-split` to its parser."""
     parser.description = (
         "Split a GGUF model into shards PREFIX-00001-of-0000N.gguf, or merge shards into one file."
     )
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Split or merge, and return 0. Raise UsageError for --delete-splits without --merge."""
     if args.delete_shards and not args.merge:
         raise UsageError("--delete-splits goes with --merge: splitting has no shards to remove")
     return _merge(args, api) if args.merge else _split(args, api)

@@ -19,6 +19,7 @@ _ITEM_LENGTH, _TEXT_LENGTH, _LIST_ITEMS = 40, 160, 6
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge inspect` to its parser."""
     parser.description = (
         "Print the keys, tensors, types and sizes of a GGUF file, or of a split model through its"
         " first shard. Only headers are read. Control characters are printed as escapes."
@@ -37,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the summary as text or JSON, and return 0."""
     summary = api.inspect_model(args.model)
     if args.json:
         found = summary.as_json(args.full)

@@ -12,6 +12,7 @@ from .progress import Meter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge merge-gate-up` to its parser."""
     parser.description = (
         "Write the GGUF model IN to OUT with ffn_gate_exps and ffn_up_exps of each layer as one"
         " tensor ffn_gate_up_exps. Bytes are moved and nothing is decoded, so all types work,"
@@ -23,6 +24,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the tensors that change, write the file unless --dry-run, and return 0. Raise
+    UsageError if there is no output file.
+    """
     from ..tools.gate_up import changed_tensors
 
     options = GateUpOptions.from_flags(args)

@@ -61,6 +61,7 @@ class Estimate:
         self.next = self.started + AFTER_SECONDS
 
     def due(self) -> bool:
+        """Return whether it is time for the next line."""
         return self.clock() >= self.next
 
     def say(self, done: float) -> None:
@@ -100,6 +101,7 @@ class Meter:
         self._done = self._total = 0
 
     def begin(self, total: int) -> None:
+        """Set the total, in units of the meter, and show a bar if stderr is a terminal."""
         from tqdm import tqdm
 
         self._total, self._estimate = total, Estimate(self.what)
@@ -127,6 +129,7 @@ class Meter:
         self(done - self._done)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
 

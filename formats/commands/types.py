@@ -51,6 +51,7 @@ Every type that GGUF files store tensors in, and what this version can do with i
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge types` to its parser."""
     parser.description = "The table of ggml types, and what can be done with each."
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--md", action="store_true", help="as the page docs/reference/types.md")
@@ -58,6 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the table of types as text, Markdown or JSON, and return 0."""
     rows = support_table(api.decodable_types(), api.encodable_types())
     if args.md:
         print(markdown_page(rows), end="")

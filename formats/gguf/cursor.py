@@ -41,6 +41,7 @@ class Cursor:
 
     @property
     def left(self) -> int:
+        """Bytes that are left."""
         return self.size - self.position
 
     def take(self, n_bytes: int, what: str) -> int:
@@ -60,14 +61,17 @@ class Cursor:
         return start
 
     def u32(self, what: str) -> int:
+        """Read a little-endian uint32. `what` names it in the error; see `take`."""
         start = self.take(4, what)
         return _U32.unpack_from(self.buffer, start)[0]
 
     def u64(self, what: str) -> int:
+        """Read a little-endian uint64. `what` names it in the error; see `take`."""
         start = self.take(8, what)
         return _U64.unpack_from(self.buffer, start)[0]
 
     def bytes(self, n_bytes: int, what: str) -> bytes:
+        """Read `n_bytes` bytes. `what` names them in the error; see `take`."""
         start = self.take(n_bytes, what)
         return self.buffer[start : start + n_bytes]
 

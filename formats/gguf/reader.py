@@ -153,6 +153,7 @@ class GGUFFile(Source):
 
     @property
     def version(self) -> int:
+        """The version of the format, of the first shard."""
         return self._parts[0].header.version
 
     def __contains__(self, name: str) -> bool:

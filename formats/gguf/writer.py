@@ -28,10 +28,12 @@ class FinishingSink(ABC):
     """A sink that finishes at the end of a `with` block and aborts on any exception."""
 
     @abstractmethod
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """Complete the file and give it its name."""
 
     @abstractmethod
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Close the file without giving it its name."""
 
     def __enter__(self):
         return self

@@ -140,9 +140,11 @@ class Code:
 
     @property
     def is_compiled(self) -> bool:
+        """Return whether the loop is compiled for these types of arguments."""
         return self.loop.is_compiled(self.types)
 
     def compile(self) -> None:
+        """Compile the loop for these types of arguments."""
         self.loop.compile(self.types)
 
 

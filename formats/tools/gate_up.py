@@ -239,4 +239,5 @@ def _copy(
 
 
 def changed_tensors(plan: Sequence[PlannedMerge]) -> list[PlannedMerge]:
+    """Return the tensors of a plan that are merged or split; the others keep their bytes."""
     return [planned for planned in plan if planned.changed]

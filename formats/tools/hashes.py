@@ -79,6 +79,7 @@ class HashLine:
 
     @property
     def place(self) -> str:
+        """What the hash is of: FILE:TENSOR, or FILE for all tensors."""
         return self.file if self.tensor is None else f"{self.file}:{self.tensor}"
 
     def __str__(self) -> str:

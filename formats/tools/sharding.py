@@ -49,6 +49,9 @@ class ShardLimits:
 
     @property
     def bytes(self) -> int | None:
+        """The largest size of a shard in bytes, or None. Raise UsageError for text such as `3X` or
+        0; K, M and G are 10^3, 10^6 and 10^9.
+        """
         if self.max_size is None:
             return None
         match = re.fullmatch(r"(\d{1,18})([KMG]?)", str(self.max_size))

@@ -32,6 +32,8 @@ OnBytesCopied = Callable[[int], None]  # called with the number of bytes copied 
 
 @dataclass(frozen=True)
 class Shard:
+    """A shard that is to be written, and the tensors that it holds."""
+
     path: Path
     tensors: tuple[TensorInfo, ...]
 

@@ -44,6 +44,7 @@ class TypeTotal:
 
     @property
     def bits_per_weight(self) -> float:
+        """Bits per weight with row headers; 0 if there are no elements."""
         return 8 * self.n_bytes / max(1, self.n_elements)
 
 
@@ -71,6 +72,7 @@ class ModelSummary:
 
     @property
     def total(self) -> TypeTotal:
+        """The sums over all types, under the empty name."""
         return TypeTotal(
             "",
             len(self.tensors),

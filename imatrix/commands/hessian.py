@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge hessian` to its parser."""
     parser.description = (
         "Run calibration texts through a model and save the second moments of the inputs of"
         " every weight matrix, for `iqforge quantize --hessian`. The last fifth of each text is"
@@ -53,6 +54,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Collect second moments and write them, or print the figures of a file with --show. Return 0.
+    Raise UsageError if a model or a text is missing.
+    """
     if args.show is not None:
         from ..moments.figures import figure_lines
 

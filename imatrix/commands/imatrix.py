@@ -32,6 +32,7 @@ _WINDOWS = ("n_ctx", "chunks", "batch_tokens")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge imatrix` to its parser."""
     parser.description = (
         "Run a calibration text through a model and save the mean squared input of every weight"
         " column. With --in-file and no text, only add up files."
@@ -78,6 +79,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Collect, combine or show importance matrices, and return 0. Raise UsageError for flags that
+    exclude each other or a missing model.
+    """
     if args.show_statistics:
         return _show_statistics(args, api)
     if args.file and args.prompt:

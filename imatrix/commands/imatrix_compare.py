@@ -7,6 +7,7 @@ import json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge imatrix-compare` to its parser."""
     parser.description = (
         "Compare two importance matrices of the same model, .dat or .gguf: cosine of the mean"
         " squared inputs per tensor, for experts the lowest and the mean one, and the relative"
@@ -21,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the comparison as a table or JSON, and return 0."""
     from ..compare import comparison_lines
 
     comparison = api.compare_imatrices(args.a, args.b)

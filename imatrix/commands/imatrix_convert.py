@@ -9,6 +9,7 @@ from ..options import ConvertFileOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge imatrix-convert` to its parser."""
     parser.description = "Write an importance matrix, .dat or .gguf, in the other layout."
     parser.add_argument("input", metavar="IN", help="an importance matrix, .dat or GGUF")
     parser.add_argument("output", metavar="OUT", help="the file to write")
@@ -16,6 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Write the file in the other layout, print how much it holds, and return 0."""
     options = ConvertFileOptions.from_flags(args)
     imatrix = api.convert_imatrix(args.input, args.output, options=options)
     size = "" if imatrix.counts_calls else f" of {imatrix.chunk_size} tokens"

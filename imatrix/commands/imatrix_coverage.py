@@ -9,6 +9,7 @@ from ..options import CoverageOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge imatrix-coverage` to its parser."""
     parser.description = (
         "Count the tokens that each expert of a model saw when an importance matrix was collected."
     )
@@ -22,6 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print how many tokens each expert saw, as a table or JSON, and return 0."""
     coverage = api.imatrix_coverage(args.file, options=CoverageOptions.from_flags(args))
     if args.json:
         print(json.dumps(coverage.as_dict()))

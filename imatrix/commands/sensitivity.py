@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge sensitivity` to its parser."""
     parser.description = (
         "Store one tensor after another in another type, in memory, and measure the mean KL"
         " divergence of the model's predictions from those of the unchanged model. Pass the result"
@@ -57,6 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Measure and print the sensitivities, and return 0. Raise UsageError if the text is
+    missing.
+    """
     from ...runtime.evaluate.chunks import read_text
 
     if not args.file:

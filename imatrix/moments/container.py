@@ -31,6 +31,7 @@ class StoredArray:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the array in the file."""
         return math.prod(self.shape) * _SIZES[self.dtype]
 
 
@@ -45,6 +46,7 @@ class ArrayToWrite:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the array in the file."""
         return math.prod(self.shape) * _SIZES[self.dtype]
 
 

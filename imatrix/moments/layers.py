@@ -81,6 +81,7 @@ class LayerMoments:
 
     @property
     def n_chunks(self) -> int:
+        """Chunks of tokens that run through every layer."""
         return len(self._cut)
 
     def advance(self, number: int) -> None:

@@ -35,6 +35,9 @@ __all__ = ["configure", "run"]
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Quantize or repack with the flags of llama-quantize, print totals, and return 0. Raise
+    UsageError for flags that exclude each other.
+    """
     fields, plan = recipe_fields(args, api)
     preset = AUTO if asks_for_size(args) else plan.type if plan else fields.get("type")
     src, outputs, threads = parse_words(args.words, None if preset is None else str(preset))

@@ -27,6 +27,7 @@ _COLUMNS = [
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge quantize-bench` to its parser."""
     parser.description = (
         "Measure the speed and error of quantizing to each type, on sample rows like a model's"
         " weights."
@@ -47,6 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Time the types and print a row for each as soon as it is measured, or JSON. Return 1 if bytes
+    of a GPU are not those of the CPU, else 0.
+    """
     rows, columns = [], []
     options = TypeBenchOptions.from_flags(args)
     for row in api.benchmark_types(args.type or (), options=options, progress=CompileBar()):
@@ -70,6 +74,9 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def markdown(rows: list[dict]) -> str:
+    """Return results, dictionaries with the keys of `_COLUMNS`, as a table of Markdown. Columns
+    that the first row lacks are left out.
+    """
     columns = [column for column in _COLUMNS if rows and column[0] in rows[0]]
     lines = [
         "| " + " | ".join(heading for _, heading, _ in columns) + " |",

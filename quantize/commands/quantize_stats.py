@@ -21,6 +21,7 @@ from ..report.stats import StatsProgress, StatsReport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge quantize-stats` to its parser."""
     parser.usage = "iqforge quantize-stats MODEL [flags]"
     parser.description = (
         "Quantize the tensors of MODEL (a GGUF file, the first shard of a split one, or a"
@@ -50,6 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Measure and print the errors, write the heat map, and return 0. Raise an error first if the
+    heat map cannot be written.
+    """
     from ...formats.output import check_output, refuse_same_file
 
     if args.html:
@@ -93,16 +97,20 @@ class StatsPrinter(CompileBar, StatsProgress):
         self.meter = Meter("measuring", unit="el")
 
     def begin(self, tensors: Sequence[TensorInfo], n_elements: int) -> None:
+        """Print the heading, and show a bar of `n_elements` elements."""
         self.meter.begin(n_elements)
         self._write(HEADING)
 
     def advance(self, n_elements: int) -> None:
+        """Move the bar by `n_elements` elements."""
         self.meter(n_elements)
 
     def tensor_done(self, stats: TensorStats) -> None:
+        """Print the lines of a tensor."""
         self._write("\n".join(tensor_lines(stats)))
 
     def close(self) -> None:
+        """Remove the bar."""
         self.meter.close()
 
     def _write(self, text: str) -> None:

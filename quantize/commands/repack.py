@@ -15,6 +15,7 @@ from ..run.report import TensorReport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge repack` to its parser."""
     parser.usage = "iqforge repack [flags] IN OUT [NTHREADS]"
     parser.description = (
         "Write IN (a GGUF file, or the first shard of a split one) to OUT with every tensor in the"
@@ -30,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Repack the file. Return 1 if there was nothing to change, so that no output was written, else
+    0.
+    """
     options = RepackOptions.from_flags(args)
     src, out, threads = parse_words(args.words, options.threads, options.dry_run)
     changed = repack(api, src, out, replace(options, threads=threads), verbose=args.verbose)

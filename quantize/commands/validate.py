@@ -11,6 +11,7 @@ from ..run.report import Checked
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge validate` to its parser."""
     parser.description = (
         "Decode every tensor of FILE (the first shard of a split model): header, sizes and values"
         " are checked, and NaN and infinity are faults. With --against its errors are measured too."
@@ -34,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Check every tensor and print faults. Return 1 if a tensor is not sound, else 0."""
     estimate = Estimate("validating")
 
     def show(index: int, count: int, checked: Checked) -> None:

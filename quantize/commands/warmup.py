@@ -12,6 +12,7 @@ from ..report.bars import CompileBar
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge warmup` to its parser."""
     parser.usage = "iqforge warmup [flags] [TYPE ..]"
     parser.description = (
         "Compile the searches and decoders of types on the CPU, in parallel processes. Otherwise"
@@ -27,6 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Compile what is missing, print what was done and return 0. Raise UsageError for negative
+    --jobs.
+    """
     if args.processes < 0:
         raise UsageError(f"--jobs is {args.processes}: it must not be negative")
     bar = CompileBar()

@@ -66,6 +66,7 @@ def tables(name: str) -> list[np.ndarray]:
 
 
 def node_count(name: str) -> int:
+    """Return the nodes per book of the tree that a GPU searches, rounded up to a multiple of 32."""
     return -(-CODEBOOKS[name].nodes(LEAF) // 32) * 32
 
 

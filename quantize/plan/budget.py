@@ -108,6 +108,7 @@ class Fitted:
 
     @property
     def bits_per_weight(self) -> float:
+        """Bits per weight of all tensors together."""
         return 8 * self.n_bytes / max(1, self.n_elements)
 
     @property

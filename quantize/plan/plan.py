@@ -60,6 +60,7 @@ class PlannedTensor:
 
     @property
     def kept(self) -> bool:
+        """Whether the tensor keeps its type, so that its bytes are copied."""
         return self.source.type is self.target.type
 
 

@@ -29,6 +29,7 @@ class SizeRange:
 
     @property
     def bits_per_weight(self) -> tuple[float, float]:
+        """The least and the most bits per weight."""
         least, most = (8 * n_bytes / self.n_elements for n_bytes in self.tensors)
         return least, most
 

@@ -57,6 +57,7 @@ class ErrorSums:
         return math.sqrt(self.we2 / self.wx2) if self.wx2 > 0 else 0.0
 
     def figures(self, weighted: bool) -> dict[str, object]:
+        """Return the figures for JSON. `weighted_rmse` is None unless `weighted`."""
         return {
             "type": self.type.name,
             "bits_per_weight": self.bits_per_weight,

@@ -77,11 +77,13 @@ class CompileBar(CompileProgress):
             self._compile_bar.refresh()
 
     def compiled(self, task: CompileTask) -> None:
+        """Move the bar by one and show the task's type."""
         if self._compile_bar is not None:
             self._compile_bar.set_postfix_str(task.type, refresh=False)
             self._compile_bar.update(1)
 
     def compile_end(self) -> None:
+        """Remove the bar and add to `compile_seconds`."""
         self.compile_seconds += time.monotonic() - self._compile_started
         if self._compile_bar is not None:
             self._compile_bar.close()
@@ -130,6 +132,7 @@ class RunPrinter(CompileBar, RunProgress):
             print(self.label + choice.line(), flush=True)
 
     def begin(self, planned: Sequence[PlannedTensor]) -> None:
+        """Start the clock and, unless it is a dry run, a bar of the plan's elements."""
         self.planned, self.time_left = planned, TimeLeft(planned)
         self._started = time.monotonic()
         self._next = self._started + AFTER_SECONDS
@@ -152,6 +155,9 @@ class RunPrinter(CompileBar, RunProgress):
             self.bar.initial = self.bar.n = self._done
 
     def advance(self, n_elements: int) -> None:
+        """Move the bar by `n_elements` elements and estimate the time left; without a terminal,
+        print a line now and then.
+        """
         self.time_left.advance(n_elements)
         self._done += n_elements
         if self.bar is None:
@@ -173,6 +179,9 @@ class RunPrinter(CompileBar, RunProgress):
         print(f"{self.what}: {line}", file=sys.stderr, flush=True)
 
     def tensor_done(self, index: int, report: TensorReport) -> None:
+        """Print the line of tensor `index` if verbose, else show the next tensor's layer and role
+        on the bar.
+        """
         if self.verbose:
             line = self.line(index, len(self.planned), report)
             tqdm.write(self.label + line, file=sys.stdout)
@@ -189,5 +198,6 @@ class RunPrinter(CompileBar, RunProgress):
             print(self.label + checked_line(index, len(self.planned), checked), flush=True)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self.bar is not None:
             self.bar.close()

@@ -79,6 +79,7 @@ class ReferenceLibrary:
         )
 
     def requires_importance(self, type: str | GGMLType) -> bool:
+        """Return whether the library refuses to quantize to the type without importances."""
         return bool(self._library.ggml_quantize_requires_imatrix(ggml_type(type).id))
 
     def survives(self, type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None) -> bool:

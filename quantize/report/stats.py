@@ -75,11 +75,14 @@ class StatsReport:
 class StatsProgress(CompileProgress):
     """Callbacks of `collect_stats`. This base class ignores them all."""
 
-    def begin(self, tensors: Sequence[TensorInfo], n_elements: int) -> None: ...
+    def begin(self, tensors: Sequence[TensorInfo], n_elements: int) -> None:
+        """Called once with the tensors to measure and their elements in total."""
 
-    def advance(self, n_elements: int) -> None: ...
+    def advance(self, n_elements: int) -> None:
+        """Called when `n_elements` more elements are measured, for all types."""
 
-    def tensor_done(self, stats: TensorStats) -> None: ...
+    def tensor_done(self, stats: TensorStats) -> None:
+        """Called with the errors of a tensor when all of its types are measured."""
 
 
 def collect_stats(

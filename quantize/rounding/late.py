@@ -87,10 +87,14 @@ class LateRounding:
 
     @property
     def large_pieces(self) -> bool:
+        """See `methods.Rounders`."""
         return self.rounders.large_pieces
 
     @property
     def whole_matrices(self) -> bool:
+        """Whether rows are rounded together, so that all rows of a matrix are needed in one
+        call.
+        """
         return self.rows is not None and self.rows.couples(self.plan.source)
 
     def encoder(self, type: GGMLType, n_cols: int, index: int) -> Encoder:
@@ -222,9 +226,12 @@ class Made(Protocol):
     """How a tensor was rounded, None for one that was not."""
 
     @property
-    def choice(self) -> RoleChoice | None: ...
+    def choice(self) -> RoleChoice | None:
+        """How the tensor's role was rounded, None if it was searched."""
+
     @property
-    def shares(self) -> list[float]: ...
+    def shares(self) -> list[float]:
+        """How far each matrix was moved to make up for earlier layers, see `Targets`."""
 
 
 @dataclass(frozen=True)

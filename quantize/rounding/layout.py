@@ -61,6 +61,7 @@ class Scale:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the scale as it is stored."""
         return 2 if self.half else 4
 
     def read(self, data: np.ndarray) -> np.ndarray:
@@ -123,6 +124,7 @@ class CodeLayout:
 
     @property
     def n_codes(self) -> int:
+        """How many values a code has."""
         n_bits = int(self.bits.shape[1])
         return CODES.get(self.type.name, 1 << n_bits)
 

@@ -27,10 +27,12 @@ class TensorRounding(Protocol):
     """
 
     @property
-    def large_pieces(self) -> bool: ...
+    def large_pieces(self) -> bool:
+        """See `methods.Rounders`."""
 
     @property
-    def whole_matrices(self) -> bool: ...
+    def whole_matrices(self) -> bool:
+        """Whether all rows of a matrix are needed in one call."""
 
     def encoder(
         self, type: GGMLType, n_cols: int, index: int
@@ -61,10 +63,14 @@ class Rounding:
 
     @property
     def large_pieces(self) -> bool:
+        """See `methods.Rounders`."""
         return self.rounders.large_pieces
 
     @property
     def whole_matrices(self) -> bool:
+        """Whether rows are rounded together, so that all rows of a matrix are needed in one
+        call.
+        """
         return self.rows is not None and self.info is not None and self.rows.couples(self.info)
 
     def encoder(

@@ -16,17 +16,28 @@ class SumsOnDevice(Protocol):
     """
 
     @property
-    def sums(self) -> Any: ...
+    def sums(self) -> Any:
+        """float32[n, n] on the GPU."""
+
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """Tokens that were added up."""
+
     @property
-    def share(self) -> float: ...
+    def share(self) -> float:
+        """The share of P, from 0 to 1."""
+
     @property
-    def prior(self) -> Any: ...
+    def prior(self) -> Any:
+        """P, float64[n, n] on the GPU, or None."""
+
     @property
-    def diagonal(self) -> np.ndarray: ...
+    def diagonal(self) -> np.ndarray:
+        """float64[n] on the host."""
+
     @property
-    def device(self) -> int: ...
+    def device(self) -> int:
+        """The number of the GPU."""
 
 
 class TensorMoments(Protocol):
@@ -61,11 +72,14 @@ class MatrixMoments:
 
     @functools.cached_property
     def fit(self) -> np.ndarray:
+        """Moments that the matrix is rounded with: float64[n_cols, n_cols]."""
         return self.moments.fit(self.index)
 
     @functools.cached_property
     def hold(self) -> np.ndarray | None:
+        """Moments of held-out text, float64[n_cols, n_cols], or None."""
         return self.moments.hold(self.index)
 
     def on_device(self, hold: bool = False) -> SumsOnDevice | None:
+        """Return what `fit` (or `hold`) is made of, if it is on a GPU."""
         return self.moments.on_device(self.index, hold)

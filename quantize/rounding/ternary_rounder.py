@@ -20,7 +20,10 @@ class PlainRounder(Protocol):
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None: ...
 
-    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]: ...
+    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the bytes of rows x, float32[rows, n_cols], after each stage; see
+        `rounder.Rounder`.
+        """
 
 
 class TernaryRounder:

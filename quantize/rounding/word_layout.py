@@ -79,6 +79,7 @@ class WordLayout:
 
     @property
     def is_trellis(self) -> bool:
+        """Whether words come from a generator and not from a table."""
         return self.tables[0].dtype == np.int8
 
     def order_of(self, n_cols: int) -> np.ndarray | None:

@@ -113,6 +113,8 @@ class CompileProgress:
     def compile_waiting(self) -> None:
         """Called twice a second while code is compiled."""
 
-    def compiled(self, task: CompileTask) -> None: ...
+    def compiled(self, task: CompileTask) -> None:
+        """Called for every task that is compiled."""
 
-    def compile_end(self) -> None: ...
+    def compile_end(self) -> None:
+        """Called when all tasks are compiled."""

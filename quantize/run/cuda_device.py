@@ -85,14 +85,17 @@ def {name}(heads, bodies, out):
 
 
 def read_f32(value):
+    """Return the float32 as it is. For kernels, as the two below."""
     return value
 
 
 def read_bf16(bits):
+    """Return the bits of a BF16 number, uint16, as float32."""
     return np.uint32(np.int64(bits) << 16).view(np.float32)
 
 
 def read_f16(bits):
+    """Return the bits of an F16 number, uint16, as float32."""
     return half_to_float(np.int64(bits))
 
 
@@ -225,13 +228,16 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
+        """Make this GPU the current one inside `with`. Its errors name the GPU."""
         with named_errors(self.name), self._cuda.gpus[self.number]:
             yield
 
     def stream(self) -> Stream:
+        """Return a new stream. Work in one is done in order, beside that of others."""
         return self._cuda.stream()
 
     def wait(self, stream: Stream) -> None:
+        """Wait until everything in `stream` is done."""
         stream.synchronize()
 
     def pinned(self, n_bytes: int) -> np.ndarray:
@@ -254,9 +260,13 @@ class CudaDevice:
             ) from None
 
     def upload(self, host: np.ndarray, target: DeviceArray, stream: Stream) -> None:
+        """Copy `host` to `target`, of the same size, in the order of `stream`."""
         target.copy_to_device(host, stream=stream)
 
     def download(self, source: DeviceArray, host: np.ndarray, stream: Stream) -> None:
+        """Copy `source` to `host`, of the same size, in the order of `stream`; `wait` says when it
+        is there.
+        """
         source.copy_to_host(host, stream=stream)
 
     def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> DeviceEncoder:

@@ -90,6 +90,7 @@ class Journal:
             sync_folder(os.path.dirname(self.path))
 
     def close(self) -> None:
+        """Close the file. Further calls do nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -49,6 +49,7 @@ class OutputTensor:
 
     @property
     def kept(self) -> bool:
+        """Whether the tensor's bytes are copied."""
         return self.planned.kept
 
     def weights(self) -> np.ndarray | None:
@@ -72,6 +73,7 @@ class PieceTask:
 
     @property
     def planned(self) -> PlannedTensor:
+        """The tensor as it is planned for the output of this task."""
         return self.target.planned
 
 
@@ -93,10 +95,12 @@ class Piece:
 
     @property
     def n_elements(self) -> int:
+        """Elements of the rows."""
         return (self.stop - self.start) * self.source.n_cols
 
     @property
     def kept(self) -> bool:
+        """Whether every output copies the bytes, so that nothing is decoded."""
         return all(task.target.kept for task in self.tasks)
 
 

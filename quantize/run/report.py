@@ -58,14 +58,17 @@ class RunReport:
 
     @property
     def source_bytes(self) -> int:
+        """Bytes of all tensors in the source."""
         return sum(t.planned.source.n_bytes for t in self.tensors)
 
     @property
     def target_bytes(self) -> int:
+        """Bytes of all tensors in the output."""
         return sum(t.planned.target.n_bytes for t in self.tensors)
 
     @property
     def bits_per_weight(self) -> float:
+        """Bits per weight of the output's tensors."""
         return (
             8 * self.target_bytes / max(1, sum(t.planned.target.n_elements for t in self.tensors))
         )
@@ -103,7 +106,8 @@ def _size(n_bytes: int) -> str:
 class RunProgress(CompileProgress):
     """Callbacks for one output of a run. This base class ignores them all."""
 
-    def begin(self, planned: Sequence[PlannedTensor]) -> None: ...
+    def begin(self, planned: Sequence[PlannedTensor]) -> None:
+        """Called once with the plan, before the first tensor."""
 
     def choosing(self, done: int, count: int) -> None:
         """Called before `begin` while the rounding of `count` roles is chosen."""
@@ -117,11 +121,14 @@ class RunProgress(CompileProgress):
     def resume(self, finished: Sequence[TensorReport]) -> None:
         """Called after `begin` if an earlier run has written the first tensors of the plan."""
 
-    def advance(self, n_elements: int) -> None: ...
+    def advance(self, n_elements: int) -> None:
+        """Called when `n_elements` more elements are written."""
 
-    def tensor_done(self, index: int, report: TensorReport) -> None: ...
+    def tensor_done(self, index: int, report: TensorReport) -> None:
+        """Called when tensor `index` of the plan is written, with its errors."""
 
-    def end(self, report: RunReport) -> None: ...
+    def end(self, report: RunReport) -> None:
+        """Called when the output is complete."""
 
     def validated(self, index: int, checked: Checked) -> None:
         """Called after `end` for every tensor that was read back, see `validate`."""
@@ -153,6 +160,9 @@ class ErrorTotals:
             self.zeroed += int(measured[5:].sum())
 
     def report(self, planned: PlannedTensor, weighted: bool) -> TensorReport:
+        """Return the errors of a tensor: relative errors sqrt(sum e^2 / sum x^2), one of them
+        weighted by importances.
+        """
         if not self.any:
             return TensorReport(planned)
         e2, x2, we2, wx2 = self.totals
@@ -174,6 +184,7 @@ class PhaseClock:
         self._last = time.perf_counter()
 
     def spent(self, phase: str) -> None:
+        """Add the seconds since the last call to `phase`."""
         now = time.perf_counter()
         self.seconds[phase] += now - self._last
         self._last = now

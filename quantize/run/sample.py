@@ -21,14 +21,19 @@ class RowSample:
 
     @property
     def n_elements(self) -> int:
+        """Elements of the rows."""
         return (self.stop - self.start) * self.tensor.n_cols
 
     @property
     def matrix_rows(self) -> int:
+        """Rows of one matrix of the tensor."""
         return self.tensor.n_rows // self.tensor.n_matrices
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the sample: [rows, n_cols], or [matrices, matrix_rows, n_cols] of several
+        matrices.
+        """
         rows = self.stop - self.start
         return (
             (rows, self.tensor.n_cols)

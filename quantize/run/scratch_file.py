@@ -42,6 +42,7 @@ class ScratchFile:
                 self._file = cast(io.FileIO, file)
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
+        """Write the bytes of a piece and note the time. Without a file only the time is noted."""
         if self._file is not None:
             self._write(self._file, np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
         self.written_at.append(time.perf_counter())
@@ -74,6 +75,7 @@ class ScratchFile:
         return spent * n_bytes / max(probe, 1), spent
 
     def close(self) -> None:
+        """Close the file, which frees its space."""
         if self._file is not None:
             self._file.close()
 

@@ -31,10 +31,12 @@ class Workload:
 
     @property
     def n_elements(self) -> int:
+        """Elements of all tensors."""
         return sum(info.n_elements for info in self.tensors)
 
     @property
     def kept(self) -> bool:
+        """Whether every output copies the bytes."""
         return all(plan.kept for _, plan in self.planned)
 
     @property

@@ -24,6 +24,9 @@ _GROUPS = {("softmax", 160): (8, 3), ("sigmoid", 256): (8, 4)}
 
 @architecture("deepseek2", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     parts = LatentParts.read(d)
     router = parts.router("sigmoid" if d.n_layers in _FLASH_LAYERS else "softmax")
     if router is not None:

@@ -15,6 +15,9 @@ _LAYERS_27B = 46  # whose queries are scaled by width / heads, where others have
 
 @architecture("gemma2", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p, rope, spec = d.p, d.rope("neox"), FFNSpec("gelu")
     hidden = p.per_layer("feed_forward_length", d.n_layers)
     window = p.integer("attention.sliding_window", 4096)

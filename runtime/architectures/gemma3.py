@@ -16,6 +16,9 @@ _LAYERS_27B = 62  # whose queries are scaled by width / heads, where others have
 
 @architecture("gemma3", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p, everywhere, spec = d.p, d.rope("neox"), FFNSpec("gelu")
     nearby = d.rope(
         "neox", base=p.number("rope.freq_base_swa", 10000.0, above=1), scaling=Scaling("none")

@@ -21,6 +21,9 @@ _SPEC = FFNSpec("gelu")
 
 @architecture("gemma4", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p, w, n = d.p, d.w, d.n_layers
     has_window = p.flags("attention.sliding_window_pattern", n)
     n_own = n - p.integer("attention.shared_kv_layers", 0, least=0, most=n - 1)

@@ -12,6 +12,9 @@ from . import architecture
 
 @architecture("glm4moe", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p, rope, router = d.p, d.rope("neox"), d.router_spec("sigmoid")
     hidden = p.per_layer("feed_forward_length", d.n_layers)
     n_dense = p.integer("leading_dense_block_count", 0, least=0)

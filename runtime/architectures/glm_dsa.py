@@ -18,6 +18,9 @@ _SHARED_FROM = 1 << 20  # context from which on models without `indexer.types` s
 
 @architecture("glm-dsa", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p, sparse = d.p, d.w.switches.sparse_attention
     parts, owners = LatentParts.read(d), _owners(d)
     router = parts.router("sigmoid")

@@ -16,6 +16,9 @@ _LIMIT = 7.0  # of the activation; there is no key for it
 
 @architecture("gpt-oss", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p, spec = d.p, FFNSpec("swiglu_oai", limit=_LIMIT)
     # The released models interpolate without rounding YaRN's correction range.
     rope = d.rope("neox", scaling=Scaling.read(p, truncate=False))

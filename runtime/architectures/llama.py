@@ -15,6 +15,9 @@ from . import architecture
 
 @architecture("llama", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p = d.p
     # Of Granite models, which early converters wrote as llama.
     for key in ("logit_scale", "embedding_scale", "residual_scale", "attention.scale"):

@@ -14,6 +14,9 @@ from . import architecture
 
 @architecture("mistral3", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p = d.p
     rope = d.rope("norm", scaling=Scaling.read(p, own_magnitude=False))
     hidden = p.per_layer("feed_forward_length", d.n_layers)

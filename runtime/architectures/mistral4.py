@@ -16,6 +16,9 @@ _TEMPERATURE = 0.1  # of the released models; converters write no key for it
 
 @architecture("mistral4", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     scale = d.p.number("attention.temperature_scale", _TEMPERATURE)
     context = d.p.integer("rope.scaling.original_context_length", 0)
     parts = LatentParts.read(d, Temperature(scale, context) if scale and context else None)

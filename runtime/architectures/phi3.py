@@ -15,6 +15,9 @@ from . import architecture
 
 @architecture("phi3", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     rope, hidden = _rope(d), d.p.per_layer("feed_forward_length", d.n_layers)
     window = d.p.integer("attention.sliding_window", 0, least=0)
 

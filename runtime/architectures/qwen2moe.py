@@ -12,6 +12,9 @@ from . import architecture
 
 @architecture("qwen2moe", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     rope, router = d.rope("neox"), d.router_spec(norm=False)
     hidden = d.p.integer("expert_feed_forward_length")
     shared = d.p.integer("expert_shared_feed_forward_length")

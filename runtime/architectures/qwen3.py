@@ -12,6 +12,9 @@ from . import architecture
 
 @architecture("qwen3", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     rope, hidden = d.rope("neox"), d.p.per_layer("feed_forward_length", d.n_layers)
 
     def block(layer: int) -> Block:

@@ -16,6 +16,9 @@ from . import architecture
 
 @architecture("qwen35", "qwen35moe", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p, rope = d.p, d.rope("neox")
     recurrent = recurrent_layers(d)
     router = d.router_spec() if p.integer("expert_count", 0, least=0) else None

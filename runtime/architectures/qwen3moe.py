@@ -14,6 +14,9 @@ from . import architecture
 
 @architecture("qwen3moe", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     rope, router = d.rope("neox"), d.router_spec()
     hidden = d.p.integer("expert_feed_forward_length")
 

@@ -15,6 +15,9 @@ from . import architecture
 
 @architecture("qwen3next", gpu=True)
 def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
     p, rope, router = d.p, d.rope("neox"), d.router_spec()
     recurrent = recurrent_layers(d)
     hidden = p.integer("expert_feed_forward_length")

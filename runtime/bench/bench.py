@@ -56,6 +56,7 @@ class Test:
 
     @property
     def label(self) -> str:
+        """The name in tables, such as `pp512 @ d4096`."""
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
         return (
@@ -89,10 +90,12 @@ class Result:
 
     @property
     def samples_ts(self) -> list[float]:
+        """Tokens per second of every sample."""
         return [1e9 * self.test.n_tokens / ns for ns in self.samples_ns]
 
     @property
     def avg_ts(self) -> float:
+        """The mean of the tokens per second."""
         return mean(self.samples_ts)
 
     @property
@@ -113,6 +116,7 @@ class Result:
 
 
 def mean(samples: list[float]) -> float:
+    """Return the mean. Raise ZeroDivisionError for no samples."""
     return sum(samples) / len(samples)
 
 
@@ -214,6 +218,7 @@ class Runner:
         self._filled, self._start = n, self.state.snapshot()
 
     def prompt(self, n: int) -> None:
+        """Evaluate a prompt of n random tokens in batches, and wait for the device."""
         for piece in self._tokens(n).split(self.n_batch) if n else ():
             self.model.extend(piece, self.state)
         self.wait()
@@ -245,6 +250,7 @@ class Runner:
             self.generate(min(n_gen, _WARM_STEPS))
 
     def wait(self) -> None:
+        """Wait until the device has done all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -53,9 +53,11 @@ class Gemma4Shape(Shape):
         return self.n_layers if self.shared_kv else self.period
 
     def is_near(self, layer: int) -> bool:
+        """Return whether a layer has a sliding window."""
         return (layer + 1) % self.period != 0
 
     def is_shared(self, layer: int) -> bool:
+        """Return whether a layer uses keys and values of an earlier one."""
         return layer >= self.n_layers - self.shared_kv
 
     def _hidden_of(self, layer: int) -> int:

@@ -43,6 +43,7 @@ class DeltaSizes:
 
     @property
     def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of the delta nets, without the architecture's name."""
         return {
             "full_attention_interval": u32(self.interval),
             "ssm.conv_kernel": u32(self.convolution),
@@ -82,6 +83,7 @@ class IndexerSizes:
 
     @property
     def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of the indexer, without the architecture's name."""
         return {
             "attention.indexer.head_count": u32(self.heads),
             "attention.indexer.key_length": u32(self.length),

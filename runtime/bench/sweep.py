@@ -30,10 +30,12 @@ class SweepRow:
 
     @property
     def speed_pp(self) -> float:
+        """Tokens per second of the prompt."""
         return self.pp / self.t_pp
 
     @property
     def speed_tg(self) -> float:
+        """Tokens per second of generation."""
         return self.tg / self.t_tg
 
 

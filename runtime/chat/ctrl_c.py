@@ -22,9 +22,11 @@ class CtrlC:
         self._is_main = threading.current_thread() is threading.main_thread()
 
     def pressed(self) -> bool:
+        """Whether Ctrl-C was pressed since the last `clear`."""
         return self._event.is_set()
 
     def clear(self) -> None:
+        """Forget that Ctrl-C was pressed."""
         self._event.clear()
 
     def __enter__(self) -> CtrlC:

@@ -47,6 +47,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._left = MOST_STEPS
 
     def start(self) -> None:
+        """Begin to count the steps of a template."""
         self._left = MOST_STEPS
 
     def count(self, steps: int = 1) -> None:

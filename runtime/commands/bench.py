@@ -32,6 +32,7 @@ _LONGEST_DELAY = 86400
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge bench` to its parser."""
     parser.description = (
         "Measure the speed of prompts (pp) and of generation (tg). Lists (with commas, or by"
         " repeating a flag) multiply into a matrix of tests. GB/s are the weights and the cache"
@@ -116,6 +117,9 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Run the tests and print the results in the chosen formats. Return 0. Raise UsageError for
+    unknown formats or values out of range.
+    """
     from .bench_output import Printer, printer
 
     if args.write is not None:

@@ -17,13 +17,16 @@ class Printer:
     def __init__(self, write: Callable[[str], None]):
         self.write = write
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        """Write what precedes all results."""
 
     def add(
         self, record: dict[str, Any], samples_ns: Sequence[int], samples_ts: Sequence[float]
-    ) -> None: ...
+    ) -> None:
+        """Write a result: its fields, and its samples in nanoseconds and tokens per second."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Write what follows all results."""
 
 
 class Markdown(Printer):

@@ -17,6 +17,7 @@ from .sampler_flags import ANSWER_FIELDS, add_sampler_flags
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge chat` to its parser."""
     parser.description = (
         "Talk to a model. Messages become text by the model's chat template. The cache keeps what"
         " was said, so that a turn only evaluates what is new. Ctrl-C stops an answer. A backslash"
@@ -107,6 +108,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Hold the conversation and return 0."""
     from ..chat.console import Console, read_list, read_messages
     from ..chat.session import ChatSession, chat_context
     from ..chat.template import chosen_template

@@ -19,6 +19,7 @@ _ENDS = 3  # values at both ends of a token's vector
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge embedding` to its parser."""
     parser.description = (
         "Print embeddings of texts: what the model's last norm gives, for every token or pooled."
         " Each line of the input is a text. For several texts the cosines between them follow."
@@ -47,6 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the vectors, and the cosines between several texts. Return 0. Raise UsageError if there
+    is no text.
+    """
     options = EmbeddingOptions.from_flags(args)
     content = prompt_text(args) or ""
     separator = args.embd_separator.replace("\\n", "\n").replace("\\t", "\t")

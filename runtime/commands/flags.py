@@ -29,6 +29,7 @@ MODEL_HELP = "GGUF file, first shard of a split model, or checkpoint folder"
 
 
 def add_model_flag(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add -m MODEL to a parser."""
     parser.add_argument("-m", "--model", required=required, metavar="MODEL", help=MODEL_HELP)
 
 

@@ -21,6 +21,7 @@ from .watch import passes, watched
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge generate` to its parser."""
     parser.description = "Continue a prompt. With -cnv, talk to the model: see `iqforge help chat`."
     add_model_flag(parser)
     parser.add_argument(
@@ -79,6 +80,9 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the text that follows the prompt, or start a conversation with -cnv. Return 0. Raise
+    UsageError for flags that do not go together.
+    """
     if not has_ranks(args.split_mode):
         start_driver(args.device)  # before torch is imported
     check(args)

@@ -29,6 +29,7 @@ class Ignored:
 
     @property
     def flag(self) -> str:
+        """The spelling that messages use."""
         return self.spellings[0]
 
     def check(self, value: object) -> None:

@@ -40,6 +40,7 @@ _DEFAULT_TASKS = {"hellaswag": 400}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge perplexity` to its parser."""
     parser.description = (
         "Measure perplexity over chunks of a text, or of several. With --kl-divergence-base F alone"
         " the predictions are also saved to F. With --kl-divergence they are compared with those"
@@ -106,6 +107,9 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Measure, print the results in the reference's words, and return 0. Raise UsageError if the
+    text is missing.
+    """
     from ..evaluate.compact_base import open_base
 
     check(args)

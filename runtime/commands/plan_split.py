@@ -19,6 +19,7 @@ _MIB = 2**20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge plan-split` to its parser."""
     parser.description = (
         "Print how -sm graph splits a model: for every tensor role the units and bytes of each"
         " rank, the cache, and what ranks send each other. Needs no GPU and reads no matrix."
@@ -80,6 +81,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the plan as text or JSON, and return 0. Raise UsageError for sizes below 1 or unless
+    exactly one model is named.
+    """
     spec = args.simulate or args.synthetic
     if (args.model is None) == (spec is None):
         raise UsageError("exactly one of MODEL and --synthetic SHAPE:TYPE is needed")

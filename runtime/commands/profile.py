@@ -12,6 +12,7 @@ from .watch import Runs, passes, watched
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge profile` to its parser."""
     parser.description = (
         "Run prompts and single tokens under torch.profiler and print time per kernel (on the CPU:"
         " per module) and per layer. Prompts run kernel by kernel, without CUDA graphs, so the"
@@ -56,6 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Profile the passes, print the tables, and write the drawing. Return 0. Raise UsageError for
+    lengths below 0 or all 0.
+    """
     from ...formats.output import PartFile, check_output, refuse_same_file
     from ..profile.report import tables, typical
     from ..profile.svg import timeline

@@ -34,6 +34,7 @@ _MEMORY_HEADS = (("RSS HWM", 8), ("VRAM delta", 10))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge sweep-bench` to its parser."""
     parser.description = (
         "For every -ub tokens of context, generate -n tokens, then evaluate a prompt of -ub tokens,"
         " which stays in the context. Each line shows both speeds at that depth."
@@ -70,6 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Measure and print a row per depth. Return 0. Raise UsageError for a context below 1."""
     from ..bench.sweep import positions
 
     options = SweepOptions.from_flags(args)

@@ -13,6 +13,7 @@ from .prompt_flags import unescape
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `iqforge tokenize` to its parser."""
     parser.description = (
         "Print the tokens of a text, one line each: id and text. Only the vocabulary of the model"
         " is read."
@@ -43,6 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    """Print the tokens of the text and return 0. Raise UsageError unless there is exactly
+    one text.
+    """
     if [args.prompt is not None, args.file is not None, args.stdin].count(True) != 1:
         raise UsageError("exactly one of -p TEXT, -f FILE and --stdin is needed")
     if args.log_disable:

@@ -37,6 +37,9 @@ class Stored(NamedTuple):
 
     @classmethod
     def of(cls, type: CacheType, hadamard: bool) -> Stored:
+        """Return how a cache type is stored. hadamard: after a transform. Raise NotPlanned for
+        types that plans cannot store on this processor.
+        """
         if type.name not in _STORES or (type.is_quantized and hadamard):
             turned = " after a Hadamard transform" if hadamard else ""
             raise NotPlanned(f"a cache in {type.name.lower()}{turned}")
@@ -58,10 +61,12 @@ class Stored(NamedTuple):
 
     @property
     def unit(self) -> Any:
+        """The compiled unit that decodes 32 values of a row, see `simd.units`."""
         return inlined_function(UNITS[self.name])
 
     @property
     def store(self) -> Any:
+        """The compiled function that stores n float32 in a row."""
         return inlined_function(_STORES[self.name])
 
 

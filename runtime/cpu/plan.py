@@ -57,6 +57,7 @@ class Plan:
 
     @property
     def frame_address(self) -> int:
+        """The address of the frame in memory."""
         return self.frame.ctypes.data
 
     @property
@@ -65,6 +66,7 @@ class Plan:
         return 24 * self.layer
 
     def program(self) -> Program:
+        """The compiled operations, in order."""
         return Program(self._operations, self._meets)
 
     def ranges(self) -> list[tuple[RangeName, Program]]:

@@ -39,10 +39,12 @@ class ChunkProgress:
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens per second since this run began."""
         return (self.chunk - self.before) * self.n_ctx / max(self.seconds, 1e-9)
 
     @property
     def seconds_left(self) -> float:
+        """Seconds left at the speed so far."""
         return self.seconds / max(self.chunk - self.before, 1) * (self.n_chunks - self.chunk)
 
 
@@ -131,6 +133,7 @@ class Chunks:
 
     @property
     def n_ctx(self) -> int:
+        """Tokens of a chunk."""
         return self.tokens.shape[1]
 
     @property
@@ -206,6 +209,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
+        """Seconds since the clock was started."""
         return time.monotonic() - self.started
 
     def report(self, chunk: int, perplexity: float | None = None) -> None:

@@ -63,6 +63,9 @@ def entries(n_vocab: int) -> tuple[int, int, np.dtype]:
 
 
 def record_type(n_top: int, n_sample: int, id_type: np.dtype) -> np.dtype:
+    """Return the dtype of the record of one scored token, with `n_top` and `n_sample` ids of
+    `id_type`.
+    """
     return np.dtype(
         [
             ("target", "<f4"),

@@ -69,6 +69,7 @@ class TextFigures:
 
     @classmethod
     def of_base(cls, text: str, result: Perplexity) -> TextFigures:
+        """Return the figures of the base model on a text."""
         return cls(
             text,
             result.n_scored,
@@ -82,6 +83,9 @@ class TextFigures:
     def of_model(
         cls, text: str, result: Divergence, differences: Sequence[Difference]
     ) -> TextFigures:
+        """Return the figures of a model on a text, with the tokens whose predictions differ
+        most.
+        """
         s = result.statistics
         return cls(
             text,
@@ -136,6 +140,7 @@ class Comparison:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
+        """Return the figures as JSON objects, lists and numbers."""
         return asdict(self)
 
 

@@ -75,6 +75,7 @@ class Statistics:
 
     @property
     def n(self) -> int:
+        """Tokens that were scored."""
         return self.nll.n
 
     @property
@@ -85,6 +86,7 @@ class Statistics:
 
     @property
     def ppl_base(self) -> tuple[float, float]:
+        """Perplexity of the base and its uncertainty."""
         value = exp_or_inf(self.nll_base.mean)
         return value, value * _error(self.nll_base)
 
@@ -99,6 +101,7 @@ class Statistics:
 
     @property
     def correlation(self) -> float:
+        """Correlation of ln(PPL(q)) and ln(PPL(p)); NaN if one of them has no variance."""
         product = _error(self.nll) * _error(self.nll_base)
         return self.covariance / product if product else math.nan
 
@@ -110,6 +113,7 @@ class Statistics:
 
     @property
     def ratio(self) -> tuple[float, float]:
+        """PPL(q) / PPL(p) and its uncertainty."""
         value, error = self.log_ratio
         return exp_or_inf(value), exp_or_inf(value) * error
 
@@ -122,6 +126,7 @@ class Statistics:
 
     @property
     def mean_kld(self) -> tuple[float, float]:
+        """Mean KL divergence in nats, and its uncertainty."""
         return self.kld.mean, _error(self.kld)
 
     @property
@@ -135,10 +140,12 @@ class Statistics:
 
     @property
     def mean_delta_p(self) -> tuple[float, float]:
+        """Mean change of the probability of the correct token, and its uncertainty."""
         return self.delta_p.mean, _error(self.delta_p)
 
     @property
     def rms_delta_p(self) -> tuple[float, float]:
+        """Root mean square of the change of that probability, and its uncertainty."""
         rms = math.sqrt(self.delta_p_squared.mean)
         return rms, 0.5 / rms * _error(self.delta_p_squared) if rms else 0.0
 
@@ -153,6 +160,7 @@ class Statistics:
         return np.quantile(np.concatenate(self.kld_values), fractions).tolist()
 
     def delta_p_quantiles(self, *fractions: float) -> list[float]:
+        """Return the quantiles at `fractions`, 0 to 1, of the change of that probability."""
         return np.quantile(np.concatenate(self.delta_p_values), fractions).tolist()
 
 
@@ -167,18 +175,22 @@ class Divergence:
 
     @property
     def perplexity(self) -> float:
+        """Perplexity of the model."""
         return self.statistics.ppl[0]
 
     @property
     def uncertainty(self) -> float:
+        """Uncertainty of the perplexity."""
         return self.statistics.ppl[1]
 
     @property
     def mean_kld(self) -> float:
+        """Mean KL divergence in nats."""
         return self.statistics.mean_kld[0]
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens per second, with those that are not scored."""
         return self.n_chunks * self.n_ctx / max(self.seconds, 1e-9)
 
 

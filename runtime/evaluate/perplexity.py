@@ -48,6 +48,7 @@ class Perplexity:
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens per second, with those that are not scored."""
         return self.n_chunks * self.n_ctx / max(self.seconds, 1e-9)
 
 

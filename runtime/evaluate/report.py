@@ -30,6 +30,9 @@ _NOT_FOR_KLD = ("75.0%", "25.0%")
 
 
 def final_estimate(result: Perplexity) -> str:
+    """Return the reference's last line: perplexity and uncertainty, or its words for having
+    none.
+    """
     if result.running and not result.running[-1].nll_error > 0:
         return "Unexpected negative standard deviation of log(prob)"
     return f"Final estimate: PPL = {result.perplexity:.4f} +/- {result.uncertainty:.5f}"

@@ -12,6 +12,7 @@ _ROWS = 64  # rows of logits worked on at once, to bound memory for large vocabu
 
 
 def row_slices(n_rows: int) -> list[slice]:
+    """Return slices of at most _ROWS rows that cover `n_rows` rows in order."""
     return [slice(start, min(start + _ROWS, n_rows)) for start in range(0, n_rows, _ROWS)]
 
 
@@ -87,6 +88,7 @@ class Moments:
     squares: float = 0.0
 
     def add(self, values: np.ndarray) -> None:
+        """Add values, an array of any float type with one dimension, in float64."""
         values = values.astype(np.float64)
         self.n += len(values)
         self.sum += float(values.sum())
@@ -94,6 +96,7 @@ class Moments:
 
     @property
     def mean(self) -> float:
+        """The mean. Raise ZeroDivisionError before any value is added."""
         return self.sum / self.n
 
     @property

@@ -76,6 +76,7 @@ class Batch:
 
     @property
     def n_sequences(self) -> int:
+        """Sequences that the rows belong to."""
         return len(self.lengths)
 
     @property

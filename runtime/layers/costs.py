@@ -14,6 +14,7 @@ class LooksBack:
     pair_flop: float
 
     def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
+        """Return the bytes that a sequence of at most `capacity` tokens keeps."""
         raise NotImplementedError
 
     def flop(self, n_past: int, n: int) -> float:

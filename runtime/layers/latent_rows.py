@@ -36,6 +36,9 @@ class Index:
 
     @classmethod
     def of(cls, indexer: Indexer, x: torch.Tensor, q_latent: torch.Tensor, batch: Batch) -> Index:
+        """Return the indexer with its projections of hidden rows x, float32[rows, width], and
+        latent queries, float32[rows, rank].
+        """
         return cls(indexer, *indexer.project(x, q_latent, batch))
 
     def seen(self, span: slice, keys: torch.Tensor) -> torch.Tensor | None:

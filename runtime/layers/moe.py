@@ -38,6 +38,7 @@ class Experts:
 
     @property
     def range(self) -> RangeName:
+        """The name of its range in profiles."""
         return RangeName("", "Experts")
 
     @ranged
@@ -78,6 +79,7 @@ class Router:
 
     @property
     def range(self) -> RangeName:
+        """The name of its range in profiles."""
         return RangeName("", "Router")
 
     @ranged
@@ -165,14 +167,17 @@ class MoE:
 
     @property
     def spec(self) -> RouterSpec:
+        """How experts are chosen."""
         return self.router.spec
 
     @property
     def experts_used(self) -> int:
+        """Experts that each row goes through."""
         return self.spec.n_used
 
     @property
     def expert_share(self) -> float:
+        """The part of the experts that a row uses, 0 to 1."""
         return self.spec.n_used / self.spec.n_experts
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

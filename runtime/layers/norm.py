@@ -22,6 +22,7 @@ class RMSNorm:
 
     @property
     def range(self) -> RangeName:
+        """The name of its range in profiles."""
         return _range(self.name)
 
     @ranged
@@ -42,6 +43,7 @@ class LayerNorm:
 
     @property
     def range(self) -> RangeName:
+        """The name of its range in profiles."""
         return _range(self.name)
 
     @ranged

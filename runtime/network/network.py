@@ -50,6 +50,7 @@ class Network:
 
     @property
     def width(self) -> int:
+        """Elements of a hidden vector."""
         return self.output_norm.weight.numel()
 
     @property

@@ -56,6 +56,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
         return self.temperature == 0
 
 

@@ -22,6 +22,7 @@ class TimeRow:
     timed_bytes: float = 0.0  # the time of those spans
 
     def add(self, span: Span, passes: int) -> None:
+        """Add a span's own time, bytes and count. passes: that the sums are divided by."""
         self.count += 1 / passes
         self.total += span.own / passes
         if span.n_bytes:
@@ -30,6 +31,7 @@ class TimeRow:
 
     @property
     def gigabytes_per_second(self) -> float | None:
+        """GB/s (10^9 bytes) of the spans whose bytes are known, or None."""
         return self.n_bytes / self.timed_bytes / 1e3 if self.timed_bytes else None
 
 

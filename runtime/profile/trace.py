@@ -35,6 +35,7 @@ class Span:
 
     @property
     def end(self) -> float:
+        """When it ended, in microseconds since the pass began."""
         return self.start + self.duration
 
 

@@ -62,6 +62,7 @@ class Candidates:
         self.ids, self.logits = self.ids[kept], self.logits[kept]
 
     def probabilities(self) -> np.ndarray:
+        """Return the softmax of the logits, in their order."""
         weights = np.exp(self.logits - self.logits.max())
         return weights / weights.sum()
 

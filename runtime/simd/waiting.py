@@ -22,11 +22,13 @@ def atomic_add(builder, address, value):
 
 @function(types.int64, types.int64)
 def atomic_load(builder, address):
+    """Read the int64 at an aligned address, sequentially consistent."""
     return builder.load_atomic(pointer(builder, address, INT64), "seq_cst", 8)
 
 
 @function(types.none, types.int64, types.int64)
 def atomic_store(builder, address, value):
+    """Write an int64 to an aligned address, sequentially consistent."""
     builder.store_atomic(value, pointer(builder, address, INT64), "seq_cst", 8)
     return NONE
 

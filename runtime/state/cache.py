@@ -47,10 +47,12 @@ class CacheSettings:
 
     @property
     def k(self) -> CacheType:
+        """The type of keys."""
         return CACHE_TYPES[self.type_k.lower()]
 
     @property
     def v(self) -> CacheType:
+        """The type of values."""
         return CACHE_TYPES[self.type_v.lower()]
 
     def block_of_keys(self, length: int) -> int:
@@ -136,12 +138,14 @@ class KVStorage:
     def bytes_per_token(
         n_kv_heads: int, key_length: int, value_length: int, settings: CacheSettings
     ) -> int:
+        """Return the bytes of one position in one layer."""
         return n_kv_heads * (
             _row_bytes(settings.k, key_length) + _row_bytes(settings.v, value_length)
         )
 
     @property
     def nbytes(self) -> int:
+        """Bytes in memory."""
         return self.k.nbytes + self.v.nbytes
 
     def put(self, rows: slice | torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -211,6 +215,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
+        """Bytes in memory, of all sequences that share the storage."""
         return self.storage.nbytes
 
     @property

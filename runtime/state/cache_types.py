@@ -45,6 +45,7 @@ class CacheType:
 
     @property
     def is_quantized(self) -> bool:
+        """Whether rows are blocks with scales, not plain floats."""
         return self.encode is not None
 
     def row_bytes(self, n: int) -> int:

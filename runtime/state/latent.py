@@ -43,6 +43,9 @@ class LatentStorage:
 
     @staticmethod
     def bytes_per_token(width: int, index_width: int, settings: CacheSettings) -> int:
+        """Return the bytes of one position in one layer: a latent row of `width` elements, and one
+        of the indexer's `index_width` if that is not 0.
+        """
         latent, index = settings_of(settings)
         return KVStorage.bytes_per_token(1, width, 0, latent) + (
             KVStorage.bytes_per_token(1, index_width, 0, index) if index_width else 0
@@ -50,6 +53,7 @@ class LatentStorage:
 
     @property
     def nbytes(self) -> int:
+        """Bytes in memory."""
         return self.rows.nbytes + (0 if self.index_keys is None else self.index_keys.nbytes)
 
 
@@ -66,6 +70,7 @@ class LatentCache:
 
     @property
     def nbytes(self) -> int:
+        """Bytes in memory, of all sequences that share the storage."""
         return self.storage.nbytes
 
     def clear(self) -> None:

@@ -31,6 +31,7 @@ class RecurrentState:
 
     @property
     def nbytes(self) -> int:
+        """Bytes in memory."""
         return self.inputs.nbytes + self.memory.nbytes
 
     def check(self, start: int, layer: int) -> None:
@@ -47,6 +48,7 @@ class RecurrentState:
         self.n_seen += n
 
     def clear(self) -> None:
+        """Set the state to that before the first token."""
         self.inputs.zero_()
         self.memory.zero_()
         self.n_seen = 0

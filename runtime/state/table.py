@@ -20,6 +20,7 @@ class Blocks:
 
     @property
     def n_free(self) -> int:
+        """Blocks that no sequence has."""
         return len(self._free)
 
     def take(self) -> int:

@@ -52,6 +52,7 @@ class Tokenizer:
 
     @property
     def n_tokens(self) -> int:
+        """Tokens of the vocabulary."""
         return len(self.tokens)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:

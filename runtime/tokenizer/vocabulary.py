@@ -132,6 +132,7 @@ class Vocabulary:
         return cls(model, pre, tuple(tokens), tuple(types), special, metadata, file)
 
     def error(self, problem: str) -> TokenizerError:
+        """Return an error about the vocabulary that names the file."""
         return TokenizerError(problem, file=self.file)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -169,6 +170,7 @@ class Vocabulary:
 
     @property
     def has_merges(self) -> bool:
+        """Whether the file has a list of merges."""
         return f"{PREFIX}merges" in self.metadata
 
     @cached_property

@@ -69,10 +69,12 @@ class Matrix:
 
     @property
     def type(self) -> GGMLType:
+        """The type that the file stores."""
         return self.tensor.type
 
     @property
     def stored_bytes(self) -> int:
+        """Bytes of the matrix in the file."""
         return self.tensor.n_bytes // self.tensor.n_matrices
 
     def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -170,10 +172,12 @@ class Stacked:
 
     @property
     def type(self) -> GGMLType:
+        """The type that the file stores."""
         return self.matrices[0].type
 
     @property
     def stored_bytes(self) -> int:
+        """Bytes of all matrices in the file."""
         return sum(matrix.stored_bytes for matrix in self.matrices)
 
     def parts(self) -> Iterator[tuple[int, torch.Tensor]]:

@@ -57,6 +57,9 @@ class Hyperparameters:
         return value
 
     def text(self, key: str, default: Any = _REQUIRED) -> str:
+        """Return the string of a key, or `default` if it is absent. Raise an error that names file
+        and key if it is missing or of another type.
+        """
         if default is not _REQUIRED and not self.has(key):
             return default
         return get(self.metadata, self._full(key), str, file=self.file)
@@ -102,6 +105,7 @@ class Hyperparameters:
         return tuple(bool(x) for x in data[:n_layers])
 
     def has(self, key: str) -> bool:
+        """Return whether the file has the key."""
         return self._full(key) in self.metadata
 
     def refuse(self, key: str, harmless: tuple = ()) -> None:

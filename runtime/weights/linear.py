@@ -23,14 +23,17 @@ class OneMatrix:
 
     @property
     def device(self) -> torch.device:
+        """Where products are computed."""
         return self.matrix.device
 
     @property
     def rows(self) -> int:
+        """Rows of the matrix: elements of the output."""
         return self.matrix.rows
 
     @property
     def cols(self) -> int:
+        """Columns of the matrix: elements of the input."""
         return self.matrix.cols
 
 
@@ -57,6 +60,7 @@ class Linear(OneMatrix):
 
     @property
     def range(self) -> RangeName:
+        """The name of its range in profiles, with the bytes that it reads."""
         return RangeName.of_matrix(self.name, self.role, self.matrix.stored_bytes)
 
     @ranged

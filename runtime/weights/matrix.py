@@ -22,10 +22,12 @@ class MatrixLike(Protocol):
     """What a product needs of a weight matrix: `encoded.Matrix` or `resident.ResidentMatrix`."""
 
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """Elements of the output."""
 
     @property
-    def cols(self) -> int: ...
+    def cols(self) -> int:
+        """Elements of the input."""
 
     @property
     def device(self) -> torch.device:

@@ -44,10 +44,12 @@ class Resident:
 
     @property
     def is_loaded(self) -> bool:
+        """Whether the weights are on the GPU."""
         return self._packed is not None or self._stored is not None
 
     @property
     def is_packable(self) -> bool:
+        """Whether the type and row length can be packed."""
         from ...cuda_kernels.packed.matrix import packable
 
         return packable(self.type, self.cols)
@@ -238,14 +240,17 @@ class ResidentMatrix:
 
     @property
     def type(self) -> GGMLType:
+        """The type that the file stores."""
         return self.resident.type
 
     @property
     def packed(self) -> PackedMatrix | None:
+        """The packed matrix, or None if it cannot be packed."""
         return self.resident.packed
 
     @property
     def stored_bytes(self) -> int:
+        """Bytes of the matrix as it is stored."""
         return self.resident.stored_bytes // self.resident.n
 
     def parts(self) -> Iterator[tuple[int, torch.Tensor]]:

@@ -89,14 +89,17 @@ class LayerShare:
 
     @property
     def n_heads(self) -> int:
+        """Query heads of this rank."""
         return length(self.heads)
 
     @property
     def n_kv_heads(self) -> int:
+        """Key and value heads of this rank."""
         return len(self.kv_heads)
 
     @property
     def n_experts(self) -> int:
+        """Experts of this rank."""
         return length(self.experts)
 
 
@@ -117,6 +120,7 @@ class SplitPlan:
 
     @property
     def n_ranks(self) -> int:
+        """Ranks of the plan."""
         return len(self.shares)
 
     def of(self, name: str) -> TensorSplit:

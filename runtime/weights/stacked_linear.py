@@ -23,6 +23,7 @@ class ManyMatrices:
 
     @property
     def device(self) -> torch.device:
+        """Where products are computed."""
         return self.matrices[0].device
 
     @property
@@ -37,6 +38,7 @@ class ManyMatrices:
 
     @property
     def cols(self) -> int:
+        """Elements of the input."""
         return self.matrices[0].cols
 
 
@@ -127,6 +129,7 @@ class HeadLinear(ManyMatrices):
 
     @property
     def range(self) -> RangeName:
+        """The name of its range in profiles, with the bytes that it reads."""
         n_bytes = sum(matrix.stored_bytes for matrix in self.matrices)
         return RangeName.of_matrix(self.name, self.role, n_bytes)
 

@@ -240,6 +240,9 @@ class Weights:
         )
 
     def embedding(self, name: str, n_rows: int, n_cols: int) -> Embedding:
+        """Return the embedding `name`, a matrix [n_rows, n_cols]. Raise the error of `_tensor` if
+        it is missing or has another shape.
+        """
         tensor = self._tensor(f"{name}.weight", (n_rows, n_cols))
         return self._record(
             Embedding(f"{name}.weight", self.store.matrices([tensor], 1)[0], self.taps)

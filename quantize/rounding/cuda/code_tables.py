@@ -39,10 +39,12 @@ class CodeTables:
 
     @property
     def type(self) -> GGMLType:
+        """The type whose codes these are."""
         return self.layout.type
 
     @property
     def groups(self) -> int:
+        """Groups of a block, each with a choice of scale."""
         return len(self.factors)
 
     @property

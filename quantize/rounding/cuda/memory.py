@@ -12,12 +12,26 @@ from ....formats.types import GGMLType
 class RoundingDevice(Protocol):
     """What rounding needs of a device. `run.cuda_device.CudaDevice` is one."""
 
-    def memory(self, n_bytes: int) -> Any: ...
-    def upload(self, host: np.ndarray, target: Any, stream: Any) -> None: ...
-    def download(self, source: Any, host: np.ndarray, stream: Any) -> None: ...
-    def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> Any: ...
-    def wait(self, stream: Any) -> None: ...
-    def address(self, array: Any) -> int: ...
+    def memory(self, n_bytes: int) -> Any:
+        """Return uint8[n_bytes] on the device."""
+
+    def upload(self, host: np.ndarray, target: Any, stream: Any) -> None:
+        """Copy `host` to `target` on the device, in the order of `stream`."""
+
+    def download(self, source: Any, host: np.ndarray, stream: Any) -> None:
+        """Copy `source` on the device to `host`, in the order of `stream`; `wait` says when it is
+        there.
+        """
+
+    def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> Any:
+        """Return the search of rows of `n_cols` columns for a type. weighted: with importances."""
+
+    def wait(self, stream: Any) -> None:
+        """Wait until everything in `stream` is done."""
+
+    def address(self, array: Any) -> int:
+        """Return the address of an array on the device."""
+
     def launch(self, kernel: str, grid: int, threads: int, stream: Any, *arguments: Any) -> None:
         """Start a kernel of `cuda_kernels.rounding`. arguments: arrays on the device, `From`, None,
         or numpy scalars.
@@ -52,6 +66,7 @@ class Memory:
         return self._views[key]
 
     def filled(self, name: str, values: np.ndarray, stream: Any) -> Any:
+        """Return the array `name` on the device with the shape, dtype and contents of `values`."""
         values = np.ascontiguousarray(values)
         there = self.array(name, values.shape, values.dtype)
         if values.size:

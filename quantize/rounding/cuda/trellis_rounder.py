@@ -50,6 +50,7 @@ class TrellisTables:
 
     @property
     def nodes(self) -> int:
+        """Nodes per book of the tree of code words."""
         return CODEBOOKS[self.layout.type.name].nodes(LEAF)
 
 

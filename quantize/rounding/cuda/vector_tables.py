@@ -38,14 +38,17 @@ class VectorTables:
 
     @property
     def count(self) -> int:
+        """Entries of the codebook."""
         return self.entries.shape[1]
 
     @property
     def even(self) -> bool:
+        """Whether the sign of the last of eight elements follows from the others."""
         return self.layout.even
 
     @property
     def groups(self) -> int:
+        """Groups of a block, each with a choice of scale."""
         return len(self.choice_bits)
 
     @property

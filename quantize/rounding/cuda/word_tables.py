@@ -35,6 +35,7 @@ class WordTables:
 
     @property
     def count(self) -> int:
+        """Words per book."""
         return self.books.shape[2]
 
     @property
@@ -44,11 +45,13 @@ class WordTables:
 
     @property
     def stored(self) -> int:
+        """How scales are stored: HALF, FLOAT or NIBBLES."""
         scale = self.layout.scale
         return NIBBLES if isinstance(scale, NibbleScale) else HALF if scale.half else FLOAT
 
     @property
     def groups(self) -> int:
+        """Groups of a block, each with a choice of scale."""
         return len(self.choice_bits)
 
     @property

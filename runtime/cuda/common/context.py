@@ -27,7 +27,10 @@ Angles = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 class SupportsClose(Protocol):
-    def close(self) -> None: ...
+    """What a context closes with itself."""
+
+    def close(self) -> None:
+        """Free what is held on the device."""
 
 
 @dataclass

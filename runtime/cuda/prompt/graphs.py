@@ -169,6 +169,7 @@ class PassGraphs:
 
     @property
     def has_graphs(self) -> bool:
+        """Whether any graph is captured."""
         return bool(self._captured)
 
     def begin(self) -> None:

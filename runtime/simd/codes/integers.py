@@ -27,10 +27,12 @@ class Integers:
     # Memory
 
     def load(self, at: Any, offset: int, type: ir.Type) -> Any:
+        """Load a value of an LLVM type, without alignment."""
         address = self.ir.add(at, INT64(offset))
         return self.ir.load(pointer(self.ir, address, type), align=1)
 
     def bytes(self, at: Any, offset: int, n: int = 16) -> Any:
+        """Load a vector of n bytes."""
         return self.load(at, offset, ir.VectorType(INT8, n))
 
     def words(self, at: Any, offset: int, n: int) -> Any:
@@ -47,9 +49,11 @@ class Integers:
         return found if n_bytes == 8 else self.ir.zext(found, INT64)
 
     def half(self, at: Any, offset: int) -> Any:
+        """Load a float16 as float32."""
         return self.ir.fpext(self.load(at, offset, ir.HalfType()), FLOAT)
 
     def float(self, at: Any, offset: int) -> Any:
+        """Load a float32."""
         return self.load(at, offset, FLOAT)
 
     def of_blocks(self, at: Any, offset: int, type: ir.Type, n: int) -> Any:
@@ -73,10 +77,12 @@ class Integers:
     # Order
 
     def shuffled(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        """Take lanes of two vectors, those of b counted after those of a."""
         mask = ir.Constant(ir.VectorType(INT32, len(lanes)), [*lanes])
         return self.ir.shuffle_vector(a, b, mask)
 
     def joined(self, a: Any, b: Any) -> Any:
+        """Join two vectors of n lanes to one of 2n."""
         return self.shuffled(a, b, range(2 * a.type.count))
 
     def pieces(self, vector: Any, order: Sequence[int], size: int = 16) -> Any:
@@ -90,6 +96,7 @@ class Integers:
         return self.shuffled(vector, vector, lanes)
 
     def splat(self, value: Any, n: int = GROUPS) -> Any:
+        """Put a number in n lanes."""
         nothing = ir.Constant(ir.VectorType(value.type, n), ir.Undefined)
         one = self.ir.insert_element(nothing, value, INT32(0))
         return self.shuffled(one, nothing, [0] * n)
@@ -105,6 +112,7 @@ class Integers:
         return ir.Constant(like.type, [values[i * len(values) // n] for i in range(n)])
 
     def both(self, vector: Any, mask: Sequence[int] | int) -> Any:
+        """And with one mask, or with one per lane."""
         return self.ir.and_(vector, self.constant(vector, mask))
 
     def fields(self, vector: Any, shifts: Sequence[int] | int, mask: int) -> Any:
@@ -123,9 +131,11 @@ class Integers:
         return self.ir.bitcast(self.ir.shl(words, self.constant(words, by)), vector.type)
 
     def doubled(self, vector: Any) -> Any:
+        """Multiply by 2."""
         return self.ir.add(vector, vector)
 
     def plus(self, vector: Any, values: Sequence[int] | int) -> Any:
+        """Add one number, or one per lane."""
         return self.ir.add(vector, self.constant(vector, values))
 
     def where(self, flags: Any, yes: int, no: int = 0, bits: int = 8) -> Any:
@@ -146,6 +156,7 @@ class Integers:
         return self.ir.bitcast(number, ir.VectorType(INT1, n))
 
     def or_(self, a: Any, *others: Any) -> Any:
+        """Or of two or more vectors."""
         for other in others:
             a = self.ir.or_(a, other)
         return a
@@ -155,6 +166,7 @@ class Integers:
         return getattr(self.ir, op)(number, INT64(other))
 
     def widened(self, vector: Any, bits: int) -> Any:
+        """Extend lanes with zeros to `bits` bits."""
         return self.ir.zext(vector, ir.VectorType(ir.IntType(bits), vector.type.count))
 
     def narrowed(self, vector: Any) -> Any:

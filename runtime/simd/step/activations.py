@@ -19,11 +19,13 @@ _GELU_A, _GELU_B = np.float32(0.7978845608028654), np.float32(0.044715)
 
 @inlined_function
 def sigmoid(x):
+    """Return 1 / (1 + exp(-x)) of 16 float32."""
     one = v.splat(np.float32(1))
     return v.div(one, v.add(one, v.exp(v.sub(v.splat(np.float32(0)), x))))
 
 
 def silu(x):
+    """Return x / (1 + exp(-x)) of 16 float32."""
     one = v.splat(np.float32(1))
     return v.div(x, v.add(one, v.exp(v.sub(v.splat(np.float32(0)), x))))
 
@@ -36,11 +38,13 @@ def gelu(x):
 
 
 def relu_squared(x):
+    """Return max(0, x)^2 of 16 float32."""
     x = v.largest(v.splat(np.float32(0)), x)
     return v.mul(x, x)
 
 
 def swiglu_oai(x):
+    """Return x * sigmoid(_OAI_SLOPE * x) of 16 float32, the gate of gpt-oss."""
     return v.mul(x, sigmoid(v.mul(x, v.splat(_OAI_SLOPE))))
 
 

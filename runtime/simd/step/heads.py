@@ -120,15 +120,18 @@ def rotate_and_keep(arguments, thread, threads):
 
 
 def store_f32(to, x, n):
+    """Store n float32 at address x as F32 in a row at address `to`. n: a multiple of 16."""
     for i in range(0, n, 16):
         v.store_floats(to + 4 * i, v.load_floats(x + 4 * i))
 
 
 def store_f16(to, x, n):
+    """Store n float32 at address x as F16 in a row at address `to`. n: a multiple of 16."""
     for i in range(0, n, 16):
         v.store_halves(to + 2 * i, v.load_floats(x + 4 * i))
 
 
 def store_bf16(to, x, n):
+    """Store n float32 at address x as BF16 in a row at address `to`. n: a multiple of 16."""
     for i in range(0, n, 16):
         v.store_bf16(to + 2 * i, v.load_floats(x + 4 * i))

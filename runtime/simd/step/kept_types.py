@@ -123,6 +123,9 @@ def _with_minimum(bits: int) -> Any:
 
 
 def store_q8_0(to, x, n):
+    """Store n float32 at address x as Q8_0: blocks of 34 bytes in a row at address `to`. n: a
+    multiple of 32.
+    """
     for _ in range(n // _BLOCK):
         extreme = max(_greatest(x, _BLOCK), -_lowest(x, _BLOCK))
         inverse = _scale_stored(to, extreme / np.float32(127))
@@ -133,6 +136,9 @@ def store_q8_0(to, x, n):
 
 
 def store_iq4_nl(to, x, n):
+    """Store n float32 at address x as IQ4_NL: blocks of 18 bytes in a row at address `to`. n: a
+    multiple of 32.
+    """
     for _ in range(n // _BLOCK):
         least, most = _lowest(x, _BLOCK), _greatest(x, _BLOCK)
         extreme = most if most > -least else least
@@ -147,6 +153,9 @@ def store_iq4_nl(to, x, n):
 
 
 def store_q8_kv(to, x, n):
+    """Store n float32 at address x as Q8_KV in a row at address `to`: d float32, the sum of codes
+    int32, n codes.
+    """
     d = max(_greatest(x, n), -_lowest(x, n)) / np.float32(127)
     inverse = np.float32(1) / d if d != np.float32(0) else np.float32(0)
     v.store_float(to, d)

@@ -20,6 +20,7 @@ def mean_square(x, n):
 
 @inlined_function
 def inverse_root(x):
+    """Return 1 / sqrt(x) of one float32."""
     return np.float32(1) / np.sqrt(x)
 
 

@@ -47,32 +47,39 @@ U8, I8, U16, I32, F32 = (Vector(name) for name in ("u8", "i8", "u16", "i32", "f3
 
 
 def vector_of(element: str, lanes: int = LANES) -> ir.VectorType:
+    """Return the LLVM type of a vector of `lanes` elements; element: a key of ELEMENTS."""
     return ir.VectorType(ELEMENTS[element], lanes)
 
 
 def splatted(builder: ir.IRBuilder, value: Any, element: str) -> Any:
+    """Put a number in all 16 lanes."""
     nothing = ir.Constant(vector_of(element), ir.Undefined)
     one = builder.insert_element(nothing, value, INT32(0))
     return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(INT32, LANES), None))
 
 
 def constant_of(element: str, value: float) -> ir.Constant:
+    """Return a constant with the number in all 16 lanes."""
     return ir.Constant(vector_of(element), [value] * LANES)
 
 
 def pointer(builder: ir.IRBuilder, address: Any, type: ir.Type) -> Any:
+    """Make a pointer to `type` of an int64 address."""
     return builder.inttoptr(address, type.as_pointer())
 
 
 def loaded(builder: ir.IRBuilder, address: Any, type: ir.Type) -> Any:
+    """Load a value of `type` from an int64 address, without alignment."""
     return builder.load(pointer(builder, address, type), align=1)
 
 
 def shuffled(builder: ir.IRBuilder, a: Any, b: Any, lanes: list[int]) -> Any:
+    """Take lanes of two vectors, those of b counted after those of a."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INT32, len(lanes)), lanes))
 
 
 def called(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: Any) -> Any:
+    """Call the function `name` of LLVM or of a library."""
     type = ir.FunctionType(result, [argument.type for argument in arguments])
     function = cgutils.get_or_insert_function(builder.module, type, name)
     return builder.call(function, arguments)
@@ -80,10 +87,12 @@ def called(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: Any) -
 
 @functools.cache
 def has_feature(feature: str) -> bool:
+    """Return whether this processor has a feature by LLVM's name, such as `avx512f`."""
     return bool(binding.get_host_cpu_features().get(feature))
 
 
 def is_arm() -> bool:
+    """Return whether this processor is a 64-bit ARM."""
     return binding.get_process_triple().startswith(("aarch64", "arm64"))
 
 

@@ -36,6 +36,7 @@ def as_floats(builder, vector):
 
 @function(F32, types.float32)
 def splat(builder, value):
+    """16 times the float32."""
     return splatted(builder, value, "f32")
 
 
@@ -48,16 +49,19 @@ def halves(builder, low, high):
 
 @function(F32, F32, F32)
 def mul(builder, a, b):
+    """a * b, lane by lane."""
     return builder.fmul(a, b)
 
 
 @function(F32, F32, F32)
 def add(builder, a, b):
+    """a + b, lane by lane."""
     return builder.fadd(a, b)
 
 
 @function(F32, F32, F32)
 def sub(builder, a, b):
+    """a - b, lane by lane."""
     return builder.fsub(a, b)
 
 
@@ -69,6 +73,7 @@ def fma(builder, a, b, c):
 
 @function(F32, F32)
 def magnitude(builder, vector):
+    """|x|, lane by lane."""
     return called(builder, f"llvm.fabs.v{LANES}f32", vector_of("f32"), vector)
 
 
@@ -95,6 +100,7 @@ def _negated(builder: ir.IRBuilder, vector: Any, mask: Any) -> Any:
 
 @function(F32, F32, F32)
 def div(builder, a, b):
+    """a / b, lane by lane."""
     return builder.fdiv(a, b)
 
 
@@ -112,6 +118,7 @@ def smallest(builder, a, b):
 
 @function(F32, F32)
 def root(builder, vector):
+    """The square root, lane by lane."""
     return called(builder, f"llvm.sqrt.v{LANES}f32", vector_of("f32"), vector)
 
 

@@ -32,17 +32,20 @@ from .core import (
 
 @function(0, None, types.int64)
 def bit_and(builder, vector, mask):
+    """And of each lane with the mask, an int64 of which the low bits count."""
     type = vector.type.element
     return builder.and_(vector, splatted(builder, builder.trunc(mask, type), builder.elements[0]))
 
 
 @function(0, None, None)
 def bit_or(builder, a, b):
+    """a | b, lane by lane."""
     return builder.or_(a, b)
 
 
 @function(0, None, None)
 def bit_xor(builder, a, b):
+    """a ^ b, lane by lane."""
     return builder.xor(a, b)
 
 
@@ -76,6 +79,7 @@ def value_where_set(builder, codes, bit, value):
 
 @function(0, None, types.int64)
 def shift_left(builder, vector, by):
+    """Shift all lanes left by the same number of bits."""
     element = builder.elements[0]
     return builder.shl(vector, splatted(builder, _narrow(builder, by, element), element))
 
@@ -146,17 +150,20 @@ def as_bytes(builder, vector):
 
 @function(I32, U8)
 def as_integers(builder, vector):
+    """Unsigned lanes as i32."""
     return builder.zext(vector, vector_of("i32"))
 
 
 @function(I32, types.int64, types.int64)
 def integer_halves(builder, low, high):
+    """i32 lanes: 8 times `low`, then 8 times `high`."""
     a, b = (splatted(builder, _narrow(builder, value, "i32"), "i32") for value in (low, high))
     return shuffled(builder, a, b, [*range(8), *range(24, 32)])
 
 
 @function(I32, types.int64, types.int64, types.int64, types.int64)
 def integer_quarters(builder, *numbers):
+    """i32 lanes: each of four numbers 4 times."""
     a, b, c, d = (splatted(builder, _narrow(builder, n, "i32"), "i32") for n in numbers)
     low = shuffled(builder, a, b, [*range(4), *range(20, 24)] * 2)
     high = shuffled(builder, c, d, [*range(4), *range(20, 24)] * 2)

@@ -78,6 +78,7 @@ def load_3_bytes_fivefold(builder, address, last):
 
 @function(F32, types.int64)
 def load_floats(builder, address):
+    """16 float32 from an address."""
     return loaded(builder, address, vector_of("f32"))
 
 
@@ -101,6 +102,7 @@ def load_halves(builder, address):
 
 @function(types.none, types.int64, F32)
 def store_floats(builder, address, vector):
+    """Store 16 float32 at an address."""
     builder.store(vector, pointer(builder, address, vector.type), align=1)
     return NONE
 
@@ -129,6 +131,7 @@ def store_bf16(builder, address, vector):
 
 @function(types.none, types.int64, types.int64)
 def store_integer(builder, address, value):
+    """Store an int64 at an address."""
     builder.store(value, pointer(builder, address, INT64), align=1)
     return NONE
 
@@ -157,16 +160,19 @@ def store_half(builder, address, value):
 
 @function(types.float64, types.int64)
 def double_at(builder, address):
+    """The float64 at an address."""
     return loaded(builder, address, ir.DoubleType())
 
 
 @function(types.int64, types.int64)
 def byte_at(builder, address):
+    """The byte at an address, 0 to 255, as int64."""
     return builder.zext(loaded(builder, address, INT8), INT64)
 
 
 @function(types.int64, types.int64)
 def signed_byte_at(builder, address):
+    """The byte at an address, -128 to 127, as int64."""
     return builder.sext(loaded(builder, address, INT8), INT64)
 
 
@@ -184,16 +190,19 @@ def long_at(builder, address):
 
 @function(types.int64, types.int64)
 def integer_at(builder, address):
+    """The int64 at an address."""
     return loaded(builder, address, INT64)
 
 
 @function(types.float32, types.int64)
 def float_at(builder, address):
+    """The float32 at an address."""
     return loaded(builder, address, FLOAT)
 
 
 @function(types.none, types.int64, types.float32)
 def store_float(builder, address, value):
+    """Store a float32 at an address."""
     builder.store(value, pointer(builder, address, FLOAT), align=1)
     return NONE
 
