@@ -25,7 +25,9 @@ def completion_script(
     commands: Mapping[str, Listed],
     configure: Callable[[str, argparse.ArgumentParser], object],
 ) -> str:
-    """Return the script for `shell`; `configure(name, parser)` adds the flags of a command."""
+    """Return the script for `shell`; `configure(name, parser)` adds the flags of a command. Raise
+    UsageError for another shell.
+    """
     import shtab
 
     if shell not in SHELLS:

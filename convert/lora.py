@@ -204,7 +204,7 @@ class AdapterSource(RowsSource):
 
 def plan_adapter(source: AdapterSource, outtype: str) -> tuple[list[TensorInfo], str]:
     """Return the tensors with their output types, and the name of the outtype. Norms become F32,
-    rows that are not whole blocks F16.
+    rows that are not whole blocks F16. Raise UsageError for an unknown outtype.
     """
     kind = resolve_outtype(source.tensors, outtype)
     if kind not in OUTTYPES:

@@ -27,7 +27,7 @@ class RowsSource(Source):
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         """Return uint8[stop - start, row_bytes] of the stored type. Only the stored rows that are
-        needed are read.
+        needed are read. Raise ShapeError for rows that the tensor does not have.
         """
         rows = self._of(tensor)
         if not 0 <= start <= stop <= rows.n_rows:

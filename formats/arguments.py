@@ -19,7 +19,9 @@ def wrong(name: str, value: object, expected: str) -> UsageError:
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:
-    """`value` as an int; also numpy's integers."""
+    """`value` as an int; also numpy's integers. Raise UsageError that names the argument for
+    anything else.
+    """
     expected = "a whole number" + ("" if least is None else f" from {least} on")
     try:
         number = operator.index(value)
@@ -31,21 +33,25 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
 
 
 def number(name: str, value: Any) -> float | int:
-    """Return `value`, which is a number, also one of numpy's."""
+    """Return `value`, which is a number, also one of numpy's. Raise UsageError that names the
+    argument for anything else.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise wrong(name, value, "a number")
     return cast(float, value)
 
 
 def whole_numbers(name: str, values: object) -> list[int]:
-    """Return the whole numbers from 0 on of a list, tuple, range, array or the like."""
+    """Return the whole numbers from 0 on of a list, tuple, range, array or the like. Raise
+    UsageError that names the argument for anything else.
+    """
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise wrong(name, values, "whole numbers")
     return [whole_number(f"{name}[{i}]", value, 0) for i, value in enumerate(values)]
 
 
 def instance(name: str, value: Any, cls: type | tuple[type, ...], expected: str = "") -> Any:
-    """`value`, which is a `cls`."""
+    """`value`, which is a `cls`. Raise UsageError that names the argument for anything else."""
     if not isinstance(value, cls):
         if not expected:
             expected = " or ".join(
@@ -63,7 +69,7 @@ def path(name: str, value: Any) -> Any:
 
 
 def callback(name: str, value: Any) -> Any:
-    """A function or None."""
+    """A function or None. Raise UsageError that names the argument for anything else."""
     if value is not None and not callable(value):
         raise wrong(name, value, "a function")
     return value

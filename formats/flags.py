@@ -66,7 +66,7 @@ class Flag:
 
 
 def integer(text: str) -> int:
-    """Parse a flag's value for argparse."""
+    """Parse a flag's value for argparse: an integer. Raise ArgumentTypeError for anything else."""
     try:
         return int(text)
     except ValueError:
@@ -74,7 +74,7 @@ def integer(text: str) -> int:
 
 
 def real(text: str) -> float:
-    """Parse a flag's value for argparse."""
+    """Parse a flag's value for argparse: a number. Raise ArgumentTypeError for anything else."""
     try:
         return float(text)
     except ValueError:

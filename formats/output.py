@@ -158,7 +158,7 @@ class PartFile:
 
     def write(self, data) -> None:
         """Append all of `data`, anything with a contiguous buffer. The disk begins to write at
-        once, not when memory is full.
+        once, not when memory is full. Raise the error of `disk.output_error` if that fails.
         """
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         try:
@@ -173,15 +173,17 @@ class PartFile:
             raise output_error(error, self.path, self._state()) from None
 
     def read_kept(self, start: int, size: int) -> bytes:
-        """Return bytes that an earlier run left, fewer than `size` where they end."""
+        """Return bytes that an earlier run left, fewer than `size` where they end. Raise the error
+        of `disk.output_error` if that fails.
+        """
         try:
             return os.pread(self._handle, size, start)
         except OSError as error:
             raise output_error(error, self.part_path) from None
 
     def continue_at(self, position: int) -> None:
-        """Cut the file at this offset (or extend it with zeros), and write what follows from
-        there.
+        """Cut the file at this offset (or extend it with zeros), and write what follows from there.
+        Raise the error of `disk.output_error` if that fails.
         """
         try:
             os.ftruncate(self._handle, position)
@@ -208,7 +210,9 @@ class PartFile:
             raise output_error(error, self.path, self._state()) from None
 
     def remove_older(self) -> None:
-        """Delete the file that has the final name so far, if there is one."""
+        """Delete the file that has the final name so far, if there is one. Raise the error of
+        `disk.output_error` if that fails.
+        """
         try:
             os.unlink(self.path)
         except FileNotFoundError:
@@ -217,7 +221,9 @@ class PartFile:
             raise output_error(error, self.path) from None
 
     def commit(self) -> None:
-        """Sync, rename to the final name, sync the folder, unlock."""
+        """Sync, rename to the final name, sync the folder, unlock. Raise the error of
+        `disk.output_error` if that fails.
+        """
         if self._fd is not None:
             self.sync()
         try:

@@ -57,7 +57,7 @@ class Value:
 
     @property
     def item_type(self) -> ValueType:
-        """The type of an array's items."""
+        """The type of an array's items. Raise TypeError for a value without items."""
         if self.element is None:
             raise TypeError(f"a value of type {self.type.name} has no items")
         return self.element

@@ -67,7 +67,7 @@ class Planned:
 
 def aim_of(target: Target, api, source: str, load: LoadOptions) -> Aim:
     """Return the numbers of a target. For a GPU the model's cache and buffers are subtracted, so
-    that weights of the file and they fit together.
+    that weights of the file and they fit together. Raise UsageError if nothing is left for weights.
     """
     if target.bpw is not None:
         return Aim(None, target.bpw)

@@ -170,7 +170,9 @@ class AutoStages:
         }
 
     def quantize(self, chosen: dict[str, Any]) -> Found:
-        """Quantize with the types that `choose` returned."""
+        """Quantize with the types that `choose` returned. Raise ValidationError if the file is
+        larger than the target.
+        """
         out, wanted = self.files.out, self.aim.n_bytes
         # Not the plan file: it names all tensors, which makes the keys of the file longer.
         recipe = Recipe(

@@ -206,7 +206,8 @@ def zero_non_finite(x: np.ndarray) -> int:
 
 def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
     """Return search weights float32[n_cols]: importances divided by their mean, as their scale does
-    not matter, and kept above zero.
+    not matter, and kept above zero. Raise ShapeError for importances of another length or below 0,
+    NonFiniteError for one that is not finite.
     """
     importance = np.asarray(importance, dtype=np.float64)
     if importance.shape != (n_cols,):

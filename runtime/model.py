@@ -280,7 +280,9 @@ class Model(OpenModel):
     @_named_errors
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32[rows, width] of `hidden`, on any device, to float32[rows, vocab]."""
+        """float32[rows, width] of `hidden`, on any device, to float32[rows, vocab]. Raise
+        ShapeError for another shape.
+        """
         width = self.network.width
         if (
             not isinstance(hidden, torch.Tensor)

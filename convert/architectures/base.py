@@ -237,7 +237,7 @@ class Architecture(ABC):
         self, name: str, tensor: StoredTensor, table: dict[str, Weight]
     ) -> Iterator[ConvertedTensor]:
         """Yield the output tensors that are complete with `tensor`, which is `name` in the text
-        model.
+        model. Raise CheckpointError for a tensor that the table lacks.
         """
         pattern, numbers = split_numbers(name)
         if (weight := table.get(pattern)) is not None and weight.exact:
@@ -259,7 +259,7 @@ class Architecture(ABC):
         self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
     ) -> ConvertedTensor:
         """Return the output tensor of a row of the table. `suffix`: weight, bias, or empty for an
-        exact name.
+        exact name. Raise CheckpointError for a layer that lacks it, or a wrong shape.
         """
         shape = weight.shape_of(layer)
         if shape is None:

@@ -47,7 +47,9 @@ class ExpertStack:
         return (self.n_embd, self.n_ff) if part == DOWN else (self.n_ff, self.n_embd)
 
     def add(self, part: str, expert: int, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
-        """Add one expert's tensor; yield the stacked tensors after the last one."""
+        """Add one expert's tensor; yield the stacked tensors after the last one. Raise
+        CheckpointError for an expert that config.json does not count, or a wrong shape.
+        """
         if expert >= self.n_experts:
             raise CheckpointError(
                 f"belongs to expert {expert}, but config.json has {self.n_experts} experts",

@@ -43,8 +43,8 @@ class Gemma4(RoutedExperts):
             self.n_ff_expert = self.expert_width()
 
     def make_rope(self) -> RopeConfig:
-        """Read all settings that keys and shapes depend on, and return those of rotary
-        embedding.
+        """Read all settings that keys and shapes depend on, and return those of rotary embedding.
+        Raise ConfigError for layer types that are not known.
         """
         config = self.config
         self.kinds = config.strings("layer_types")

@@ -127,7 +127,8 @@ class AdapterCheckpoint(Checkpoint):
 
     def alpha(self) -> float:
         """Return the number that GGUF runtimes divide by the rank to get the scale. Rank-stabilized
-        adapters are scaled by alpha / sqrt(r) instead.
+        adapters are scaled by alpha / sqrt(r) instead. Raise CheckpointError for a rank-stabilized
+        adapter of several ranks, which has no common one.
         """
         alpha, rank = self.settings.number("lora_alpha"), self.settings.integer("r")
         if not self.settings.boolean("use_rslora", default=False):

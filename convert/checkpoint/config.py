@@ -88,7 +88,7 @@ class Config:
         self, *keys: str, default: Any = _MISSING, minimum: int = 1, maximum: int = 2**31 - 1
     ) -> int:
         """Return an integer from `minimum` to `maximum`. Floats with an integral value pass, as
-        some configs have them.
+        some configs have them. Raise ConfigError for another value.
         """
         key, value = self._get(keys, default)
         if value is default:
@@ -100,7 +100,9 @@ class Config:
         return value
 
     def number(self, *keys: str, default: Any = _MISSING, positive: bool = True) -> float:
-        """Return a finite number, above zero unless `positive` is false."""
+        """Return a finite number, above zero unless `positive` is false. Raise ConfigError for
+        another value.
+        """
         key, value = self._get(keys, default)
         if value is default:
             return value
@@ -151,7 +153,7 @@ class Config:
         return value
 
     def numbers(self, *keys: str, length: int) -> list[float]:
-        """Return a list of `length` positive numbers."""
+        """Return a list of `length` positive numbers. Raise ConfigError for another value."""
         key, value = self._get(keys, _MISSING)
         fits = isinstance(value, list) and len(value) == length
         if not fits or not all(
@@ -161,7 +163,7 @@ class Config:
         return [float(item) for item in value]
 
     def section(self, *keys: str) -> Config | None:
-        """Return a nested object; None if it is absent."""
+        """Return a nested object; None if it is absent. Raise ConfigError for another value."""
         key, value = self._get(keys, None)
         if value is None:
             return None

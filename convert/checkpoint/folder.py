@@ -76,7 +76,9 @@ class Checkpoint:
 
     @cached_property
     def architecture(self) -> str:
-        """The model class, `architectures[0]` of config.json."""
+        """The model class, `architectures[0]` of config.json. Raise CheckpointError if it is not
+        there.
+        """
         names = self.config.strings("architectures")
         if not names:
             raise CheckpointError("key 'architectures' is empty", file=self.config.file)
@@ -90,7 +92,9 @@ class Checkpoint:
         return read_json(path) if path.exists() else None
 
     def text(self, name: str) -> str | None:
-        """Return the text of the file `name` of the folder; None if there is no such file."""
+        """Return the text of the file `name` of the folder; None if there is no such file. Raise
+        CheckpointError if it cannot be read as text.
+        """
         path = self.path / name
         try:
             return path.read_text(encoding="utf-8") if path.exists() else None

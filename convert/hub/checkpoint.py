@@ -140,7 +140,7 @@ class RemoteFiles:
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
         """Return bytes start..stop of a tensor's data, uint8[stop - start]. Blocks after them are
-        fetched ahead.
+        fetched ahead. Raise RemoteError if reading is stopped meanwhile.
         """
         if start >= stop:
             return np.empty(0, np.uint8)

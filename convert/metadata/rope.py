@@ -98,7 +98,7 @@ class RopeConfig:
 
         With f_i = base^(-2i/d) and wavelength w = 2 pi / f_i: 1 where w < original / high, `factor`
         where w > original / low, and between them 1 / ((1 - s) / factor + s) with s = (original / w
-        - low) / (high - low).
+        - low) / (high - low). Raise ConfigError if the high factor is not above the low one.
         """
         section = self._section
         if section is None or self.kind != "llama3":

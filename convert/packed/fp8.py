@@ -32,7 +32,9 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
 
 
 def block_size(section: Config, key: str) -> tuple[int, int] | None:
-    """Return the rows and columns that share a scale; None if the key is absent."""
+    """Return the rows and columns that share a scale; None if the key is absent. Raise ConfigError
+    for anything but two sizes.
+    """
     sizes = section.integers(key, default=None)
     if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
         raise ConfigError(f"key '{key}' is {sizes}, expected two sizes", file=section.file)

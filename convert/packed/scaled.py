@@ -227,7 +227,7 @@ def scaled(
 
 def broadcast_grid(weight: StoredTensor, scale: StoredTensor) -> tuple[int, ...]:
     """Return the shape [..., row blocks, 1] of a scale without block size. Missing dimensions are
-    appended on the right.
+    appended on the right. Raise CheckpointError for a shape that does not fit the weight.
     """
     *matrices, n_rows, _ = weight.shape
     per_matrix, per_row = (*matrices, 1, 1), (*matrices, n_rows, 1)

@@ -36,7 +36,8 @@ def sentencepiece_model(
 
     Added tokens come from tokenizer_config.json, then from added_tokens.json, then, for ids that
     are still free, from tokenizer.json. Without a tokenizer.json the ids of special tokens are
-    those of config.json.
+    those of config.json. Raise TokenizerError for a score that is not finite, or an id that two
+    tokens claim.
     """
     model = read_sentencepiece(checkpoint.path / "tokenizer.model")
     table = TokenTable(n_vocab, checkpoint.config.file)

@@ -52,8 +52,8 @@ class TokenTable:
         *,
         replace: bool = False,
     ) -> None:
-        """Put a token into its slot. `replace`: it may replace another token, as added
-        tokens may.
+        """Put a token into its slot. `replace`: it may replace another token, as added tokens may.
+        Raise TokenizerError for an id outside the table or in use.
         """
         n_vocab = len(self._slots)
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < n_vocab:
@@ -111,7 +111,7 @@ class TokenTable:
 
 def added_tokens(tokenizer: dict[str, Any], config: dict[str, Any]) -> dict[int, tuple[str, bool]]:
     """Return id -> (content, special). Entries of tokenizer_config.json override others, because
-    transformers loads them last.
+    transformers loads them last. Raise TokenizerError for entries of another form.
     """
     entries = tokenizer.get("added_tokens") or []
     decoder = config.get("added_tokens_decoder") or {}
@@ -156,7 +156,7 @@ def named_special_tokens(config: dict[str, Any]) -> set[str]:
 
 def merges_of(model: dict[str, Any], space: str) -> list[str]:
     """Return the merges as `a b`. Newer files hold pairs, whose inner spaces are written as
-    `space`.
+    `space`. Raise TokenizerError for a merge of another form.
     """
     merges, stored = [], model.get("merges") or []
     for merge in stored if isinstance(stored, list) else [stored]:

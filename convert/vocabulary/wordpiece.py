@@ -41,7 +41,7 @@ def wordpiece(
     becomes `▁ing`, control tokens stay.
 
     `token_type_count` is the number of segments that the model distinguishes, `type_vocab_size` of
-    config.json.
+    config.json. Raise TokenizerError for a model without a vocabulary, or tokens with several ids.
     """
     model = tokenizer["model"]
     prefix = model.get("continuing_subword_prefix")

@@ -90,7 +90,7 @@ def pack_into(
     matrix: PackedMatrix, type: GGMLType, pieces: Iterable[np.ndarray | StoredRows]
 ) -> None:
     """Fill a packed matrix, whose plain type is that of `type`, with the rows of a file. Otherwise
-    as `pack_matrix`.
+    as `pack_matrix`. Raise ShapeError for another number of rows.
     """
     total, done = matrix.total_rows, 0
     for raw in _staged(_split(type, pieces, matrix.cols), matrix.device, type.group_rows):

@@ -186,7 +186,7 @@ class PeerLinks:
 
     def sum(self, x: torch.Tensor, h: torch.Tensor, *, assign: bool = False) -> None:
         """Compute h += the sum of x over all ranks, with `assign` h = that sum, and set x to 0; x
-        and h contiguous float32 of equal sizes, a multiple of 4.
+        and h contiguous float32 of equal sizes, a multiple of 4. Raise ShapeError for other sizes.
         """
         n = x.numel()
         if n % _EACH or h.numel() != n or not (x.is_contiguous() and h.is_contiguous()):
@@ -200,7 +200,8 @@ class PeerLinks:
 
     def gather(self, x: torch.Tensor, out: torch.Tensor, ends: Sequence[int]) -> None:
         """Compute out float32[rows, width] = the columns x float32[rows, ...] of all ranks side by
-        side; those of rank r end before column ends[r].
+        side; those of rank r end before column ends[r]. Raise ShapeError for columns that do not
+        fit `ends`.
         """
         rows, width = out.shape
         counts = np.diff([0, *ends])

@@ -70,7 +70,8 @@ def rotate_heads(
     are keys before norm and rotation; q: [T, heads, size]; k: [rows, kv, size] and v: [rows, kv,
     value_size], of which rows first .. first + T are written; q, k and v of one dtype (float16,
     bfloat16 or float32). cos, sin: float32[n, n_rot / 2] for the positions of a sequence: T is a
-    multiple of n. value_eps: values are divided by their root mean square.
+    multiple of n. value_eps: values are divided by their root mean square. Raise ValueError for
+    rows that do not fit the heads.
     """
     tokens, n_heads, size = q.shape
     n_kv, value_size, given = k.shape[1], v.shape[2], qkv.shape[1]

@@ -153,7 +153,7 @@ def converted(x: torch.Tensor, out: torch.Tensor) -> None:
 def take_sinks(x: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tensor) -> None:
     """Multiply x half[S, n, heads, length], the result of attention without sinks, by what the sink
     float32[heads] of each head leaves: sigmoid(log_sums - sinks) for log_sums float32[S, heads, n],
-    the logarithms of the softmax's sums.
+    the logarithms of the softmax's sums. Raise ShapeError for another layout of x.
     """
     sequences, n, heads, length = x.shape
     if x.stride(3) != 1 or length % UNIT:

@@ -125,7 +125,7 @@ def scale(x: torch.Tensor, factor: float) -> None:
 
 
 def clear(x: torch.Tensor) -> None:
-    """Set x to 0."""
+    """Set x, of any shape, to 0."""
     x.zero_()
 
 

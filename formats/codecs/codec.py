@@ -122,7 +122,7 @@ def decode_tensor(
     """Decode the bytes of a whole tensor, uint8[bytes], to float32 of the numpy-order `shape`.
 
     This is the only way to read I2_S, whose single scale follows the data of all rows. Otherwise it
-    does the same as `decode`.
+    does the same as `decode`. Raise ShapeError for bytes that do not fit the shape.
     """
     from .ternary import TENSOR_DECODERS, check_i2_s
 
@@ -300,7 +300,7 @@ def _plain_type(type: GGMLType) -> GGMLType:
 
 def encode_float(type: str | GGMLType, x: np.ndarray) -> np.ndarray:
     """Encode float32[rows, n_cols] as rows of F32, F16 or BF16, uint8[rows, row_bytes], rounding to
-    nearest even.
+    nearest even. Raise UnsupportedTypeError for another type.
     """
     type = ggml_type(type)
     if type.name not in _FLOAT_ENCODERS:

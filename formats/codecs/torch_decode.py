@@ -76,7 +76,7 @@ def decode_tensor_torch(
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Decode the bytes of a whole tensor, uint8[bytes], to `dtype` of the numpy-order `shape`:
-    `codec.decode_tensor` on any device.
+    `codec.decode_tensor` on any device. Raise ShapeError for bytes that do not fit the shape.
     """
     type = ggml_type(type)
     n_bytes = type.tensor_bytes(shape)

@@ -203,7 +203,9 @@ class GGUFFile(Source):
         return place
 
     def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """Return uint8[stop - start]: any bytes of the tensor, also those after its last row."""
+        """Return uint8[stop - start]: any bytes of the tensor, also those after its last row. Raise
+        ShapeError for bytes that the tensor does not have.
+        """
         place = self._place(tensor.name)
         if not 0 <= start <= stop <= place.info.n_bytes:
             raise ShapeError(

@@ -96,7 +96,9 @@ class ShardedWriter(FinishingSink):
         return count
 
     def stored(self, name: str) -> np.ndarray:
-        """Return the bytes of a tensor that is written, as `GGUFWriter.stored` does."""
+        """Return the bytes of a tensor that is written, as `GGUFWriter.stored` does. Raise
+        IqforgeError if it is not written yet.
+        """
         shard = next((at for at, names in enumerate(self._names) if name in names), 0)
         if shard >= len(self._writers):
             raise IqforgeError("is not written yet", file=self.paths[0], tensor=name)

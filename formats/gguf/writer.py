@@ -112,7 +112,7 @@ class GGUFWriter(FinishingSink):
 
     def stored(self, name: str) -> np.ndarray:
         """Return the bytes of a tensor that is written completely, uint8[n_rows, row_bytes], mapped
-        from the unfinished file.
+        from the unfinished file. Raise IqforgeError if it is not written yet.
         """
         plan = self._plan
         written = (
@@ -181,7 +181,7 @@ class GGUFWriter(FinishingSink):
             self.abort()
 
     def complete(self) -> None:
-        """Do everything of `finish` except renaming."""
+        """Do everything of `finish` except renaming. Raise IqforgeError if a tensor is missing."""
         if self._index < len(self._plan.tensors):
             expected = self._plan.tensors[self._index]
             raise IqforgeError(

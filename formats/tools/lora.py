@@ -23,7 +23,8 @@ def merged_source(
     source: Source, adapters: Sequence[str | AdapterFile], outtype: str | None = None
 ) -> LoraSource:
     """Return `source` with adapters merged in. outtype: the type of the weights that they change;
-    by default their own if that is a float type, else f16.
+    by default their own if that is a float type, else f16. Raise UsageError if there is no adapter,
+    or for an unknown outtype.
     """
     files = [
         one

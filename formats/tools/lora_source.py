@@ -51,7 +51,9 @@ class _Adapter:
 
 
 def parse_adapter(text: str) -> list[AdapterFile]:
-    """Return the adapters of FILE, FILE:SCALE, or several with commas between."""
+    """Return the adapters of FILE, FILE:SCALE, or several with commas between. Raise UsageError for
+    a scale that is no number.
+    """
     if os.path.exists(text):
         return [AdapterFile(text)]
     found = []

@@ -70,7 +70,9 @@ def load_gguf(path: str | os.PathLike) -> Imatrix:
 
 
 def save_gguf(imatrix: Imatrix, path: str | os.PathLike) -> None:
-    """Write a file. Counts of experts that saw nothing stay 0; readers give such experts ones."""
+    """Write a file. Counts of experts that saw nothing stay 0; readers give such experts ones.
+    Raise ImatrixError if no tensor saw any input.
+    """
     if not imatrix.entries:
         raise ImatrixError("there is nothing to write: no tensor saw any input", file=path)
     tensors, names = [], sorted(imatrix.entries)

@@ -37,7 +37,9 @@ def load_imatrix(path: str | os.PathLike) -> Imatrix:
 
 
 def output_format_of(path: str | os.PathLike, wanted: str | None = None) -> str:
-    """Return `wanted`, or by default gguf for a name that ends in .gguf and dat for any other."""
+    """Return `wanted`, or by default gguf for a name that ends in .gguf and dat for any other.
+    Raise UsageError for an unknown format.
+    """
     if wanted is not None and wanted not in FORMATS:
         raise UsageError(f"the imatrix format is '{wanted}', expected {' or '.join(FORMATS)}")
     return wanted or ("gguf" if os.fspath(path).endswith(".gguf") else "dat")

@@ -189,7 +189,9 @@ class MomentsFile(_MomentsFile):
         return np.frombuffer(self.read(f"{name}.{fold}.count"), "<i8")
 
     def diagonal(self, name: str, fold: str) -> np.ndarray:
-        """Return float64[n_matrices, n], mean squares; zeros for what saw nothing."""
+        """Return float64[n_matrices, n], mean squares; zeros for what saw nothing. Raise
+        ImatrixError for one that is negative or not finite.
+        """
         one = self.inputs[name]
         if fold not in self._folds_of(name):
             return np.zeros((one.n_matrices, one.n_cols))
@@ -207,7 +209,9 @@ class MomentsFile(_MomentsFile):
         """A file is not in the memory of a GPU."""
 
     def matrix(self, name: str, fold: str, index: int) -> np.ndarray:
-        """Return float64[n, n], the second moments of matrix `index` of an input: E[x x^T]."""
+        """Return float64[n, n], the second moments of matrix `index` of an input: E[x x^T]. Raise
+        ImatrixError for values that are not finite.
+        """
         one = self.inputs[name]
         stored = self.tensor(f"{name}.{fold}.tri")
         data = self.read(f"{name}.{fold}.tri", index, 1)

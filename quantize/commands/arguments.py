@@ -87,7 +87,9 @@ def refuse_read_files(args: argparse.Namespace, outputs: Sequence[str]) -> None:
 
 
 def tensor_type_file(path: str) -> list[Rule]:
-    """Read rules `NAME=TYPE`, separated by white space, from a file."""
+    """Read rules `NAME=TYPE`, separated by white space, from a file. Raise NotFoundError or
+    IqforgeError, with the file, if it cannot be read.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -112,7 +114,7 @@ def parse_words(
     """Return (IN, [(OUT, TYPE), ..], NTHREADS) of the positional words. A single OUT that was left
     out gets the default name of llama-quantize.
 
-    preset: TYPE if that was left out.
+    preset: TYPE if that was left out. Raise UsageError for words that are not expected.
     """
     src, rest = words[0], words[1:]
     preset = None if preset is None else type_name(preset)
@@ -180,7 +182,9 @@ def recipes_of(
     plan: SavedPlan | None,
     fitted: Recipe | None = None,
 ) -> list[Recipe]:
-    """Return a recipe for every output; `fitted` is that of AUTO."""
+    """Return a recipe for every output; `fitted` is that of AUTO. Raise UsageError for a plan that
+    was made for another type.
+    """
     from dataclasses import replace
 
     if plan is None:

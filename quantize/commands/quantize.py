@@ -177,7 +177,7 @@ def run_repack(
     args: argparse.Namespace, api, src: str, outputs: list[tuple[str, str]], threads: int
 ) -> int:
     """Repack, as `iqforge repack` does. Nothing to do is not a failure here, as with
-    llama-quantize.
+    llama-quantize. Raise UsageError for flags that repacking does not take.
     """
     if len(outputs) > 1:
         raise UsageError("--repack makes one output")

@@ -82,7 +82,9 @@ def repack(
 
 
 def parse_words(words: list[str], threads: int, dry_run: bool) -> tuple[str, str | None, int]:
-    """Return (IN, OUT, threads) of the positional words; OUT is None if a dry run leaves it out."""
+    """Return (IN, OUT, threads) of the positional words; OUT is None if a dry run leaves it out.
+    Raise UsageError for other words.
+    """
     if len(words) > 3 or len(words) < (1 if dry_run else 2):
         raise UsageError("expected IN OUT [NTHREADS]")
     if len(words) == 3:

@@ -161,6 +161,7 @@ def plan_types(
     """Plan tensors whose candidates get the type that `wanted` returns, and its fallbacks.
 
     by_row: names of tensors that are looked up by row. For the other parameters see `plan_preset`.
+    Raise UsageError for a quantized tensor that may not be requantized.
     """
     planned: dict[str, PlannedTensor] = {}
     for tensor in rules.in_order(tensors):

@@ -138,7 +138,8 @@ class Recipe(Options):
         logged as warnings.
 
         imatrix: there is an importance matrix with entries. allow_requantize: allow it even if the
-        recipe does not.
+        recipe does not. If `strict`, raise UsageError for overrides that COPY leaves without
+        effect.
         """
         if self.copies:
             if useless := self._beside_copy():

@@ -40,7 +40,7 @@ guess_scale = choose_d = unbound
 
 def row_scales(name: str, w: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return float32[rows], the scales of rows of a trellis type as they are stored. weights:
-    float32[n].
+    float32[n]. Raise UnsupportedTypeError for a type without a trellis.
     """
     scales = _loops(name, CODEBOOKS[name].dim, False)[2]
     if scales is None:

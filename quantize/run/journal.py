@@ -64,7 +64,9 @@ class Journal:
             raise output_error(error, self.path) from None
 
     def keep(self, n_records: int) -> None:
-        """Cut off everything after the first `n_records` records."""
+        """Cut off everything after the first `n_records` records. Raise the error of
+        `disk.output_error` if that fails.
+        """
         try:
             os.ftruncate(self._fd, self._ends[n_records])
             os.fsync(self._fd)
@@ -73,7 +75,9 @@ class Journal:
         del self.records[n_records:], self._ends[n_records + 1 :]
 
     def append(self, *records: Record) -> None:
-        """Append records. They survive a power cut once this returns. Any thread may call it."""
+        """Append records. They survive a power cut once this returns. Any thread may call it. Raise
+        the error of `disk.output_error` if that fails.
+        """
         lines = [_line(record) for record in records]
         try:
             data, at = memoryview(b"".join(lines)), self._ends[-1]

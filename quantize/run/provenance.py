@@ -181,7 +181,9 @@ def _sampled_rows(tensor: TensorInfo) -> Iterator[tuple[int, int]]:
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    """Return the SHA-256 of a whole file in hexadecimal."""
+    """Return the SHA-256 of a whole file in hexadecimal. Raise IqforgeError if it cannot be
+    read.
+    """
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

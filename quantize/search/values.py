@@ -117,7 +117,7 @@ def cells(values: np.ndarray) -> dict[str, Any]:
     float32.
 
     Midpoints are multiples of 1/2 and cells begin at a quarter, so that rounding never moves a
-    midpoint into another cell.
+    midpoint into another cell. Raise ValueError if cells do not separate the values.
     """
     middles = (values[1:] + values[:-1]) / 2
     width = 2.0 ** np.floor(np.log2(np.diff(middles).min()))

@@ -54,7 +54,9 @@ class SyntheticSource(Source):
         self._pools: dict[tuple, tuple[int, RepeatedRows]] = {}
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes]: a read-only view."""
+        """uint8[stop - start, row_bytes]: a read-only view. Raise ShapeError for rows that the
+        tensor does not have.
+        """
         if (
             not 0 <= start <= stop <= tensor.n_rows
             or start % tensor.type.group_rows

@@ -142,7 +142,9 @@ class Console:
         return True
 
     def command(self, text: str) -> bool:
-        """Run a command; False for the one that ends the dialogue."""
+        """Run a command; False for the one that ends the dialogue. Raise UsageError for an unknown
+        command or wrong arguments.
+        """
         name, _, value = text.partition(" ")
         value = value.strip()
         known = [command.split()[0] for command in COMMANDS]
@@ -260,7 +262,9 @@ class Console:
 
 
 def read_messages(path: str) -> list[Message]:
-    """Return the messages of a JSON file: a list of objects with a role, passed on as they are."""
+    """Return the messages of a JSON file: a list of objects with a role, passed on as they are.
+    Raise EvaluationError, with the file, for another content.
+    """
     found = read_json(path)
     if isinstance(found, dict) and "messages" in found:
         found = found["messages"]
@@ -272,7 +276,9 @@ def read_messages(path: str) -> list[Message]:
 
 
 def read_list(path: str) -> list[Any]:
-    """Return the list in a JSON file, such as tools."""
+    """Return the list in a JSON file, such as tools. Raise EvaluationError, with the file, for
+    another content.
+    """
     found = read_json(path)
     if not isinstance(found, list):
         raise EvaluationError("expected a list", file=path)
@@ -280,7 +286,7 @@ def read_list(path: str) -> list[Any]:
 
 
 def read_json(path: str) -> Any:
-    """Return what is in a JSON file."""
+    """Return what is in a JSON file. Raise EvaluationError, with the file, if it is not JSON."""
     try:
         return json.loads(_text_of(path))
     except json.JSONDecodeError as error:

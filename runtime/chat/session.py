@@ -182,7 +182,7 @@ class ChatSession:
 
     def attend(self) -> None:
         """Evaluate what the first rank answers, until it calls `dismiss`: for the other ranks of a
-        model.
+        model. Raise UsageError where there is a single process.
         """
         if self.model.group is None:
             raise UsageError("this process evaluates the model alone")

@@ -197,7 +197,7 @@ def integers(given: list[str] | None, default: Sequence[int], flag: str) -> Sequ
 
 
 def pairs(given: list[str] | None, flag: str) -> list[tuple[int, int]]:
-    """`P,G` of every time the flag was given."""
+    """`P,G` of every time the flag was given. Raise UsageError for other text."""
     found = []
     for text in given or ():
         words = text.split(",")

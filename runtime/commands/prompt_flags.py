@@ -16,7 +16,9 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\"
 
 
 def prompt_text(args: argparse.Namespace, *, needed: bool = True) -> str | None:
-    """Return the text of -p, or of the file of -f. None without either, unless one is needed."""
+    """Return the text of -p, or of the file of -f. None without either, unless one is needed. Raise
+    UsageError for both, or for neither where one is needed.
+    """
     if (args.prompt is not None and args.file is not None) or (
         needed and args.prompt is None and args.file is None
     ):

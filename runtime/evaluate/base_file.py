@@ -138,7 +138,7 @@ class BaseFile:
 
     def records(self, chunk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """scale float32[n_scored], min_log_prob float32[n_scored], codes uint16[n_scored, n_vocab]
-        of one chunk.
+        of one chunk. Raise MalformedFileError for a record that is not possible.
         """
         records = self._records[chunk]
         head = np.ascontiguousarray(records[:, :4]).view("<f4")

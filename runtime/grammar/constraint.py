@@ -59,7 +59,9 @@ class Grammar:
         self.new()
 
     def new(self) -> GrammarConstraint:
-        """Return what the next token of an empty text may be."""
+        """Return what the next token of an empty text may be. Raise UsageError for a grammar that
+        is not supported.
+        """
         matcher = self._matcher()
         if matcher.is_error():
             problem = _in_one_line(matcher.get_error())

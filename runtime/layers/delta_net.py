@@ -205,7 +205,9 @@ class DeltaNet:
 
 
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
-    """Return x divided by the root of the sum of its squares over the last dimension."""
+    """Return x, float32[..., n], divided by the root of the sum of its squares over the last
+    dimension.
+    """
     found = many_rows.l2_norm(x, _L2_EPS)
     if found is not None:
         return found

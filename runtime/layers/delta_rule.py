@@ -28,7 +28,7 @@ def by_steps(
     beta: torch.Tensor,
     memory: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Evaluate the rule token by token."""
+    """Evaluate the rule token by token. Shapes: see the module."""
     out = torch.empty_like(v)
     for t in range(v.shape[1]):
         key = k[:, t, :, None]  # [sequences, heads, 1, key_length]

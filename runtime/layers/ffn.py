@@ -13,7 +13,9 @@ _OAI_SLOPE = 1.702  # of the sigmoid of swiglu_oai, as gpt-oss was trained with
 
 
 def activate(spec: FFNSpec, x: torch.Tensor) -> torch.Tensor:
-    """Return the activation of x; may overwrite x."""
+    """Return the activation of x, float32[..., n]; may overwrite x. Raise ValueError for an unknown
+    one.
+    """
     if spec.activation == "silu":
         return F.silu(x, inplace=True)
     if spec.activation == "gelu":
@@ -26,7 +28,7 @@ def activate(spec: FFNSpec, x: torch.Tensor) -> torch.Tensor:
 
 
 def gated(spec: FFNSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Return activation(gate) * up; may overwrite both."""
+    """Return activation(gate) * up, all float32[..., n]; may overwrite both."""
     if spec.limit:
         gate, up = gate.clamp_(max=spec.limit), up.clamp_(-spec.limit, spec.limit)
     if spec.activation == "swiglu_oai":

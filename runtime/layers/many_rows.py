@@ -79,7 +79,7 @@ def _run(operation: int, *arguments: int) -> None:
 
 
 def total(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return h + y, in the memory of y where compiled code is used."""
+    """Return h + y, both float32[rows, width], in the memory of y where compiled code is used."""
     return y.add_(h) if _usable(h) else h + y
 
 

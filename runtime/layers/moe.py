@@ -49,7 +49,9 @@ class Experts:
         return self.down(self.inner(x, counts), counts)
 
     def inner(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Return the input of `down`, float32[rows, hidden], for x on the device of the experts."""
+        """Return the input of `down`, float32[rows, hidden], for x on the device of the experts.
+        Raise TypeError for experts without gate or up.
+        """
         if self.gate_up is not None:
             gate, up = self.gate_up(x, counts).chunk(2, dim=-1)
         elif self.gate is not None and self.up is not None:

@@ -161,7 +161,8 @@ class Decoder:
     ) -> Rope:
         """Read the rotation of heads of `head` elements, with the frequency factors of
         `rope_freqs.weight` if the file has them, unless `own_factors` is False. Arguments replace
-        what the keys say.
+        what the keys say. Raise ConfigError for an odd number of rotated elements, or more than a
+        head has.
         """
         head = head or self.key_length
         n_rot = n_rot or self.p.integer("rope.dimension_count", head, most=head)
@@ -279,7 +280,8 @@ class Decoder:
 
     def router_spec(self, score: str = "softmax", *, norm: bool = True, **spec: Any) -> RouterSpec:
         """Read how tokens choose experts. score, norm: what a file without these keys has. spec:
-        other fields of `RouterSpec`, which the keys replace.
+        other fields of `RouterSpec`, which the keys replace. Raise ConfigError for numbers of
+        experts or groups that are not possible.
         """
         p = self.p
         n_experts = p.integer("expert_count")

@@ -117,8 +117,8 @@ def sample(
 
 
 def candidates(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k largest logits (all for 0) and their ids, on the CPU: descending, the lower id first
-    among equals.
+    """The k largest of logits float32[n_vocab] (all for 0) and their ids, on the CPU: descending,
+    the lower id first among equals.
     """
     if 0 < k < len(logits):
         # topk says nothing about the order of equals, so it only tells the smallest value that

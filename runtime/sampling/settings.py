@@ -151,7 +151,9 @@ class SamplerSettings:
 
 
 def sampler_order(names: str) -> tuple[str, ...]:
-    """Return the samplers of a text such as "top_k;temperature", in that order."""
+    """Return the samplers of a text such as "top_k;temperature", in that order. Raise UsageError
+    for an unknown name.
+    """
     found = []
     for word in names.split(";"):
         name = re.sub(r"[-\s]", "_", word.strip().lower())
@@ -166,7 +168,9 @@ def sampler_order(names: str) -> tuple[str, ...]:
 
 
 def sampler_sequence(letters: str) -> tuple[str, ...]:
-    """Return the samplers of letters such as "kt", in that order."""
+    """Return the samplers of letters such as "kt", in that order. Raise UsageError for an unknown
+    letter.
+    """
     by_letter = {letter: name for name, letter in SAMPLERS.items()}
     for letter in letters:
         if letter not in by_letter:
@@ -176,8 +180,8 @@ def sampler_sequence(letters: str) -> tuple[str, ...]:
 
 
 def read_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
-    """Return (token, bias) of texts such as "15043+1" and "29871-inf". Biases of one token add
-    up.
+    """Return (token, bias) of texts such as "15043+1" and "29871-inf". Biases of one token add up.
+    Raise UsageError for other text.
     """
     found: dict[int, float] = {}
     for text in texts:

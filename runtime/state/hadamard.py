@@ -13,7 +13,7 @@ _BLOCKS = (512, 256, 128, 64)
 
 def hadamard_block(n: int) -> int:
     """The block in which vectors of `n` elements are transformed: n if it is a power of two, else
-    the largest usual one that divides it.
+    the largest usual one that divides it. Raise UsageError for sizes without one.
     """
     if n & (n - 1) == 0:
         return n

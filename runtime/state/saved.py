@@ -48,7 +48,9 @@ def fingerprint(source: Source) -> str:
 
 
 def save_sequence(path: str | os.PathLike, state: State, tokens: list[int], source: Source) -> None:
-    """Write the sequence of `state`, which has these tokens, of the model `source`."""
+    """Write the sequence of `state`, which has these tokens, of the model `source`. Raise
+    ValueError for another number of tokens.
+    """
     if len(tokens) != state.n_past:
         raise ValueError(f"{len(tokens)} tokens for a sequence of {state.n_past}")
     layers, data, at = [], [], 0

@@ -84,7 +84,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Return the text of `ids`, without the space that `encode` put in front. Bytes that are
-        not UTF-8 become U+FFFD. `skip_special` leaves control tokens out.
+        not UTF-8 become U+FFFD. `skip_special` leaves control tokens out. Raise TokenizerError for
+        an id outside the vocabulary.
         """
         kept = []
         for token in ids:

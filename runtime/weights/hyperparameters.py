@@ -40,7 +40,9 @@ class Hyperparameters:
         above: float | None = None,
         least: float | None = None,
     ) -> float:
-        """A float, greater than `above` and at least `least` where these are given."""
+        """A float, greater than `above` and at least `least` where these are given. Raise
+        ConfigError, with file and key, for other values.
+        """
         if default is not _REQUIRED and not self.has(key):
             return default
         value = get(self.metadata, self._full(key), float, file=self.file)
@@ -65,7 +67,9 @@ class Hyperparameters:
         return get(self.metadata, self._full(key), str, file=self.file)
 
     def per_layer(self, key: str, n_layers: int, default: Any = _REQUIRED) -> tuple[int, ...]:
-        """Return one integer above 0 per layer, from a key that holds one or an array of them."""
+        """Return one integer above 0 per layer, from a key that holds one or an array of them.
+        Raise ConfigError, with file and key, for other values.
+        """
         if default is not _REQUIRED and not self.has(key):
             return default
         data = get(self.metadata, self._full(key), (int, list), file=self.file)
@@ -89,7 +93,8 @@ class Hyperparameters:
         self, key: str, n_layers: int, default: Any = _REQUIRED, *, n_blocks: int = 0
     ) -> tuple[bool, ...]:
         """Return True or False for each layer, from an array of them. The array may also be for
-        `n_blocks`, of which the layers are the first.
+        `n_blocks`, of which the layers are the first. Raise ConfigError, with file and key, for
+        other values.
         """
         if default is not _REQUIRED and not self.has(key):
             return default

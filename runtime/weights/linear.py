@@ -75,7 +75,7 @@ class Linear(OneMatrix):
         return y
 
     def observe(self, x: torch.Tensor) -> None:
-        """Show x to the observers of products."""
+        """Show x, float32[rows, n_in], to the observers of products."""
         for observe in self._taps.observers:
             observe(self.name, x, None)
 

@@ -267,7 +267,7 @@ class ResidentMatrix:
         """Products in 8 bits are for the CPU."""
 
     def round_rows(self, x: torch.Tensor) -> NoReturn:
-        """Products in 8 bits are for the CPU."""
+        """Raise TypeError: products in 8 bits are for the CPU."""
         raise TypeError(f"a matrix on {self.device} is not multiplied in 8 bits")
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:

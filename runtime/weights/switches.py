@@ -53,7 +53,9 @@ class Switches:
 
 
 def parse_ser(text: str) -> tuple[int, float] | None:
-    """`K,t` of -ser; None for what switches it off (`0,0` or a negative K, as in the reference)."""
+    """`K,t` of -ser; None for what switches it off (`0,0` or a negative K, as in the reference).
+    Raise UsageError for other text.
+    """
     found = re.fullmatch(r"\s*(-?\d+)\s*,\s*(\d*\.?\d+)\s*", text)
     if not found:
         raise UsageError(f"-ser is '{printable(text, 40)}', expected K,t such as 6,0.4")
@@ -62,7 +64,9 @@ def parse_ser(text: str) -> tuple[int, float] | None:
 
 
 def parse_on_off(name: str, value: object) -> bool:
-    """Return the value of a flag such as `-fa`, `-fa on|off|auto|1|0`, or of its option."""
+    """Return the value of a flag such as `-fa`, `-fa on|off|auto|1|0`, or of its option. Raise
+    UsageError for other text.
+    """
     known = {
         True: True,
         False: False,

@@ -69,7 +69,8 @@ def factored_there(
     wanted: Sequence[Wanted], number: int | None, memory: Memory, stream: Any
 ) -> DeviceFactor:
     """Return the factors of moments of one size, as `rounding.factor.factored` makes them. number:
-    of the GPU.
+    of the GPU. Raise ImatrixError, with the tensor, for moments that are not finite or cannot be
+    factored.
     """
     there = [
         _moments_there(one.moments, False, number, memory, stream, at)
@@ -154,7 +155,8 @@ def ordered_there(
     factor: DeviceFactor, order: np.ndarray, name: str, memory: Memory, stream: Any
 ) -> DeviceFactor:
     """Return factors for columns in another order, int64[n], as `rounding.factor.Factor.ordered`
-    makes them. name: of a tensor, for messages.
+    makes them. name: of a tensor, for messages. Raise ImatrixError, with the tensor, for moments
+    that cannot be factored.
     """
     device, (count, n) = memory.device, factor.weights.shape
     moments = memory.array("ordered moments", (count, n, n), np.float32)

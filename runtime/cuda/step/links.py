@@ -22,11 +22,11 @@ class Links(Protocol):
     """Sums and concatenations that can be captured."""
 
     def sum(self, x: torch.Tensor, h: torch.Tensor) -> None:
-        """h += the sum of x over all ranks; x becomes 0."""
+        """h += the sum of x over all ranks, both float32[rows, width]; x becomes 0."""
         ...
 
     def assign(self, x: torch.Tensor, h: torch.Tensor) -> None:
-        """h = the sum of x over all ranks; x becomes 0."""
+        """h = the sum of x over all ranks, both float32[rows, width]; x becomes 0."""
         ...
 
     def gather(self, x: torch.Tensor, out: torch.Tensor, ends: Sequence[int]) -> None:
