@@ -313,6 +313,21 @@ def test_a_zip_archive_of_a_newer_format_is_named(tmp_path: Path):
         read_torch_header(tmp_path / "x.bin")
 
 
+@pytest.mark.parametrize("flag", [1 << 0, 1 << 5, 1 << 6])
+@pytest.mark.parametrize("entry, words", [("data.pkl", "archive entry"), ("data/0", "tensor 'a'")])
+def test_an_encrypted_entry_is_named(tmp_path: Path, entry: str, words: str, flag: int):
+    """Of the pickle the error names the entry, of a storage its tensor."""
+    path = tmp_path / "x.bin"
+    torch.save({"a": torch.zeros(2)}, path)
+    content = bytearray(path.read_bytes())
+    name = content.rindex(f"x/{entry}".encode())  # in the directory, where the flags are at 8
+    content[name - 46 + 8] |= flag
+    path.write_bytes(content)
+    with pytest.raises(UnsupportedTypeError, match="compressed or encrypted") as raised:
+        read_torch_header(path)
+    assert words in str(raised.value) and str(path) in str(raised.value)
+
+
 @pytest.mark.parametrize("case", PICKLES)
 def test_hostile_pickle(tmp_path: Path, case: str):
     text, words = PICKLES[case]
@@ -415,8 +430,8 @@ def test_expanding_to_a_huge_shape_allocates_nothing(tmp_path: Path):
         ),
         (
             lambda path: repacked(path, compression=zipfile.ZIP_DEFLATED),
-            MalformedFileError,
-            "compressed",
+            UnsupportedTypeError,
+            "compressed or encrypted",
         ),
         (
             lambda path: repacked(

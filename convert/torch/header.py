@@ -37,6 +37,8 @@ from ..tensors.stored import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
 from .pickle import TorchView, load_state_dict
 
 MAX_PICKLE_BYTES = 256 << 20
+_SAVE_AGAIN = "load it in a safe environment and save it again with torch.save"
+_CHANGED = 1 << 0 | 1 << 5 | 1 << 6  # flags of an entry: encrypted, patched, strongly encrypted
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field
 
 
@@ -67,9 +69,10 @@ def read_torch_header(path: Path) -> dict[str, StoredTensor]:
             }
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
-    except NotImplementedError as error:  # of zipfile: features of newer versions of the format
+    except NotImplementedError as error:  # of zipfile, for newer versions of the format
         raise UnsupportedTypeError(
-            f"is a zip archive that cannot be read: {printable(error)}", file=path
+            f"is a zip archive of a kind that is not supported ({printable(error)}); {_SAVE_AGAIN}",
+            file=path,
         ) from None
     except (
         zipfile.BadZipFile,
@@ -91,8 +94,7 @@ def _check_kind(path: Path, first: bytes, size: int) -> None:
         raise TruncatedFileError("the file is empty", file=path, offset=0)
     if first[0] == 0x80:
         raise UnsupportedTypeError(
-            "is a pickle as torch wrote them before version 1.6; load it in a safe environment and"
-            " save it again",
+            f"is a pickle as torch wrote them before version 1.6; {_SAVE_AGAIN}",
             file=path,
         )
     with open(path, "rb") as file:
@@ -136,18 +138,27 @@ def _entries(path: Path, archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.Zi
 
 
 def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:
-    if info.file_size > limit or info.compress_type != zipfile.ZIP_STORED:
-        problem = (
-            f"is {info.file_size} bytes long, {limit} are read"
-            if info.file_size > limit
-            else "is compressed, which torch does not do"
+    entry = f"archive entry '{printable(info.filename)}'"
+    if _is_changed(info):
+        raise UnsupportedTypeError(
+            f"{entry} is compressed or encrypted, torch does neither; {_SAVE_AGAIN}",
+            file=path,
+            offset=info.header_offset,
         )
+    if info.file_size > limit:
         raise MalformedFileError(
-            f"archive entry '{printable(info.filename)}' {problem}",
+            f"{entry} is {info.file_size} bytes long, {limit} are read",
             file=path,
             offset=info.header_offset,
         )
     return archive.read(info)
+
+
+def _is_changed(info: zipfile.ZipInfo) -> bool:
+    """Return whether an entry's bytes are not those of its content: compressed, patched or
+    encrypted.
+    """
+    return info.compress_type != zipfile.ZIP_STORED or bool(info.flag_bits & _CHANGED)
 
 
 def _tensors(path: Path, state: dict[Any, Any], folder: str) -> dict[str, TorchView]:
@@ -188,9 +199,9 @@ class _Storages:
                 file=self.path,
                 tensor=name,
             )
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+        if _is_changed(info):
             raise UnsupportedTypeError(
-                "its storage is compressed or encrypted, torch does neither",
+                f"its storage is compressed or encrypted, torch does neither; {_SAVE_AGAIN}",
                 file=self.path,
                 tensor=name,
             )
