@@ -15,10 +15,12 @@ class Listed(Protocol):
     @property
     def help(self) -> str:
         """One line that says what the command does."""
+        ...
 
     @property
     def group(self) -> str:
         """The heading that the command is listed under."""
+        ...
 
 
 # Headings in order, each with one example.

@@ -39,6 +39,7 @@ class ReadableFile(Protocol):
 
     def read(self, n_bytes: int, /) -> bytes:
         """Return the next `n_bytes` bytes, fewer at the end of the file."""
+        ...
 
 
 def parse_header(file: ReadableFile, path: Path, size: int) -> dict[str, StoredTensor]:

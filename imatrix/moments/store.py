@@ -38,14 +38,17 @@ class MomentStore(Protocol):
     @property
     def path(self) -> str:
         """What messages name: the file of the moments, or the model they were collected from."""
+        ...
 
     @property
     def inputs(self) -> Mapping[str, MomentInput]:
         """The inputs of matrices by the name of the tensor that owns their moments."""
+        ...
 
     @property
     def owners(self) -> Mapping[str, str]:
         """For each tensor, the name of the input whose moments it uses."""
+        ...
 
     def counts(self, name: str, fold: str) -> np.ndarray:
         """Return int64[n_matrices], the tokens that the matrices of an input saw in a fold."""

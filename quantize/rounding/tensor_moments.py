@@ -18,26 +18,32 @@ class SumsOnDevice(Protocol):
     @property
     def sums(self) -> Any:
         """float32[n, n] on the GPU."""
+        ...
 
     @property
     def count(self) -> int:
         """Tokens that were added up."""
+        ...
 
     @property
     def share(self) -> float:
         """The share of P, from 0 to 1."""
+        ...
 
     @property
     def prior(self) -> Any:
         """P, float64[n, n] on the GPU, or None."""
+        ...
 
     @property
     def diagonal(self) -> np.ndarray:
         """float64[n] on the host."""
+        ...
 
     @property
     def device(self) -> int:
         """The number of the GPU."""
+        ...
 
 
 class TensorMoments(Protocol):

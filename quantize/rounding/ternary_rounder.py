@@ -24,6 +24,7 @@ class PlainRounder(Protocol):
         """Yield the bytes of rows x, float32[rows, n_cols], after each stage; see
         `rounder.Rounder`.
         """
+        ...
 
 
 class TernaryRounder:

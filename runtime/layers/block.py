@@ -25,6 +25,7 @@ class Mixer(Protocol):
     @property
     def window(self) -> int:
         """The most positions that a token sees, itself included; 0 for all."""
+        ...
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width], rows as `batch` says. What the mixer
@@ -79,10 +80,12 @@ class FeedForward(Protocol):
     @property
     def experts_used(self) -> int:
         """Experts that each row goes through; 1 without experts."""
+        ...
 
     @property
     def expert_share(self) -> float:
         """The part of the expert tensors that a row uses, 0 to 1."""
+        ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]."""
@@ -97,10 +100,12 @@ class RowLayer(Protocol):
     @property
     def experts_used(self) -> int:
         """See `FeedForward`."""
+        ...
 
     @property
     def expert_share(self) -> float:
         """See `FeedForward`."""
+        ...
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor: ...
 

@@ -24,10 +24,12 @@ class MatrixLike(Protocol):
     @property
     def rows(self) -> int:
         """Elements of the output."""
+        ...
 
     @property
     def cols(self) -> int:
         """Elements of the input."""
+        ...
 
     @property
     def device(self) -> torch.device:

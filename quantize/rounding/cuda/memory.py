@@ -14,6 +14,7 @@ class RoundingDevice(Protocol):
 
     def memory(self, n_bytes: int) -> Any:
         """Return uint8[n_bytes] on the device."""
+        ...
 
     def upload(self, host: np.ndarray, target: Any, stream: Any) -> None:
         """Copy `host` to `target` on the device, in the order of `stream`."""
@@ -25,12 +26,14 @@ class RoundingDevice(Protocol):
 
     def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> Any:
         """Return the search of rows of `n_cols` columns for a type. weighted: with importances."""
+        ...
 
     def wait(self, stream: Any) -> None:
         """Wait until everything in `stream` is done."""
 
     def address(self, array: Any) -> int:
         """Return the address of an array on the device."""
+        ...
 
     def launch(self, kernel: str, grid: int, threads: int, stream: Any, *arguments: Any) -> None:
         """Start a kernel of `cuda_kernels.rounding`. arguments: arrays on the device, `From`, None,
