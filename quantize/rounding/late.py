@@ -20,7 +20,7 @@ from ...formats.types import GGMLType
 from ..plan.plan import PlannedTensor
 from .choice import COUPLED, RoleChoice, choose
 from .methods import ON_CPU, UNGUIDED, Encoder, Rounders, guides
-from .moments import Rounding
+from .moments import LazyEncoder, Rounding
 from .rows import RowMetrics
 from .tensor_moments import TensorMoments
 from .trials import some_rows
@@ -135,20 +135,13 @@ class LateRounding:
         return replace(chosen, coupled=self.whole_matrices and chosen.shrink is not None)
 
 
-class _LateRounder:
+class _LateRounder(LazyEncoder):
     def __init__(
         self, rounding: LateRounding, found: Late, type: GGMLType, n_cols: int, index: int
     ):
+        super().__init__()
         self._rounding, self._found = rounding, found
         self._type, self._n_cols, self._index = type, n_cols, index
-        self._made: Encoder | None = None
-        self._lock = threading.Lock()
-
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        with self._lock:
-            if self._made is None:
-                self._made = self._make()
-        self._made(x, out)
 
     def _make(self) -> Encoder:
         found, choice = self._found, self._rounding.chosen(self._found)
@@ -228,10 +221,12 @@ class Made(Protocol):
     @property
     def choice(self) -> RoleChoice | None:
         """How the tensor's role was rounded, None if it was searched."""
+        ...
 
     @property
     def shares(self) -> list[float]:
         """How far each matrix was moved to make up for earlier layers, see `Targets`."""
+        ...
 
 
 @dataclass(frozen=True)

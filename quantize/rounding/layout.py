@@ -27,6 +27,14 @@ def block_bodies(type: GGMLType, rows: np.ndarray) -> np.ndarray:
     return rows[:, type.header_bytes :].reshape(len(rows), -1, type.block_bytes)
 
 
+def scale_owners(type: GGMLType, rows: np.ndarray) -> np.ndarray:
+    """Return what scales are stored in, uint8[rows, owners, bytes]: the row's header, or where the
+    type has none its blocks.
+    """
+    head = type.header_bytes
+    return rows[:, None, :head] if head else block_bodies(type, rows)
+
+
 def put_bits(
     type: GGMLType, rows: np.ndarray, positions: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
@@ -130,8 +138,7 @@ class CodeLayout:
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         """Return the bytes uint8[rows, owners, bytes] that scales are in: headers, or blocks."""
-        head = self.type.header_bytes
-        return rows[:, None, :head] if head else block_bodies(self.type, rows)
+        return scale_owners(self.type, rows)
 
     def with_codes(self, rows: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Return rows of bytes with other codes uint8[rows, n]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +12,7 @@ import numpy as np
 
 from ...formats.source import TensorInfo
 from ...formats.types import GGMLType
-from .methods import ON_CPU, Rounders
+from .methods import ON_CPU, Encoder, Rounders
 from .row_metric import CoupledRounder
 from .rows import RowMetrics
 from .stretch import stretched
@@ -29,10 +30,12 @@ class TensorRounding(Protocol):
     @property
     def large_pieces(self) -> bool:
         """See `methods.Rounders`."""
+        ...
 
     @property
     def whole_matrices(self) -> bool:
         """Whether all rows of a matrix are needed in one call."""
+        ...
 
     def encoder(
         self, type: GGMLType, n_cols: int, index: int
@@ -82,10 +85,11 @@ class Rounding:
         return _LazyRounder(self, type, n_cols, index)
 
 
-class _LazyRounder:
-    def __init__(self, rounding: Rounding, type: GGMLType, n_cols: int, index: int):
-        self._rounding, self._type, self._n_cols, self._index = rounding, type, n_cols, index
-        self._made: Callable[[np.ndarray, np.ndarray], None] | None = None
+class LazyEncoder(ABC):
+    """An encoder, run(x, out), that is made when it is first called. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._made: Encoder | None = None
         self._lock = threading.Lock()
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
@@ -94,7 +98,16 @@ class _LazyRounder:
                 self._made = self._make()
         self._made(x, out)
 
-    def _make(self) -> Callable[[np.ndarray, np.ndarray], None]:
+    @abstractmethod
+    def _make(self) -> Encoder: ...
+
+
+class _LazyRounder(LazyEncoder):
+    def __init__(self, rounding: Rounding, type: GGMLType, n_cols: int, index: int):
+        super().__init__()
+        self._rounding, self._type, self._n_cols, self._index = rounding, type, n_cols, index
+
+    def _make(self) -> Encoder:
         r, type, n_cols = self._rounding, self._type, self._n_cols
         moments = MatrixMoments(r.moments, self._index)
         rounder = r.rounders.rounder(type, n_cols, moments, r.shrink, r.passes, r.name)

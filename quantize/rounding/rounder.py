@@ -7,6 +7,7 @@ columns after it. Refinement moves single codes, and then scales, as long as tr(
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -23,7 +24,27 @@ from .layout import CodeLayout, block_bodies, code_layout
 _TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
 
 
-class Rounder:
+class StagedRounder(ABC):
+    """Rounds rows in stages: called with x float32[rows, n_cols] and out uint8[rows, row_bytes],
+    some rows at a time.
+    """
+
+    n_cols: int
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        step = max(1, _TILE_ELEMENTS // self.n_cols)
+        for start in range(0, len(x), step):
+            rows = slice(start, min(start + step, len(x)))
+            *_, out[rows] = self.stages(x[rows])
+
+    @abstractmethod
+    def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the bytes uint8[rows, row_bytes] after error feedback, and after each
+        refinement.
+        """
+
+
+class Rounder(StagedRounder):
     """Round rows to a plain type: called with x float32[rows, n] and out uint8[rows, row_bytes].
     Threads may share it.
 
@@ -44,12 +65,6 @@ class Rounder:
             for first in range(0, n_cols, width)
         ]
         self.settles = layout.group_bits is not None
-
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        step = max(1, _TILE_ELEMENTS // self.n_cols)
-        for start in range(0, len(x), step):
-            rows = slice(start, min(start + step, len(x)))
-            *_, out[rows] = self.stages(x[rows])
 
     def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the bytes of rows after error feedback, and after each refinement."""

@@ -19,12 +19,11 @@ from .factor import Factor, diagonal_blocks, inverses, metric_of_words
 from .kernels.codes import refit
 from .kernels.feedback import compensate, product
 from .kernels.vectors import SIZE, descend_vectors, round_vectors
+from .rounder import StagedRounder
 from .vector_layout import VectorLayout, vector_layout
 
-_TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
 
-
-class VectorRounder:
+class VectorRounder(StagedRounder):
     """Round rows to a plain type of vectors; used as `rounder.Rounder` is."""
 
     def __init__(self, type: GGMLType, n_cols: int, factor: Factor, passes: int = 1):
@@ -41,12 +40,6 @@ class VectorRounder:
         self._inverse, self._metric = metric_of_words(factor, SIZE)
         blocks = diagonal_blocks(factor.moments.astype(np.float64), SIZE)
         self._inverse_moments = inverses(blocks)
-
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        step = max(1, _TILE_ELEMENTS // self.n_cols)
-        for start in range(0, len(x), step):
-            rows = slice(start, min(start + step, len(x)))
-            *_, out[rows] = self.stages(x[rows])
 
     def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the bytes of rows after error feedback, and after each refinement."""

@@ -17,7 +17,7 @@ from ...formats.codecs.trellis import PRODUCT_FACTORS
 from ...formats.tables import IQ4K_VALUES, IQ4NL_VALUES
 from ...formats.types import GGMLType, ggml_type
 from ..search.trellis.tree import search_tree
-from .layout import Scale, block_bodies, get_bits, put_bits
+from .layout import Scale, get_bits, put_bits, scale_owners
 
 _TRIES = 24
 _LARGEST_GROUP = 64
@@ -88,8 +88,7 @@ class WordLayout:
 
     def owners(self, rows: np.ndarray) -> np.ndarray:
         """Return the bytes uint8[rows, owners, bytes] that scales are in: headers, or blocks."""
-        head = self.type.header_bytes
-        return rows[:, None, :head] if head else block_bodies(self.type, rows)
+        return scale_owners(self.type, rows)
 
     def chosen(self, rows: np.ndarray) -> np.ndarray:
         """Return int64[rows, groups], the numbers of the groups' scales."""

@@ -28,9 +28,9 @@ from .factor import Factor, diagonal_blocks, inverses, metric_of_words
 from .kernels import even_words, word_search, words
 from .kernels.codes import refit
 from .kernels.feedback import compensate, product
+from .rounder import StagedRounder
 from .word_layout import ParityLayout, WordLayout, word_layout
 
-_TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
 # The part of the best error beyond which boxes are skipped: from 0.3 on, the held-out error of
 # mini-llama is that of an exact search within 0.5 %.
 REACH = 0.3
@@ -118,7 +118,7 @@ def _loops(
     )
 
 
-class WordRounder:
+class WordRounder(StagedRounder):
     """Round rows to a plain type of words; used as `rounder.Rounder` is."""
 
     def __init__(self, type: GGMLType, n_cols: int, factor: Factor, passes: int = 1):
@@ -148,12 +148,6 @@ class WordRounder:
         self._inverse_moments = inverses(blocks)
         parity = isinstance(layout, ParityLayout)
         self._round, self._descend, _ = _loops(type.name, layout.dim, parity)
-
-    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        step = max(1, _TILE_ELEMENTS // self.n_cols)
-        for start in range(0, len(x), step):
-            rows = slice(start, min(start + step, len(x)))
-            *_, out[rows] = self.stages(x[rows])
 
     def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the bytes of rows after error feedback, and after each refinement."""

@@ -8,7 +8,8 @@ from ....cuda_kernels.common.delta_heads import DeltaHeads
 from ...layers.delta_net import DeltaNet
 from ...weights.linear import Linear
 from .context import Context
-from .registry import Placed, Slow
+from .held import held_decoded
+from .registry import Placed
 
 
 def rates_in_order(ba: torch.Tensor, key_heads: int) -> torch.Tensor:
@@ -23,10 +24,10 @@ def rates(net: DeltaNet, context: Context) -> torch.Tensor:
     stay decoded. `Slow` if they have biases or are on another device.
     """
     if net.ba is not None:
-        return rates_in_order(_decoded(net.ba, context), net.spec.key_heads).contiguous()
+        return rates_in_order(held_decoded(net.ba, context), net.spec.key_heads).contiguous()
     if net.beta is None or net.alpha is None:
         raise TypeError("a delta net needs beta and alpha, or both as one")
-    return torch.stack([_decoded(net.beta, context), _decoded(net.alpha, context)])
+    return torch.stack([held_decoded(net.beta, context), held_decoded(net.alpha, context)])
 
 
 def inputs(net: DeltaNet) -> list[Linear]:
@@ -57,11 +58,3 @@ def check_devices(net: DeltaNet, context: Context) -> None:
     small = (net.convolution, net.dt, net.a, net.norm.weight)
     if any(x.device != context.device for x in small):
         raise Placed(f"its convolution is not on {context.device}")
-
-
-def _decoded(linear: Linear, context: Context) -> torch.Tensor:
-    if linear.device != context.device:
-        raise Placed(f"{linear.role} is not on {context.device}")
-    if linear.bias is not None:
-        raise Slow(f"{linear.role} has a bias")
-    return linear.decoded()

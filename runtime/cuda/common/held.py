@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from ....cuda_kernels.packed.matrix import PackedMatrix
 from ...layers.moe import MoE
 from ...weights.linear import Embedding, Linear
@@ -31,6 +33,17 @@ def held(linear: Linear | Embedding | ManyMatrices, context: Context) -> PackedM
     if many or linear.scale is None:
         return matrix
     return replace(matrix, scale=float(linear.scale))
+
+
+def held_decoded(linear: Linear, context: Context) -> torch.Tensor:
+    """Return the decoded small matrix, float32[rows, cols], packed or not. Placed if it is on
+    another device; Slow if it has a bias.
+    """
+    if linear.device != context.device:
+        raise Placed(f"{linear.role} is not on {context.device}")
+    if linear.bias is not None:
+        raise Slow(f"{linear.role} has a bias")
+    return linear.decoded()
 
 
 def on_cpu(moe: MoE, context: Context) -> bool:

@@ -29,7 +29,8 @@ from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
-from ..common.registry import Placed, PlacedBranch, Slow
+from ..common.held import held_decoded
+from ..common.registry import PlacedBranch, Slow
 from .frame import STEP_ROWS, Frame
 from .layers import BETWEEN, StepBranch, on_device
 
@@ -76,7 +77,7 @@ class StepMoE(StepExperts):
         self.shared_gate = None
         if self.always is not None:
             gate = moe.shared_gate
-            self.shared_gate = None if gate is None else decode_linear(gate, context).view(-1)
+            self.shared_gate = None if gate is None else held_decoded(gate, context).view(-1)
             self.routing = replace(
                 self.routing, shared=self.always.slots, shared_gate=gate is not None
             )
@@ -192,7 +193,7 @@ class SharedExpert:
         self.between = torch.float32 if inputs or floats or len(types) > 1 else BETWEEN
         gate = moe.shared_gate
         # Times the weights of the norm, so that one product is enough.
-        self.share = None if gate is None else decode_linear(gate, context).view(-1) * self.norm
+        self.share = None if gate is None else held_decoded(gate, context).view(-1) * self.norm
 
     def hidden(self, frame: Frame) -> torch.Tensor:
         """Return the buffer [n, hidden] between gate and down."""
@@ -217,12 +218,3 @@ class SharedExpert:
 def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
     """float32[rows, cols] of a matrix that has to be multiplied in float32 (the router's)."""
     return decode_matrix(on_device(linear, context, biased=True), torch.float32)
-
-
-def decode_linear(linear: Linear, context: Context) -> torch.Tensor:
-    """float32[rows, cols] of a small matrix, packed or not. Slow if it is on another device."""
-    if linear.device != context.device:
-        raise Placed(f"{linear.role} is not on {context.device}")
-    if linear.bias is not None:
-        raise Slow(f"{linear.role} has a bias")
-    return linear.decoded()
