@@ -18,7 +18,7 @@ from iqforge.errors import IqforgeError, NonFiniteError, UsageError
 from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.run import cuda_device
+from iqforge.quantize.run import cuda_device, device_kernels
 from iqforge.quantize.run import piece as run_piece
 from iqforge.quantize.run.piece import OutputTensor, device_spans, row_group
 from iqforge.quantize.run.stream import RunOutput, stream
@@ -85,9 +85,9 @@ def test_sums_of_a_block():
         generator.gamma(1, 1, 256).astype(np.float32),
     )
     data = iqforge.encode("IQ4_K", x[None], w)
-    values, sums = decode("IQ4_K", data, 256, as_weights=True)[0], np.empty(cuda_device.SUMS)
+    values, sums = decode("IQ4_K", data, 256, as_weights=True)[0], np.empty(device_kernels.SUMS)
     e, y = values.astype(np.float64) - x, x.astype(np.float64)
-    cuda_device.measure_block(x, w, values, np.float32(1), sums)
+    device_kernels.measure_block(x, w, values, np.float32(1), sums)
     assert np.allclose(
         sums,
         [
@@ -100,7 +100,7 @@ def test_sums_of_a_block():
         ],
         rtol=1e-6,
     )
-    cuda_device.measure_block(
+    device_kernels.measure_block(
         np.float32([3e38, 1]), np.ones(2, np.float32), np.float32([np.nan, 1]), np.float32(1), sums
     )
     assert np.isinf(sums[4]) and sums[5] == np.float32(3e38)

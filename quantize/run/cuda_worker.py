@@ -29,7 +29,8 @@ from ...formats.codecs.codec import decode
 from ...formats.source import Source
 from ..encode import arrange_rows, prepare_weights
 from . import cuda_device
-from .cuda_device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED, CudaDevice
+from .cuda_device import CudaDevice
+from .device_kernels import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
 from .piece import Piece, PieceResult, PieceTask, plain_type
 
 log = logging.getLogger(__name__)
