@@ -109,7 +109,8 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, api) -> int:
     """Hold the conversation and return 0."""
-    from ..chat.console import Console, read_list, read_messages
+    from ..chat.console import Console
+    from ..chat.files import read_list, read_messages
     from ..chat.session import ChatSession, chat_context
     from ..chat.template import chosen_template
     from ..weights.hyperparameters import Hyperparameters
