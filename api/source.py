@@ -153,7 +153,9 @@ def loaded_imatrix(imatrix: None) -> None: ...
 @overload
 def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None: ...
 def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
-    """Return the importance matrix of a file, or the one that is given."""
+    """Return the importance matrix of a file, the one that is given, or None for None. Raise the
+    errors of `load_imatrix` for a file that is missing or damaged.
+    """
     from ..imatrix.data import Imatrix
     from ..imatrix.files.load import load_imatrix
 
