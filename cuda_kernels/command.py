@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, api) -> int:
     """List, compile, check or clear kernels, and return 0. Raise UsageError for flags that exclude
-    each other.
+    each other, and for --jobs below 1.
     """
     if args.jobs < 1:
         raise UsageError("--jobs needs a number above 0")

@@ -8,7 +8,15 @@ import torch
 from iqforge.cuda_kernels.attention import step as step_attention
 from iqforge.cuda_kernels.attention.shape import TYPES, AttentionShape, fits
 from iqforge.cuda_kernels.attention.step import StepAttention
+from iqforge.cuda_kernels.compile.occupancy import Occupancy
 from iqforge.errors import UnsupportedTypeError
+
+
+def on_device(monkeypatch, facts: Occupancy) -> None:
+    properties = SimpleNamespace(shared_memory_per_block_optin=facts.shared)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(step_attention, "device_index", lambda device: 0)
+    monkeypatch.setattr(step_attention, "occupancy", lambda index: facts)
 
 
 @pytest.fixture
@@ -16,15 +24,14 @@ def launches(monkeypatch):
     """Return (kernel's rows, grid, first row, overlaps) of each launch on a device with 99 KB of
     shared memory and 84 multiprocessors.
     """
-    facts = SimpleNamespace(shared_memory_per_block_optin=101376, multi_processor_count=84)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    on_device(monkeypatch, Occupancy(84, 101376, 50304, 49152))
     monkeypatch.setattr(
         step_attention, "function", lambda spec, name, device: int(dict(spec.defines)["ROWS"])
     )
     seen = []
 
     def launch(kernel, grid, block, *args, shared, pdl):
-        assert shared <= facts.shared_memory_per_block_optin
+        assert shared <= 101376
         seen.append((kernel, grid, int(args[9][0]), pdl))
 
     monkeypatch.setattr(step_attention, "launch", launch)
@@ -75,6 +82,20 @@ def test_splits_follow_from_capacity_and_device(launches):
     # The block that joins holds all shares.
     fitting = wide.fitting(101376 - 2048)
     assert run(wide, 1 << 20).splits <= fitting.most_splits(*fitting.tile(101376 - 2048))
+
+
+@pytest.mark.parametrize("capacity", [128, 1 << 16])
+@pytest.mark.parametrize("type, kv_heads", [("F16", 4), ("Q8_0", 8), ("Q4_0", 8), ("Q8_0", 200)])
+def test_a_multiprocessor_has_one_block(monkeypatch, type: str, kv_heads: int, capacity: int):
+    """Two of them do not fit an H200's, where the grid leaves each block one."""
+    facts, taken = Occupancy(132, 232448, 115840, 114688), []
+    on_device(monkeypatch, facts)
+    monkeypatch.setattr(step_attention, "function", lambda spec, name, device: None)
+    monkeypatch.setattr(step_attention, "launch", lambda *args, shared, pdl: taken.append(shared))
+    shape = AttentionShape(1, 4, kv_heads, 128, 128, type, type, 128, True)
+    run(shape, capacity)
+    assert all(shared <= facts.shared - 2048 for shared in taken)
+    assert all((shared >= facts.alone) == (kv_heads <= 132) for shared in taken) and taken
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,13 @@ class StepAttention:
             n = shape.kv_heads * splits * part.part_floats
             parts = torch.full((n,), _NOT_THERE, dtype=torch.int32, device=device)
             shared = part.shared_bytes(*cut)
-            if part.is_by_warp and part.warp_blocks == 1:
+            if (
+                part.is_by_warp
+                and part.warp_blocks == 1
+                and splits * shape.kv_heads <= here.processors
+            ):
                 # Otherwise two blocks of a short range go where the launch before ends first, and
-                # other multiprocessors have none. A block of that launch fits beside this one's.
+                # other multiprocessors have none. A product's block fits beside one of so much.
                 shared = max(shared, here.alone)
             self._pieces.append((first, part, kernel, shared, splits, parts))
         self.splits = max(splits for *_, splits, _ in self._pieces)

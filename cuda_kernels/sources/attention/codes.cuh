@@ -50,10 +50,11 @@ struct InRing {
     // Keys are read in pieces of 32 bytes of rows 0 .. 3 and 4 .. 7, values in 16 (32 for N = 256) of rows 0, 2, 4, 6 and 1, 3, 5, 7.
     static __device__ constexpr int swap(int row) { return TOGETHER ? (row & 2) << 5 | ((row ^ row >> 2) & 1) << 5 | (row & 4) << 2 : 0; }
 
-    // Where byte `at` of a row is.
+    // Where byte `at` of a row is, of one or several times 16 rows.
     static __device__ constexpr int place(int row, int at) {
-        if (!TOGETHER) return row * PITCH + at;
-        return at < At::CODES ? row * PITCH + (at ^ swap(row)) : SCALES + row * SCALES_PITCH + at - At::CODES;
+        const int i = row % 16, first = row / 16 * BYTES;
+        if (!TOGETHER) return first + i * PITCH + at;
+        return first + (at < At::CODES ? i * PITCH + (at ^ swap(i)) : SCALES + i * SCALES_PITCH + at - At::CODES);
     }
 };
 
