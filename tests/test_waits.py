@@ -7,8 +7,10 @@ import subprocess
 import threading
 import time
 
+import pytest
 import torch.distributed as dist
 from iqforge.runtime.parallel import launch
+from iqforge.runtime.parallel import waits as waits_module
 from iqforge.runtime.parallel.waits import Waits
 
 TIMEOUT = 1.0  # seconds: a rank says after a quarter that it waits
@@ -21,22 +23,48 @@ def wait_until(true) -> None:
         time.sleep(0.02)
 
 
+def waiting(store, ranks, size) -> list[Waits]:
+    """Return the waits of the first `ranks` of `size` ranks, which have all said so."""
+    found = [Waits(store, rank, size, TIMEOUT) for rank in range(ranks)]
+    for waits in found:
+        waits.begin()
+    wait_until(lambda: all_said(store, ranks))
+    return found
+
+
+def all_said(store, ranks) -> bool:
+    return all(store.check([f"waits/{rank}"]) for rank in range(ranks))
+
+
 def test_ranks_that_wait_are_not_missing():
     store = dist.HashStore()
-    first, second = (Waits(store, rank, 3, TIMEOUT) for rank in range(2))
+    first, second = waiting(store, 2, 3)
     try:
-        first.begin()
-        second.begin()
-        wait_until(lambda: store.check(["waits/0"]) and store.check(["waits/1"]))
         begun = time.monotonic()
-        assert first.missing(lost=False) == ["2"]
-        assert time.monotonic() - begun < 1
-        assert second.end() > 0
+        assert first.seconds > 0
+        second.end()
+        assert second.seconds == 0
         wait_until(lambda: not store.check(["waits/1"]))
         assert first.missing(lost=False) == ["1", "2"]
+        assert time.monotonic() - begun < 3
     finally:
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_rank_that_has_failed_is_not_named_by_others(monkeypatch, lost):
+    monkeypatch.setattr(waits_module, "_GRACE", TIMEOUT)
+    store = dist.HashStore()
+    both = waiting(store, 2, 3)
+    try:
+        for waits in both:  # one after the other: the first has failed for longer than a wait
+            assert waits.missing(lost=lost) == ["2"]
+            waits.end()
+            time.sleep(TIMEOUT)
+    finally:
+        for waits in both:
+            waits.close()
 
 
 def test_a_short_call_is_not_told():

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from textwrap import shorten
 from typing import Any, TypeVar
 
@@ -84,13 +85,11 @@ class Group:
         """Replace tensors on a GPU by their sums over all ranks, each while `pieces` computes the
         next.
         """
-
-        def work() -> None:
-            for started in [dist.all_reduce(piece, async_op=True) for piece in pieces]:
-                if started is not None:
-                    started.wait()
-
-        self._named("a sum", work)
+        # Pieces are computed between calls: a rank that hangs there does not wait for others.
+        started = [
+            self._named("a sum", partial(dist.all_reduce, piece, async_op=True)) for piece in pieces
+        ]
+        self._named("a sum", lambda: [one.wait() for one in started if one is not None])
 
     def gather(self, x: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
         """Return [rows, ends[-1]], the columns of all ranks side by side; x [rows, n] are those of
@@ -182,7 +181,7 @@ class Group:
         try:
             return call()
         except (RuntimeError, ValueError) as error:
-            raise DeviceError(self._explained(what, self._waits.end(), str(error))) from None
+            raise DeviceError(self._explained(what, self._waits.seconds, str(error))) from None
         finally:
             self._waits.end()
 

@@ -15,7 +15,7 @@ _ANSWER = 1.0  # seconds in which the store answers
 
 class Waits:
     """The waits of rank `rank` of `size`, each at most `timeout` seconds. They are kept in `store`,
-    which is in rank 0. Close it to end its thread.
+    which all ranks share: rank 0 has it, or what has started the ranks. Close it to end its thread.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float):
@@ -24,32 +24,42 @@ class Waits:
         self._calls = 0
         self._begun: float | None = None  # when the call that is under way has begun
         self._closed = threading.Event()
-        threading.Thread(target=self._tell, daemon=True).start()
+        self._telling = threading.Thread(target=self._tell, daemon=True)
+        self._telling.start()
 
     def begin(self) -> None:
         """Note that a call begins in which this rank may wait."""
         self._calls += 1
         self._begun = time.monotonic()
 
-    def end(self) -> float:
-        """Note that the call has ended, and return the seconds that it took."""
-        begun, self._begun = self._begun, None
+    def end(self) -> None:
+        """Note that the call has ended."""
+        self._begun = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the call that is under way has taken; 0 if there is none."""
+        begun = self._begun
         return 0.0 if begun is None else time.monotonic() - begun
 
     def missing(self, *, lost: bool) -> list[str]:
-        """Return the ranks that do not say that they wait. lost: a connection has ended, which
-        others may not have noticed yet.
+        """Return the other ranks that do not say that they wait. From now on this rank says so for
+        good: it is about to end, and is not to be named by ranks that ask later. lost: a connection
+        has ended, which others may not have noticed yet.
         """
         first: list[str] = ["0"] if self._rank else []
         found: list[list[str]] = []
 
         def ask() -> None:
             try:
+                self._closed.set()
+                self._telling.join()  # it may be taking back what it has said
                 self._store.set(self._key(self._rank), "")
                 if lost:
                     time.sleep(_GRACE)
-                here = [self._store.check([self._key(rank)]) for rank in range(self._size)]
-                found.append([str(rank) for rank, waits in enumerate(here) if not waits])
+                others = [rank for rank in range(self._size) if rank != self._rank]
+                here = [self._store.check([self._key(rank)]) for rank in others]
+                found.append([str(r) for r, waits in zip(others, here, strict=True) if not waits])
             except RuntimeError:  # the store was in a rank that is gone
                 found.append(first)
 
@@ -60,7 +70,9 @@ class Waits:
         return found[0] if found else first
 
     def close(self) -> None:
+        """End the thread. One that the store does not answer is left."""
         self._closed.set()
+        self._telling.join(_ANSWER)
 
     def _key(self, rank: int) -> str:
         return f"waits/{rank}"
