@@ -119,7 +119,7 @@ _READ = (
 
 
 def _read_files(args: argparse.Namespace) -> list[str]:
-    """Return the files and folders that a command reads, adapters apart."""
+    """Return the files and folders that a command reads, without adapters and models of a hub."""
     names = [*_READ, "kl_divergence_base"] if getattr(args, "kl_divergence", False) else _READ
     found: list[str] = []
     for name in names:
@@ -127,7 +127,7 @@ def _read_files(args: argparse.Namespace) -> list[str]:
         paths = value if isinstance(value, list) else [value] if isinstance(value, str) else []
         # The text that comes with the package.
         found += [path for path in paths if (name, path) != ("file", "default")]
-    return found
+    return [path for path in found if not path.startswith("hf://")]
 
 
 def _check_early(module: ModuleType, args: argparse.Namespace) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .weights.switches import Switches
 
 _PACKAGE = __name__.partition(".")[0]
+_OF_ONE_PROCESS = ("/dev/stdin", "/dev/fd/", "/proc/self/")
 _joined: list[Group] = []  # the group of this process, which its models share
 
 
@@ -43,7 +44,8 @@ def run_as_ranks(
     """Run the command line `words` as one process per device if the options ask for that, and
     return its exit status. None if this process evaluates the model: alone, or because it is a
     rank. interactive: Ctrl-C is for the first rank. files: what the command reads besides adapters;
-    NotFoundError before any process starts if one of all is missing. check: is called then, and
+    before any process starts, NotFoundError if one of all is missing, and UsageError if it is a
+    pipe or the like. check: is called then, and
     raises what else would end every rank.
     """
     if not has_ranks(options.split_mode) or Ranks.here() is not None:
@@ -60,6 +62,11 @@ def run_as_ranks(
     for path in (*files, *(adapter.path for adapter in options.adapters())):
         if not os.path.exists(path):
             raise NotFoundError("no such file or folder", file=path)
+        if path.startswith(_OF_ONE_PROCESS) or not (os.path.isfile(path) or os.path.isdir(path)):
+            raise UsageError(
+                f"{path} can be read by one process only, -sm {split.mode} has {split.n_ranks}:"
+                " expected a file"
+            )
     check()
     command = [sys.executable, "-m", _PACKAGE, *words]
     return run_ranks(command, split.n_ranks, interactive=interactive)

@@ -4,6 +4,7 @@ model.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -332,6 +333,12 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
     (tmp_path / "prompt.txt").write_text("The function\n")
     out = run(demo, capsys, "-f", str(tmp_path / "prompt.txt"), "-n", "4", "--temp", "0")[1]
     assert out == run(demo, capsys, "-p", "The function", "-n", "4", "--temp", "0")[1]
+    # A pipe can be read once.
+    read, write = os.pipe()
+    os.write(write, b"The function\n")
+    os.close(write)
+    assert out == run(demo, capsys, "-f", f"/dev/fd/{read}", "-n", "4", "--temp", "0")[1]
+    os.close(read)
     status, _, err = run(
         demo,
         capsys,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -431,6 +432,7 @@ def test_missing_files_are_found_before_ranks_start(words, monkeypatch, tmp_path
         "perplexity -m here.gguf -f here.gguf --kl-divergence-base written -sm graph",
         "generate -m here.gguf -p a -s -1 -sm graph",
         "chat -m here.gguf -s -1 -sm graph",
+        "generate -m hf://someone/model -p a -sm graph",
     ],
 )
 def test_what_is_no_file_to_read_is_not_looked_for(words, monkeypatch, tmp_path):
@@ -451,6 +453,8 @@ def test_what_is_no_file_to_read_is_not_looked_for(words, monkeypatch, tmp_path)
             "here.txt, at byte 0: not a GGUF file",
         ),
         ("perplexity -m here.gguf", "-f TEXT is needed"),
+        ("perplexity -m here.gguf -f /dev/stdin", "/dev/stdin can be read by one process only"),
+        ("generate -m here.gguf -f pipe", "pipe can be read by one process only, -sm graph has 2"),
         ("perplexity -m here.gguf -f latin.txt", "latin.txt, at byte 1: the text is not UTF-8"),
         ("perplexity -m here.gguf -f here.txt -ctv q8_0 -fa off", "flash_attn (-fa) is off"),
         ("generate -m here.gguf", "either -p PROMPT or -f FILE is needed"),
@@ -468,6 +472,7 @@ def test_wrong_files_and_flags_are_found_before_ranks_start(
     (tmp_path / "latin.txt").write_bytes(b"a\xe4")
     (tmp_path / "here.gguf").write_bytes(b"GGUF")
     (tmp_path / "empty.gguf").touch()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "part.safetensors").write_bytes(b"\0" * 8)
     monkeypatch.setattr(start_ranks, "run_ranks", lambda *args, **options: pytest.fail("started"))
     assert main([*words.split(), "--device", "cpu", "-sm", "graph", "-ts", "1,1"]) == 1

@@ -103,8 +103,8 @@ def q8_k_r16(k, i):
 
 
 def bf16_r16(k, i):
-    """List the fields of element i of row k of BF16_R16: its bits in the row and in 16 merged
-    rows.
+    """List the fields of element i of row k (0 to 15) of BF16_R16: its bits in the row and in 16
+    merged rows.
     """
     return [(u16(2 * i), u16(4 * k + 2 * i))]
 

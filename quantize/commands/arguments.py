@@ -114,7 +114,8 @@ def parse_words(
     """Return (IN, [(OUT, TYPE), ..], NTHREADS) of the positional words. A single OUT that was left
     out gets the default name of llama-quantize.
 
-    preset: TYPE if that was left out. Raise UsageError for words that are not expected.
+    preset: TYPE if that was left out. Raise UsageError for words that are not expected, and
+    UnknownTypeError for an unknown TYPE.
     """
     src, rest = words[0], words[1:]
     preset = None if preset is None else type_name(preset)

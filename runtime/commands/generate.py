@@ -59,6 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise errors of flags and texts, which are found without a model."""
+    from ..evaluate.chunks import can_be_read_again
+
     if args.conversation:
         for name in CACHE_FIELDS:
             if getattr(args, name):
@@ -75,7 +77,8 @@ def check(args: argparse.Namespace) -> None:
     options.settings()
     options.grammar_source()
     options.cache()
-    prompt_text(args)
+    if args.file is None or can_be_read_again(args.file):
+        prompt_text(args)
     LoadOptions.from_flags(args).check()
 
 

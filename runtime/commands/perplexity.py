@@ -85,7 +85,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise errors of flags and texts, which are found without a model."""
-    from ..evaluate.chunks import read_text
+    from ..evaluate.chunks import can_be_read_again, read_text
 
     options = PerplexityOptions.from_flags(args)
     LoadOptions.from_flags(args).check()
@@ -100,7 +100,7 @@ def check(args: argparse.Namespace) -> None:
         return
     if not texts:
         raise UsageError("-f TEXT is needed")
-    for text in texts:
+    for text in filter(can_be_read_again, texts):
         read_text(text)
     if base:
         _check_base(base, args.model, texts, options)

@@ -240,6 +240,11 @@ def bos_token(model: Model) -> int | None:
     return special.bos if special.add_bos else None
 
 
+def can_be_read_again(path: str | os.PathLike) -> bool:
+    """Return whether reading a text does not use it up, as it does what comes from a pipe."""
+    return os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path)
+
+
 def read_text(path: str | os.PathLike) -> str:
     """A UTF-8 text file, without one trailing newline. NotFoundError or EvaluationError naming the
     file.

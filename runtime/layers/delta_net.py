@@ -206,7 +206,7 @@ class DeltaNet:
 
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
     """Return x, float32[..., n], divided by the root of the sum of its squares over the last
-    dimension.
+    dimension, to which a small number is added.
     """
     found = many_rows.l2_norm(x, _L2_EPS)
     if found is not None:

@@ -28,7 +28,10 @@ def activate(spec: FFNSpec, x: torch.Tensor) -> torch.Tensor:
 
 
 def gated(spec: FFNSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Return activation(gate) * up, all float32[..., n]; may overwrite both."""
+    """Return activation(gate) * up, all float32[..., n]; may overwrite both. With a limit, gate is
+    at most that, and up within it on both sides. "swiglu_oai" (gpt-oss) is gate * sigmoid(1.702
+    gate) * (up + 1).
+    """
     if spec.limit:
         gate, up = gate.clamp_(max=spec.limit), up.clamp_(-spec.limit, spec.limit)
     if spec.activation == "swiglu_oai":

@@ -64,7 +64,7 @@ def parse_shares(text: str | Sequence[float]) -> tuple[float, ...]:
     if isinstance(text, str):
         parts = re.split("[,/;]", text)
         for i, part in enumerate(parts, 1):
-            if re.fullmatch(f"-{_NUMBER}", part):
+            if re.fullmatch(f"-{_NUMBER}", part) and float(part) < 0:
                 raise UsageError(
                     f"-ts is '{shown}': share {i} is {printable(part, 20)}, expected 0 or more"
                 )
