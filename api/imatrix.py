@@ -83,7 +83,7 @@ def collect_imatrix(
     from ..imatrix.all_experts import router_rows
     from ..imatrix.belongs import check_belongs
     from ..imatrix.cold_experts import fill_cold_experts
-    from ..imatrix.collector import collect
+    from ..imatrix.collecting import collect
     from ..imatrix.coverage import measure_coverage
     from ..imatrix.data import Imatrix
     from ..imatrix.files.saving import Saver

@@ -24,7 +24,7 @@ import iqforge
 import numpy as np
 import torch
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.imatrix.collector import collect
+from iqforge.imatrix.collecting import collect
 from iqforge.imatrix.data import Imatrix
 from iqforge.imatrix.files.load import save_imatrix
 from iqforge.imatrix.moments.collector import collect_moments, survey_inputs

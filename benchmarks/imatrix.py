@@ -21,7 +21,7 @@ import time
 import numpy as np
 from iqforge.imatrix.all_experts import router_rows
 from iqforge.imatrix.cold_experts import fill_cold_experts
-from iqforge.imatrix.collector import collect
+from iqforge.imatrix.collecting import collect
 from iqforge.runtime.evaluate.chunks import read_text
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
 from iqforge.runtime.model import load_model

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
-from iqforge.imatrix.collector import collect, rows_of_experts
+from iqforge.imatrix.collecting import collect
+from iqforge.imatrix.collector import rows_of_experts
 from iqforge.imatrix.moments.collector import collect_moments, survey_inputs
 from iqforge.imatrix.moments.file import load_moments_snapshot, save_moments_snapshot
 from iqforge.imatrix.moments.layers import LayerMoments

@@ -6,7 +6,7 @@ import iqforge
 import numpy as np
 import pytest
 import torch
-from iqforge.imatrix.collector import collect
+from iqforge.imatrix.collecting import collect
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.model import Model
 from iqforge.runtime.tokenizer import SpecialTokens

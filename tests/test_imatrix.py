@@ -27,8 +27,9 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
 from iqforge.formats.values import ValueType, array, string, u32
-from iqforge.imatrix import collector
-from iqforge.imatrix.collector import Collector, collect
+from iqforge.imatrix import collecting
+from iqforge.imatrix.collecting import collect
+from iqforge.imatrix.collector import Collector
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.runtime.model import load_model
@@ -142,7 +143,7 @@ def test_a_run_resumes_from_a_snapshot(moe):
     snapshots, whole, rest = {}, [], []
 
     def run(model, into, **options) -> Imatrix:
-        return collector.collect(
+        return collecting.collect(
             model,
             PROSE * 2,
             n_ctx=N_CTX,

@@ -14,7 +14,7 @@ from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError, UsageError
-from iqforge.imatrix.collector import collect
+from iqforge.imatrix.collecting import collect
 from iqforge.imatrix.files.load import load_imatrix
 from iqforge.imatrix.similarity import LayerSimilarity
 from iqforge.imatrix.texts import Text

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import ImatrixError, OutputError, UsageError
-from iqforge.imatrix.collector import collect
+from iqforge.imatrix.collecting import collect
 from iqforge.imatrix.data import Entry
 from iqforge.imatrix.experts import with_experts
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix

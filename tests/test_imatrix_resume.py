@@ -68,7 +68,7 @@ def test_killed_and_gone_on(model, tmp_path):
         random.Random(3),
         tmp_path / "x.gguf",
     )
-    context.set_forkserver_preload(["iqforge.api", "iqforge.imatrix.collector"])
+    context.set_forkserver_preload(["iqforge.api", "iqforge.imatrix.collecting"])
     gone_on, started, options = 0, set(), settings(model) | {"out": out}
     for _ in range(8):
         process = context.Process(target=exec, args=(COLLECT_SLOWLY, {"options": options}))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.imatrix.collector import collect
+from iqforge.imatrix.collecting import collect
 from iqforge.imatrix.moments.collector import collect_moments, survey_inputs
 from iqforge.imatrix.moments.layers import LayerMoments
 from iqforge.imatrix.moments.options import HessianOptions

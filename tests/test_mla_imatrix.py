@@ -7,7 +7,7 @@ import pytest
 from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.tensor_names import TensorName
-from iqforge.imatrix.collector import collect
+from iqforge.imatrix.collecting import collect
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.runtime.model import load_model
 from iqforge.runtime.weights.switches import Switches

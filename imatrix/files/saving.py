@@ -27,7 +27,7 @@ class Saver:
     0: only at the end), and `<out>.at_<chunks>` after every `keep_every` chunks (0: never).
 
     `run` says what the sums depend on; `combined` turns them into what is written. The collector
-    calls this object after every pass (`collector.PassCallback`).
+    calls this object after every pass (`collecting.PassCallback`).
     """
 
     def __init__(
