@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..quantize.encode import encodable_types
+from ..quantize.searches import encodable_types
 from ..version import __version__
 from .devices import devices_to_measure
 from .plan import plan_quantization

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..formats.codecs.codec import decodable_types
-from ..quantize.encode import encodable_types
+from ..quantize.searches import encodable_types
 from .source import preset_recipe
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..formats.codecs.codec import decodable_types
 from ..formats.options import from_keywords
-from ..quantize.encode import encodable_types
 from ..quantize.run.compile_task import CompileProgress
+from ..quantize.searches import encodable_types
 from .devices import devices_to_measure
 from .source import (
     PathLike,

@@ -79,7 +79,7 @@ PUBLIC = {
     "decode_tensor_torch": "formats.codecs.torch_decode",
     "decodable_types": "formats.codecs.codec",
     "encode": "quantize.encode",
-    "encodable_types": "quantize.encode",
+    "encodable_types": "quantize.searches",
     "warm_up": "api.searches",
     "interleave": "formats.codecs.codec",
     "deinterleave": "formats.codecs.codec",

@@ -17,7 +17,7 @@ from pathlib import Path
 import iqforge
 import numpy as np
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.encode import encodable_types
+from iqforge.quantize.searches import encodable_types
 
 GOLDEN = (
     Path(os.environ.get("IQFORGE_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))

@@ -11,12 +11,12 @@ from ..api.plan import plan_quantization
 from ..convert.source import CheckpointSource
 from ..errors import UsageError
 from ..formats.source import Source
-from ..quantize.encode import encodable_types
 from ..quantize.plan.budget import DRAFT, allowed_types
 from ..quantize.plan.recipe import Recipe
 from ..quantize.plan.size_range import SizeRange, size_range
 from ..quantize.report.probe import probe_groups
 from ..quantize.run.compile_task import CompileTask
+from ..quantize.searches import encodable_types
 from . import auto_plan
 from .auto_compiling import tasks_of_choice, tasks_of_probes
 from .card import LICENSE_KEYS

@@ -1,19 +1,15 @@
 """Encode rows of floats as rows of blocks. `encode` is the entry to every search.
 
-A search is a plain Python function over one block, or over one row where the row has a scale. A
-family file of `search/` registers it by type name, and `formats.kernel` compiles it. Rows are
-independent, so all pieces and numbers of threads give the same bytes.
+A search is a plain Python function over one block, or over one row where the row has a scale. It is
+registered in `searches`, and `formats.kernel` compiles it. Rows are independent, so all pieces and
+numbers of threads give the same bytes.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +18,12 @@ from ..errors import NonFiniteError, ShapeError, UnsupportedTypeError
 from ..formats.codecs.codec import encode_float, in_pieces, interleave
 from ..formats.kernel import over_blocks
 from ..formats.options import checks_keywords
-from ..formats.types import TYPES, GGMLType, ggml_type
-from . import search
+from ..formats.types import GGMLType, ggml_type
 from .search.lanes import LANES
 from .search.legacy import q4_0_symmetric
 from .search.steps import COLUMNS
 from .search.trellis.tree import CODEBOOKS as TRELLIS_TYPES
+from .searches import search_tables, searches
 
 if TYPE_CHECKING:
     from .cuda.encoder import CudaEncoder
@@ -37,67 +33,6 @@ if TYPE_CHECKING:
 _SMALLEST_WEIGHT = 1e-6
 # Elements that a thread works on at a time: few enough to stay in the core's cache between passes.
 _STEP_ELEMENTS = 1 << 17
-
-
-@functools.cache
-def _searches() -> dict[str, dict[str, Callable]]:
-    """Return searches by kind and type name: of a "block", of a "single" group, of a "row" that has
-    a header, and in "steps" of blocks or rows; and for some types the encoder that the format
-    defines, which is used without importances ("plain", "plain row").
-    """
-    tables = {
-        "block": "BLOCK_SEARCHES",
-        "single": "SINGLE_SEARCHES",
-        "row": "ROW_SEARCHES",
-        "steps": "STEPPED_SEARCHES",
-        "plain": "PLAIN_ENCODERS",
-        "plain row": "PLAIN_ROW_ENCODERS",
-    }
-    return {kind: _union(table) for kind, table in tables.items()}
-
-
-@functools.cache
-def _families() -> list[ModuleType]:
-    """Import the modules of `search/`. A new file there adds a type."""
-    return [
-        importlib.import_module(f".search.{module.name}", __package__)
-        for module in pkgutil.iter_modules(search.__path__)
-    ]
-
-
-def _union(table: str) -> dict[str, Callable]:
-    merged: dict[str, Callable] = {}
-    for family in _families():
-        for name, function in getattr(family, table, {}).items():
-            if merged.setdefault(name, function) is not function:
-                raise RuntimeError(f"two entries for {name} in {table}")
-    return merged
-
-
-@functools.cache
-def search_tables(name: str) -> tuple[np.ndarray, ...]:
-    """Return the read-only arrays that the search for the type takes after its scratch.
-    SEARCH_TABLES of its family makes them.
-    """
-    make = _union("SEARCH_TABLES").get(name)
-    return tuple(make()) if make else ()
-
-
-@checks_keywords
-def encodable_types() -> list[str]:
-    """Return the names of the types that `encode` supports."""
-    known = {"F32", "F16", "BF16"} | {name for table in _searches().values() for name in table}
-    return [
-        t.name
-        for t in TYPES.values()
-        if t.name in known or (t.base in known and t.name in _interleavable())
-    ]
-
-
-def _interleavable() -> set[str]:
-    from ..formats.codecs.interleaved import INTERLEAVERS
-
-    return set(INTERLEAVERS)
 
 
 @checks_keywords
@@ -244,9 +179,7 @@ class _Search:
 
 
 def _search_of(type: GGMLType, n_cols: int, importance: np.ndarray | None) -> _Search:
-    functions = {
-        kind: table[type.name] for kind, table in _searches().items() if type.name in table
-    }
+    functions = {kind: table[type.name] for kind, table in searches().items() if type.name in table}
     plain = ggml_type(type.base) if type.base else type
     if not functions and type.base:
         return _search_of(plain, n_cols, importance)

@@ -9,7 +9,8 @@ from concurrent.futures import ProcessPoolExecutor, wait
 import numpy as np
 from iqforge.errors import UsageError
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.encode import encodable_types, encode
+from iqforge.quantize.encode import encode
+from iqforge.quantize.searches import encodable_types
 
 # Trellis types have another algorithm on a device: tests/test_trellis.py.
 TYPES = [

@@ -8,7 +8,8 @@ import pytest
 from iqforge.errors import NonFiniteError, ShapeError, UnsupportedTypeError
 from iqforge.formats.tables import IQ4NL_VALUES
 from iqforge.formats.types import TYPES, ggml_type
-from iqforge.quantize.encode import encodable_types, encode, prepare_weights
+from iqforge.quantize.encode import encode, prepare_weights
+from iqforge.quantize.searches import encodable_types
 
 from .shared import shared
 

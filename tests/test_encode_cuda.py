@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from iqforge.errors import UsageError
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.encode import _searches, encode
+from iqforge.quantize.encode import encode
+from iqforge.quantize.searches import searches
 
 from .encode_cases import (
     N_COLS,
@@ -58,7 +59,7 @@ def test_same_bytes_on_golden_sources(gpu, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [t for t in TYPES if t in _searches()["steps"]])
+@pytest.mark.parametrize("name", [t for t in TYPES if t in searches()["steps"]])
 def test_launches_that_no_cuda_block_divides(gpu, name):
     """Threads after the last block or row must not change anything."""
     x = edge_rows()[33:40]
@@ -135,7 +136,7 @@ def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
 
     monkeypatch.setattr(cuda_searches, "compile_kernel", compile_only)
     kernel_cuda._prepare()
-    name, search = next(iter(_searches()[kind].items()))
+    name, search = next(iter(searches()[kind].items()))
     cuda_searches._kernel.__wrapped__(ggml_type(name), kind, search, 0, ())
     assert seen[0] == []
     assert kind == "plain" or any("fma" in found for found in seen[1]), (

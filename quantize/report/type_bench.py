@@ -19,9 +19,9 @@ from ...errors import MalformedFileError, NotFoundError, UsageError
 from ...formats.options import Options, option
 from ...formats.types import TYPES, GGMLType, ggml_type
 from ..cuda.devices import find_devices
-from ..encode import encodable_types
 from ..run.compilation import compile_ahead, tasks_of_types
 from ..run.compile_task import CompileProgress
+from ..searches import encodable_types
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from ...errors import UnsupportedTypeError
 from ...formats.codecs.codec import decodable_types
 from ...formats.kernel import Code
 from ...formats.types import GGMLType, ggml_type
-from ..encode import encodable_types
 from ..plan.plan import PlannedTensor
+from ..searches import encodable_types
 from .compile_task import CompileProgress, CompileTask
 from .parallel import default_threads
 from .piece import ImportanceLookup, runs_on_device
