@@ -196,7 +196,7 @@ class TextOptions(SamplerOptions):
         if self.ignore_eos:
             raise UsageError("a text that follows a grammar ends where that ends: drop ignore_eos")
         [(kind, value, is_file)] = given
-        return kind, _text_of_file(value) if is_file else str(value)
+        return kind, text_of_file(value) if is_file else str(value)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,10 @@ class GenerateOptions(TextOptions):
         return PromptCache(self.prompt_cache, self.prompt_cache_all, self.prompt_cache_ro)
 
 
-def _text_of_file(path: str | os.PathLike) -> str:
+def text_of_file(path: str | os.PathLike) -> str:
+    """Return the text of a UTF-8 file. Raise NotFoundError or EvaluationError, with the file, if it
+    cannot be read.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()

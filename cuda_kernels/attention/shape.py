@@ -8,6 +8,7 @@ import torch
 
 from ...errors import UnsupportedTypeError
 from ...formats.types import ggml_type
+from ..compile.occupancy import RESERVED
 from ..compile.spec import KernelSpec
 
 WARPS = 8  # of a block
@@ -289,7 +290,7 @@ def _joined_row(length: int) -> int:
 
 def shared_limit(device: torch.device) -> int:
     """Return how many bytes of shared memory a block of the kernel can have on a device."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - RESERVED
 
 
 def fits(shape: AttentionShape, limit: int) -> bool:

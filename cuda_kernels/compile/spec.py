@@ -130,8 +130,8 @@ def _read(name: str) -> str:
 @functools.lru_cache(maxsize=64)
 def expand(sources: tuple[str, ...]) -> str:
     """Return the program: the sources one after the other, with every header inserted where it is
-    first included. Raise FileNotFoundError for a header that does
-    not exist, and DeviceError for one in angle brackets.
+    first included. Raise FileNotFoundError for a header that does not exist, and DeviceError for
+    one in angle brackets.
     """
     seen: set[str] = set()
 

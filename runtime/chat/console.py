@@ -17,8 +17,9 @@ from ...errors import (
 )
 from ...formats.options import did_you_mean
 from ...formats.output import PartFile, refuse_same_file
+from ..text_options import text_of_file
 from .ctrl_c import CtrlC, typed_so_far
-from .files import read_messages, text_of
+from .files import read_messages
 from .session import Answer, ChatSession
 from .template import Message
 
@@ -168,7 +169,7 @@ class Console:
         elif name in ("/regen", "/regenerate"):
             self._regenerate()
         elif name == "/read":
-            self.say(text_of(value))
+            self.say(text_of_file(value))
         elif name == "/save":
             self._save(Path(value))
         elif name == "/load":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from ...errors import EvaluationError, NotFoundError
+from ...errors import EvaluationError
+from ..text_options import text_of_file
 from .template import Message
 
 
@@ -37,22 +37,8 @@ def read_list(path: str) -> list[Any]:
 def read_json(path: str) -> Any:
     """Return what is in a JSON file. Raise EvaluationError, with the file, if it is not JSON."""
     try:
-        return json.loads(text_of(path))
+        return json.loads(text_of_file(path))
     except json.JSONDecodeError as error:
         raise EvaluationError(f"is not JSON: line {error.lineno}: {error.msg}", file=path) from None
     except RecursionError:
         raise EvaluationError("is nested too deeply", file=path) from None
-
-
-def text_of(path: str) -> str:
-    """Return the text of a UTF-8 file. Raise NotFoundError or EvaluationError, with the file, if it
-    cannot be read.
-    """
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotFoundError("no such file", file=path) from None
-    except UnicodeDecodeError as error:
-        raise EvaluationError("the text is not UTF-8", file=path, offset=error.start) from None
-    except OSError as error:
-        raise EvaluationError(f"cannot be read: {error.strerror}", file=path) from None

@@ -12,7 +12,7 @@ from ...errors import UsageError, utf_8
 from ..chat.options import ChatOptions
 from ..options import LoadOptions
 from .flags import add_load_flags, add_model_flag, open_model
-from .prompt_flags import prompt_text, unescape, with_stops
+from .prompt_flags import check_options, prompt_text, unescape, with_stops
 from .sampler_flags import ANSWER_FIELDS, add_sampler_flags
 
 
@@ -99,11 +99,8 @@ _READ = (  # files that /save may not replace; --messages it may
 def check(args: argparse.Namespace) -> None:
     """Raise errors of flags, which are found without a model."""
     options = with_stops(args, ChatOptions.from_flags(args))
-    if options.seed == -1:  # any
-        options = replace(options, seed=0)
-    options.settings()
+    check_options(options)
     options.variables()
-    options.grammar_source()
     LoadOptions.from_flags(args).check()
 
 

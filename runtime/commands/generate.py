@@ -15,7 +15,7 @@ from ..parallel.modes import has_ranks
 from ..text_options import GenerateOptions
 from . import chat
 from .flags import add_load_flags, add_model_flag, open_model
-from .prompt_flags import prompt_text, with_stops
+from .prompt_flags import check_options, prompt_text, with_stops
 from .sampler_flags import ANSWER_FIELDS, CACHE_FIELDS, add_sampler_flags
 from .watch import passes, watched
 
@@ -72,10 +72,7 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, name):
             raise UsageError(f"{flag} is for conversations: add -cnv, or use `iqforge chat`")
     options = with_stops(args, GenerateOptions.from_flags(args))
-    if options.seed == -1:  # any
-        options = replace(options, seed=0)
-    options.settings()
-    options.grammar_source()
+    check_options(options)
     options.cache()
     if args.file is None or can_be_read_again(args.file):
         prompt_text(args)

@@ -32,6 +32,14 @@ def prompt_text(args: argparse.Namespace, *, needed: bool = True) -> str | None:
     return read_text(args.file)
 
 
+def check_options(options: TextOptions) -> None:
+    """Raise errors of how a text is generated, which are found without a model."""
+    if options.seed == -1:  # any
+        options = replace(options, seed=0)
+    options.settings()
+    options.grammar_source()
+
+
 def with_stops(args: argparse.Namespace, options: T) -> T:
     """Return options with the backslashes in texts of -r replaced, unless --no-escape."""
     if args.no_escape:

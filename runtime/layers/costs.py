@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from ..state.cache import CacheSettings
 
 
-class LooksBack:
+class LooksBack(ABC):
     """A mixer whose tokens look at the positions before them: what it costs follows from their
     number.
     """
@@ -13,9 +15,9 @@ class LooksBack:
     window: int
     pair_flop: float
 
+    @abstractmethod
     def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
         """Return the bytes that a sequence of at most `capacity` tokens keeps."""
-        raise NotImplementedError
 
     def flop(self, n_past: int, n: int) -> float:
         """Return the operations for n tokens after n_past others."""
