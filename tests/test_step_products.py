@@ -30,7 +30,7 @@ MUST = {
 }
 EXPERTS_MUST = 602  # of qwen3-30b-a3b: 80 % of Q4_K's
 # What is still too slow, and how fast it is.
-TOO_SLOW = {"IQ1_KT": 499, "IQ3_KT": 477}
+TOO_SLOW: dict[str, int] = {}
 EXPERTS_TOO_SLOW: dict[str, int] = {}
 
 
