@@ -58,6 +58,13 @@ template <class F> static bool run_block(int threads, F body) {
 template <class T> inline T __shfl_sync(uint32_t, T v, int from) {
   return exchange(v, [=](const T (&w)[32], int) { return w[from & 31]; });
 }
+inline uint32_t __ballot_sync(uint32_t, int v) {
+  return exchange(v, [](const int (&w)[32], int) {
+    uint32_t bits = 0;
+    for (int lane = 0; lane < 32; ++lane) bits |= uint32_t(w[lane] != 0) << lane;
+    return bits;
+  });
+}
 template <class T> inline T __shfl_xor_sync(uint32_t, T v, int by) {
   return exchange(v, [=](const T (&w)[32], int lane) { return w[lane ^ by]; });
 }

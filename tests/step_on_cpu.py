@@ -7,7 +7,7 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import ClassVar
@@ -72,12 +72,12 @@ def kernel(function):
     """Launch: work at once, or record."""
 
     @wraps(function)
-    def launch(*arguments, pdl: bool = True, out: torch.Tensor | None = None):
+    def launch(*arguments, pdl: bool = True, out: torch.Tensor | None = None, **options):
         arguments = arguments if out is None else (*arguments, out)
         if Graph.recording is None:
-            function(*arguments)
+            function(*arguments, **options)
         else:
-            Graph.recording.launches.append((function, arguments))
+            Graph.recording.launches.append((partial(function, **options), arguments))
 
     return launch
 
@@ -156,7 +156,9 @@ def decode_matrices(m, dtype, ids):
 
 
 @kernel
-def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms):
+def expert_gate_up(
+    h, weight, eps, gate, up, ids, out, gating=Gating(), *terms, some_absent=False
+):
     terms, shared, shared_out = terms[:2], terms[2] if terms[2:] else (), terms[3:]
     known, k = ids.clamp(0), ids.shape[1]
     if shared and shared_out:
@@ -179,7 +181,7 @@ def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms):
 
 
 @kernel
-def expert_down_add(x, down, ids, weights, h, terms=NO_TERMS, shared=None):
+def expert_down_add(x, down, ids, weights, h, terms=NO_TERMS, shared=None, some_absent=False):
     known, k = ids.clamp(0), ids.shape[1]
     if shared is not None:
         matvec_add((x[:, k:] * weights[:, k:, None]).flatten(1), shared, h)

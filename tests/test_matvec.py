@@ -71,7 +71,10 @@ def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False, up_
         for i, m in enumerate((down, gate, *([] if up is None else [up])))
     ]
     gating = Gating(spec.activation, spec.limit)
-    matvec_experts.expert_gate_up(h, w, EPS, gate, up, ids, out, gating, *terms[1:])
+    arguments, skipping = (h, w, EPS, gate, up, ids), poison(n, k, ff)
+    matvec_experts.expert_gate_up(*arguments, out, gating, *terms[1:])
+    matvec_experts.expert_gate_up(*arguments, skipping, gating, *terms[1:], some_absent=True)
+    assert torch.equal(out, skipping)
     x, chosen = normed(h, w, gate.type), ids.clamp(min=0).long()
     both = torch.einsum(
         "nc,nkrc->nkr",
@@ -87,11 +90,13 @@ def check_experts(name, merged, ff, width, spec=FFNSpec(), with_terms=False, up_
     if with_terms:
         y = y * terms[0].scale[chosen, None] + terms[0].bias[chosen]
     expected = h.double() + (y * by[..., None] * used).sum(1)
-    again = h.clone()
-    for result in (h, again):
-        matvec_experts.expert_down_add(out, down, ids, by, result, terms[0])
-    assert_close(h, expected)
-    assert torch.equal(h, again)
+    for some_absent in (False, True):
+        results = h.clone(), h.clone()
+        arguments = out, down, ids, by
+        for result in results:
+            matvec_experts.expert_down_add(*arguments, result, terms[0], some_absent=some_absent)
+        assert_close(results[0], expected)
+        assert torch.equal(*results)
 
 
 @pytest.mark.gpu
@@ -134,6 +139,11 @@ def test_a_shared_expert_in_the_launches_of_the_others(name, ff, slots, used, me
     matvec_experts.expert_gate_up(*arguments, alone, Gating(), *gate_terms)
     matvec_experts.expert_gate_up(*arguments, out, Gating(), *gate_terms, shared)
     assert torch.equal(out[:, :used], alone)
+    skipping = poison(*out.shape)
+    matvec_experts.expert_gate_up(
+        *arguments, skipping, Gating(), *gate_terms, shared, some_absent=True
+    )
+    assert torch.equal(out, skipping)
     other, apart = poison(n, used, ff), poison(n, rows)
     matvec_experts.expert_gate_up(*arguments, other, Gating(), *gate_terms, shared, apart)
     assert torch.equal(other, alone) and torch.equal(apart, out[:, used:].flatten(1))
@@ -143,11 +153,14 @@ def test_a_shared_expert_in_the_launches_of_the_others(name, ff, slots, used, me
     matvec_experts.expert_down_add(alone, down, ids, by[:, :used].contiguous(), expected, terms[0])
     x = (rounded(out, down.type) * by[..., None])[:, used:].flatten(1)
     expected = expected.double() + x @ weights(down_shared)[0].T
-    results = h.clone(), h.clone()
-    for result in results:
-        matvec_experts.expert_down_add(out, down, ids, by, result, terms[0], down_shared)
-    assert_close(results[0], expected)
-    assert torch.equal(*results)
+    for some_absent in (False, True):
+        results = h.clone(), h.clone()
+        for result in results:
+            matvec_experts.expert_down_add(
+                out, down, ids, by, result, terms[0], down_shared, some_absent=some_absent
+            )
+        assert_close(results[0], expected)
+        assert torch.equal(*results)
 
 
 @pytest.mark.gpu

@@ -280,6 +280,7 @@ def test_activations_that_are_tiny_or_huge(build):
     assert torch.isfinite(product(x)).all()
 
 
+@pytest.mark.parametrize("some_absent", [False, True])
 @pytest.mark.parametrize(
     ("name", "cols", "ff", "changes"),
     [
@@ -292,12 +293,12 @@ def test_activations_that_are_tiny_or_huge(build):
         pytest.param("IQ5_K", 512, 768, {}, marks=pytest.mark.full),
     ],
 )
-def test_experts(build, name, cols, ff, changes):
-    """There are two tokens and three slots, one of them unused. Expert matrices have more than one
-    stage, and rows more than one round.
+def test_experts(build, name, cols, ff, changes, some_absent):
+    """There are three tokens and three slots, of which one token uses two, and one none. Expert
+    matrices have more than one stage, and rows more than one round.
     """
-    type, n, k, width = ggml_type(name), 2, 3, cols
-    ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
+    type, n, k, width = ggml_type(name), 3, 3, cols
+    ids = torch.tensor([[4, 0, 2], [1, -1, 1], [-1, -1, -1]], dtype=torch.int32)
     gate, up, down = (
         matrix(name, 7, cols, 5),
         matrix(name, 7, cols, 5, seed=1),
@@ -306,7 +307,9 @@ def test_experts(build, name, cols, ff, changes):
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
     h, w, out = draw(n, width), draw(width, seed=2), torch.full((n, k, 7), float("nan"))
     start(
-        build(quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut), GATES),
+        build(
+            quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, some_absent=some_absent), GATES
+        ),
         cut,
         n,
         [gate, up],
@@ -334,7 +337,7 @@ def test_experts(build, name, cols, ff, changes):
     y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen]) * by[..., None] * used
     expected = to.double() + y.sum(1)
     start(
-        build(quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut), DOWN),
+        build(quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut, some_absent=some_absent), DOWN),
         cut,
         n,
         [down],
@@ -452,6 +455,7 @@ def test_experts_with_biases_and_scales(build, name, scaled):
     assert_close(to, expected)
 
 
+@pytest.mark.parametrize("some_absent", [False, True])
 @pytest.mark.parametrize(
     "name, ff, slots, changes, merged",
     [
@@ -464,7 +468,7 @@ def test_experts_with_biases_and_scales(build, name, scaled):
         pytest.param("IQ4_NL", 1408, 2, {}, False, marks=pytest.mark.full),
     ],
 )
-def test_a_shared_expert(build, name, ff, slots, changes, merged):
+def test_a_shared_expert(build, name, ff, slots, changes, merged, some_absent):
     """Next to experts with biases, which it does not have. Its rows are fewer than the warps, or
     more.
     """
@@ -477,7 +481,8 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged):
     expected = torch.einsum("nc,nkrc->nkr", x, weights(both)[chosen]) + bias[chosen]
     expected = gated(FFNSpec(), *expected.chunk(2, -1)) * used
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
-    kernel = quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, biased=True, shared=1)
+    options = {"biased": True, "some_absent": some_absent}
+    kernel = quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, shared=1, **options)
     library, size = build(kernel, GATES), (np.int64(both.total_rows), 14, 7, ids, k, 7)
     for rows in (4, 21):
         if merged:
@@ -518,7 +523,7 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged):
     y = torch.einsum("nkc,nkrc->nkr", rounded(x[:, :k]), weights(down)[chosen]) + bias[chosen]
     always = (rounded(x) * by[..., None])[:, k:].flatten(1) @ weights(shared)[0].T
     expected = to.double() + (y * by[:, :k, None] * used).sum(1) + always
-    kernel = quantized_spec(type, ff, total, mp.EXPERT_DOWN, cut, biased=True, shared=slots)
+    kernel = quantized_spec(type, ff, total, mp.EXPERT_DOWN, cut, shared=slots, **options)
     arguments = x, down.data, np.int64(down.total_rows), 9, ids, by, bias, None, shared.data, to
     start(build(kernel, DOWN), cut, n, [down, shared], *arguments)
     assert_close(to, expected)

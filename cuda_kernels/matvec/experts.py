@@ -49,6 +49,7 @@ def expert_gate_up(
     shared: Sequence[PackedMatrix] = (),
     shared_out: torch.Tensor | None = None,
     *,
+    some_absent: bool = False,
     pdl: bool = True,
 ) -> None:
     """Compute out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), or as `gating` says,
@@ -59,6 +60,9 @@ def expert_gate_up(
     shared: gate and up, or both in one matrix, of an expert that every token uses, of the same
     type, with scales of their own. Its result float32[n, hidden] goes to `shared_out`, or without
     that to the slots of `out` after those of `ids`, ff elements in each.
+
+    some_absent: ids are negative where another device has the expert. Such slots take no time then,
+    as they always do with floats; without it, as long as others.
 
     Raise ShapeError for tensors that do not fit. Ids are not checked.
     """
@@ -117,7 +121,9 @@ def expert_gate_up(
             blocks, warps, space = _float_blocks(here, k * ff + always), FLOAT_WARPS, 4 * cols
         else:
             cut = here.plan(type, cols, 1, kind)
-            spec = quantized_spec(type, cols, 1, kind, cut, gating=gating, **with_terms)
+            spec = quantized_spec(
+                type, cols, 1, kind, cut, gating=gating, some_absent=some_absent, **with_terms
+            )
             blocks, warps, space = here.processors, cut.warps, here.shared_of(type, kind, cut)
         with torch.cuda.device(index):
             launch(
@@ -159,6 +165,7 @@ def expert_down_add(
     terms: ExpertTerms = NO_TERMS,
     shared: PackedMatrix | None = None,
     *,
+    some_absent: bool = False,
     pdl: bool = True,
 ) -> None:
     """Compute h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot],
@@ -168,6 +175,7 @@ def expert_down_add(
 
     shared: the matrix of an expert that every token uses, of the same type, with rows of a multiple
     of `cols` elements and a scale of its own: the slots after those of `ids` are its input.
+    some_absent: as for `expert_gate_up`.
 
     Raise ShapeError for tensors that do not fit. Ids are not checked.
     """
@@ -202,7 +210,9 @@ def expert_down_add(
         blocks, warps, space = _float_blocks(here, down.rows), FLOAT_WARPS, 4 * k * cols
     else:
         cut = here.plan(down.type, cols, k, EXPERT_DOWN)
-        spec = quantized_spec(down.type, cols, k, EXPERT_DOWN, cut, **with_terms)
+        spec = quantized_spec(
+            down.type, cols, k, EXPERT_DOWN, cut, some_absent=some_absent, **with_terms
+        )
         blocks, warps = here.processors, cut.warps
         space = here.shared_of(down.type, EXPERT_DOWN, cut)
     with torch.cuda.device(index):

@@ -53,12 +53,13 @@ def quantized_spec(
     scaled: bool = False,
     shared: int = 0,
     shared_scaled: bool = False,
+    some_absent: bool = False,
 ) -> KernelSpec:
     """Return the kernel of a product with a quantized type; `matrices` below each other for
     NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS,
     JOINS and SCALED, as in matvec.cu. gating: how kinds with a gate join their products. biased,
     scaled: experts have biases or scales. shared: slots of a shared expert; shared_scaled: its
-    matrices have scales.
+    matrices have scales. some_absent: experts of other devices, with negative ids, take no time.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -90,9 +91,9 @@ def quantized_spec(
     terms = gating.suffix
     if experts:
         defines |= {"BIASED": int(biased), "SCALED": int(scaled), "SHARED_SLOTS": shared}
-        defines |= {"SHARED_SCALED": int(shared_scaled)}
+        defines |= {"SHARED_SCALED": int(shared_scaled), "SOME_ABSENT": int(some_absent)}
         terms += "_biased" * biased + "_scaled" * scaled + f"_shared{shared}" * (shared > 0)
-        terms += "_shared_scaled" * shared_scaled
+        terms += "_shared_scaled" * shared_scaled + "_absent" * some_absent
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
     shape += "_spread" * plan.spread + "_joined" * plan.joined

@@ -13,7 +13,10 @@
 // SHARED_SLOTS, for EXPERT_GATE_UP: there is a shared expert, which all tokens use. Its rows come first, as no choice is needed to fetch them.
 // For EXPERT_DOWN: so many slots after those of the router are its columns. `ids` are of the other slots, `weights` of all.
 //
-// A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended. Until
+// A slot with a negative id contributes 0. SOME_ABSENT: there are many of them, as another device has their experts, so they take no time;
+// without it such a slot takes as long as others.
+//
+// EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended. Until
 // then it norms and rounds h, which must be older than that kernel: the router lets it start when h is complete.
 // EXPERT_DOWN follows it, and may not start before that, so it reads the choice at once: `ids` and `weights` must be older than the kernel
 // in front of it.
@@ -29,6 +32,17 @@
 
 typedef Format<TYPE> F;
 typedef Activations<F> A;
+
+// The place of the lane-th bit that is set, 31 if there is none.
+DEV int place_of_bit(uint32_t bits, int lane) {
+  int at = 0;
+  #pragma unroll
+  for (int width = 16; width; width /= 2) {
+    const int below = __popc(bits >> at & ((1u << width) - 1));
+    if (lane >= below) lane -= below, at += width;
+  }
+  return at;
+}
 
 #if KIND != 1
 
@@ -65,11 +79,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
 #endif
     ) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
-  const int always = SHARED_SLOTS ? shared_rows : 0, items = always + slots * hidden, stride = gridDim.x * WARPS, begin = first_item(warp);
+  const int always = SHARED_SLOTS ? shared_rows : 0, stride = gridDim.x * WARPS, begin = first_item(warp);
+  int items = always + slots * hidden;   // with SOME_ABSENT, slots that are not absent are counted from 0 on
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
   const typename F::Lane constants(lane);
   const Places places(hidden);
-  int mine = -1;   // slot lane's expert
+  int mine = -1, original = lane;   // slot lane's expert, and its place among all slots
 
   auto source = [&](int item, int k) -> Row {
     if (item < always) return k == 0 ? Row{shared_gate, shared_stored, item} : Row{shared_up, shared_stored, item + shared_stored - shared_rows};
@@ -86,6 +101,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   wait_for_predecessor();
   allow_successor();   // not earlier: it reads the router's choice as soon as it starts
   if (lane < slots) mine = __ldcg(ids + token * slots + lane);
+#if SOME_ABSENT
+  const uint32_t present = __ballot_sync(~0u, mine >= 0);
+  original = place_of_bit(present, lane), mine = __shfl_sync(~0u, mine, original);
+  matrices.items = items = always + __popc(present) * hidden;
+  for (int slot = 0; slot < slots; slot++)
+    for (int i = blockIdx.x * THREADS + threadIdx.x; !(present >> slot & 1) && i < hidden; i += gridDim.x * THREADS)
+      out[token * pitch + slot * hidden + i] = 0;
+#endif
   matrices.fill(early, items);
   __syncthreads();
   const float factor = norm_factor(squares[0], eps);
@@ -93,6 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
   int slot = -1, slot_end = always, expert = 0;   // of the item: the first item of the next slot; without a division for each item
   int64_t shift = 0;                          // from an item to its row
+  int moved = 0;                              // from a slot that is not absent to its place in the result
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
     const bool shared = item < always;
@@ -100,11 +124,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       while (item >= slot_end) slot++, slot_end += hidden;
       expert = __shfl_sync(~0u, mine, slot);
       shift = (int64_t)max(expert, 0) * per_expert - slot * hidden - always;
+      if (SOME_ABSENT) moved = (__shfl_sync(~0u, original, slot) - slot) * hidden;
     }
     const int64_t row = shift + item, of_matrices = shared ? shared_stored : stored;
     const int64_t up_from = shared ? shared_stored - shared_rows : first_up;
     const float *biases[2] = {gate_bias, up_bias}, *scales[2] = {gate_scale, up_scale};
-    const float before = KIND == 3 && lane == 0 ? __ldcg(out + token * pitch + item) : 0;
+    const float before = KIND == 3 && lane == 0 ? __ldcg(out + token * pitch + item + moved) : 0;
     float sum[R], by[R], bias[R], scale[R];   // what is not a sum is asked for here and needed at the end
     uint32_t header[R];
     #pragma unroll
@@ -157,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       if (BIASED) y[k] += bias[k];
     }
     const float result = KIND == 0 ? joined(y[0], y[R - 1]) : KIND == 3 ? joined(before, y[0]) : y[0];
-    if (lane == 0) *(shared ? shared_out + token * shared_pitch + item : out + token * pitch + item - always) = expert >= 0 ? result : 0.0f;
+    if (lane == 0) *(shared ? shared_out + token * shared_pitch + item : out + token * pitch + item - always + moved) = expert >= 0 ? result : 0.0f;
   }
 }
 
@@ -197,7 +222,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     return SHARED_SLOTS && k >= ROUTED ? Row{shared_down, (int64_t)rows * SHARED_SLOTS, row} : Row{down, stored, row};
   };
   auto end = [&](int) { return rows; };
-  auto matrices = feed<F>(items_of<1, ROUTED, SHARED_SLOTS>(source, end), begin, rows, stride, lane, ring);
+#if SOME_ABSENT
+  const uint32_t present = __ballot_sync(~0u, mine >= 0);
+  const int kept = __popc(present), kth = place_of_bit(present, lane);
+#else
+  const uint32_t present = ~0u;
+#endif
+  auto matrices = feed<F>(items_of<1, ROUTED, SHARED_SLOTS>(source, end), begin, rows, stride, lane, ring, present);
   const auto own_row = [&](int item) { return shared ? (int64_t)item : (int64_t)mine * rows + item; };   // slot lane's, where rows have factors
   quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
   __syncthreads();
@@ -223,7 +254,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
       constexpr int OF_ROW = COLS / F::G, ALL = JOINED_SLOTS ? N * OF_ROW : 0;
       #pragma unroll (ROLLED ? 1 : 32)
       for (int first = 0; first < ALL; first += 32) {
-        const int at = first + lane, slot = min(at / OF_ROW, N - 1), granule = min(at - slot * OF_ROW, OF_ROW - 1);
+#if SOME_ABSENT
+        const int all = kept * OF_ROW;
+        if (first >= all) break;
+        const int at = first + lane, of_kept = min(at / OF_ROW, kept - 1), slot = __shfl_sync(~0u, kth, of_kept);
+        const int granule = min(at - of_kept * OF_ROW, OF_ROW - 1);
+#else
+        const int all = ALL, at = first + lane, slot = min(at / OF_ROW, N - 1), granule = min(at - slot * OF_ROW, OF_ROW - 1);
+#endif
         const int64_t row = row_of(item, slot);
         const float by = __shfl_sync(~0u, weight, slot);
         const Stage stage = Ring<F>::stage(matrices.slot + slot * Ring<F>::ROW, row, 0);
@@ -231,10 +269,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
         const uint32_t x = shared_address(shared_memory) + slot * A::BYTES + 16 * granule;
         float v[1];
         products<F, 1>(w, F::input(x, x + 16 * A::PARTS * A::GRANULES, 0), v);
-        if (by != 0 && at < ALL) sum += by * v[0];   // keeps out, too, what is not a number in an expert that nobody chose
+        if (by != 0 && at < all) sum += by * v[0];   // keeps out, too, what is not a number in an expert that nobody chose
       }
       #pragma unroll (ROLLED ? 1 : N)
       for (int k = 0; k < (JOINED_SLOTS ? 0 : N); k++) {
+        if (!matrices.has(k)) continue;
         const int64_t row = row_of(item, k);
         const float by = __shfl_sync(~0u, weight, k);
         float part = 0;

@@ -20,19 +20,27 @@ template <int EACH, int FROM = R, int LAST_EACH = EACH, class At, class End> DEV
   return {at, end};
 }
 
+#ifndef SOME_ABSENT
+#define SOME_ABSENT 0
+#endif
+
 template <class F, class Rows> struct Feed {
   typedef Ring<F> G;
   static constexpr bool KEPT = ADVANCES;   // pointers to pieces advance from stage to stage, or each stage works them out
   const Rows rows;
-  const int items, stride, lane;
+  int items;
+  const int stride, lane;
   const uint32_t ring;       // of the warp
   uint32_t slot;             // of the stage that is read next
   int item, chunk = 0;       // of the stage that is fetched next
   int steady = 0;            // items below it need no new pointers
+  const uint32_t present;    // bit k: the k-th row of an item is there to fetch; read with SOME_ABSENT
   const uint8_t* from[KEPT ? R * F::STAGED : F::STAGED];
 
-  __device__ __forceinline__ Feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring)
-      : rows(rows), items(items), stride(stride), lane(lane), ring(ring), slot(ring), item(begin) {}
+  __device__ __forceinline__ Feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring, uint32_t present)
+      : rows(rows), items(items), stride(stride), lane(lane), ring(ring), slot(ring), item(begin), present(present) {}
+
+  __device__ __forceinline__ bool has(int k) const { return !SOME_ABSENT || present >> k & 1; }
 
   // Starts the copies of the first stages, from stage s on, while they are of items below `until`, the number of items for all. Returns the
   // next stage.
@@ -70,13 +78,16 @@ template <class F, class Rows> struct Feed {
       if (KEPT && chunk == 0 && item >= steady) {
         steady = rows.end(item);
         #pragma unroll
-        for (int k = 0; k < R; k++) aim(rows.at(item, k), k);
+        for (int k = 0; k < R; k++)
+          if (has(k)) aim(rows.at(item, k), k);
       }
       if (F::HEADER_STAGED && chunk == 0)
         #pragma unroll
-        for (int k = 0; k < R; k++) header(to + k * G::ROW, rows.at(item, k));
+        for (int k = 0; k < R; k++)
+          if (has(k)) header(to + k * G::ROW, rows.at(item, k));
       #pragma unroll
       for (int k = 0; k < R; k++) {
+        if (!has(k)) continue;
         if (!KEPT) aim(rows.at(item, k), 0);
         fetch_from<0>(to + k * G::ROW, k);
       }
@@ -103,10 +114,10 @@ template <class F, class Rows> struct Feed {
 };
 // Without copies until `fill`.
 template <class F, class Rows> DEV Feed<F, Rows> feed_later(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring) {
-  return {rows, begin, items, stride, lane, ring};
+  return {rows, begin, items, stride, lane, ring, ~0u};
 }
-template <class F, class Rows> DEV Feed<F, Rows> feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring) {
-  Feed<F, Rows> all(rows, begin, items, stride, lane, ring);
+template <class F, class Rows> DEV Feed<F, Rows> feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring, uint32_t present = ~0u) {
+  Feed<F, Rows> all(rows, begin, items, stride, lane, ring, present);
   all.fill(0, items);
   return all;
 }

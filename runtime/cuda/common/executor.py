@@ -27,13 +27,13 @@ class Executor:
         return RangeName(f"blk.{self.branch.layer}", type(self.branch.module).__name__)
 
 
-def operation(function: Callable[..., None], *args: Any) -> None:
+def operation(function: Callable[..., None], *args: Any, **options: Any) -> None:
     """Call a function of `matvec`; while a model is profiled, within a range of its name and of the
     bytes of the packed matrices that it reads. Of experts these are as many as there are ids, if
     all ids differ.
     """
     if not recording:
-        function(*args)
+        function(*args, **options)
         return
     lists = [arg if isinstance(arg, (list, tuple)) else [arg] for arg in args]
     matrices = [arg for arg in chain(*lists) if isinstance(arg, (PackedMatrix, RowRange))]
@@ -48,4 +48,4 @@ def operation(function: Callable[..., None], *args: Any) -> None:
         for m in matrices
     )
     with opened("", function.__name__, n_bytes):
-        function(*args)
+        function(*args, **options)

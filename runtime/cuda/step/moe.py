@@ -61,6 +61,7 @@ class StepMoE(StepExperts):
         if not router_fits(STEP_ROWS, self.norm.numel(), spec.n_experts, spec.n_used, self.routing):
             raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {self.norm.numel()}")
         self.spec, self.reduction = spec, moe.router.reduction
+        self.some_absent = moe.owned is not None  # other ranks have those experts
         self.router = float_matrix(moe.router.linear, context)
         self.router_biases = moe.router.linear.bias, moe.router.bias
         self.down = on_device(e.down, context, EXPERT_DOWN, spec.n_used, biased=True)
@@ -113,13 +114,14 @@ class StepMoE(StepExperts):
             *no_terms,
             *([] if always is None else [always.inputs]),
             *([] if self.shared is None else self.shared.among_others(frame)),
+            some_absent=self.some_absent,
         )
         x = None if self.shared is None else self.shared.inner(frame, h)
         norm = self.branch.post_norm
         to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])
         down = None if always is None else always.down
         arguments = hidden, self.down, ids, weights, to, self.down_terms, down
-        operation(matvec_experts.expert_down_add, *arguments)
+        operation(matvec_experts.expert_down_add, *arguments, some_absent=self.some_absent)
         if self.shared is not None:
             operation(matvec.matvec_add, x, self.shared.down, to)
         if norm is not None:
