@@ -29,7 +29,7 @@ _MATRICES = TensorStore.matrices  # before it is replaced
 def _hand_over(exchange, h, norm, eps, ids, weights):
     n = len(h)
     exchange.x[:n] = normed(h, norm, eps)
-    exchange.chosen[:n] = ids.clamp(min=0)
+    exchange.chosen[:n] = ids
     exchange.shares[:n] = torch.where(ids < 0, 0, weights)
     exchange.number += 1
     exchange.request.copy_(exchange.number)

@@ -156,9 +156,7 @@ def decode_matrices(m, dtype, ids):
 
 
 @kernel
-def expert_gate_up(
-    h, weight, eps, gate, up, ids, out, gating=Gating(), *terms, some_absent=False
-):
+def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms, some_absent=False):
     terms, shared, shared_out = terms[:2], terms[2] if terms[2:] else (), terms[3:]
     known, k = ids.clamp(0), ids.shape[1]
     if shared and shared_out:

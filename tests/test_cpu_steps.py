@@ -24,6 +24,7 @@ from iqforge.runtime.simd.step.kept_types import STORES
 from iqforge.runtime.simd.threads import Program, run
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.cache_types import CACHE_TYPES
+from iqforge.runtime.weights.switches import Switches
 
 from .seed import run_seed
 from .short_shapes import shortened
@@ -85,6 +86,19 @@ def small(name: str, monkeypatch) -> str:
 def test_logits_are_those_of_the_reference_path(name, monkeypatch):
     model = opened(small(name, monkeypatch))
     assert_close(steps(model, TOKENS), reference(model, TOKENS))
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3moe-tiny", "deepseek-v3", pytest.param("gpt-oss-20b", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("reduction", [(1, 0.9), (1, 1.0)])
+def test_smart_expert_reduction_of_steps(name, reduction, monkeypatch):
+    spec = small(name, monkeypatch)
+    full = steps(opened(spec), TOKENS)
+    model = opened(spec, switches=Switches(ser=reduction))
+    found = steps(model, TOKENS)
+    assert_close(found, reference(model, TOKENS))
+    assert not torch.allclose(torch.stack(found), torch.stack(full), atol=1e-3)
 
 
 @pytest.mark.parametrize("name", NOT_PLANNED)

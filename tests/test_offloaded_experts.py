@@ -39,6 +39,27 @@ def test_few_rows_are_those_of_the_layer(model, rounds, tolerance):
     assert few(torch.randn(5, model.network.width), chosen, shares) is None
 
 
+@pytest.mark.parametrize(("rounds", "tolerance"), [(False, 1e-5), (True, 2e-2)])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_experts_of_other_ranks_are_left_out(model, rounds, tolerance, n_threads, monkeypatch):
+    """No row has all its experts here, and one has none."""
+    module, weights = moe_of(model), model.weights
+    n_experts, used = module.spec.n_experts, module.spec.n_used
+    first, end = n_experts // 2, n_experts - 1
+    x = torch.randn(4, model.network.width)
+    chosen = torch.arange(4 * used).view(4, used) * 3 % n_experts
+    chosen[2] = torch.arange(used) % first
+    shares, is_here = torch.rand(4, used), (chosen >= first) & (chosen < end)
+    assert is_here.any() and not is_here.all(1).any() and not is_here[2].any()
+    expected = module.mix(x, (chosen - first) * is_here, shares * is_here)
+    monkeypatch.setattr(module, "owned", (first, end))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: n_threads)
+    few = OffloadedExperts(module, weights.store, weights.taps, rounds=rounds)
+    found = few(x, chosen, shares)
+    assert found is not None and not found[2].any()
+    assert (found - expected).norm() <= tolerance * expected.norm()
+
+
 def test_observers_see_every_product(model):
     module, weights = moe_of(model), model.weights
     few = OffloadedExperts(module, weights.store, weights.taps, rounds=False)

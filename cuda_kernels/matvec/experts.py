@@ -61,8 +61,8 @@ def expert_gate_up(
     type, with scales of their own. Its result float32[n, hidden] goes to `shared_out`, or without
     that to the slots of `out` after those of `ids`, ff elements in each.
 
-    some_absent: ids are negative where another device has the expert. Such slots take no time then,
-    as they always do with floats; without it, as long as others.
+    some_absent: ids are negative where another device has the expert, or where it counts for too
+    little. Such slots take no time then, as always with floats; without it, as long as others.
 
     Raise ShapeError for tensors that do not fit. Ids are not checked.
     """

@@ -89,8 +89,10 @@ def plan_plain(plan: Plan, module: PlainFFN, x: Buffer) -> Buffer:
 def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
     """Add what the module gives for x."""
     router, spec, memory = module.router, module.spec, plan.memory
-    if module.owned is not None or router.reduction is not None:
-        raise NotPlanned("experts on several ranks, or fewer experts than the router chooses")
+    if module.owned is not None:
+        raise NotPlanned("experts on several ranks")
+    least, threshold = router.reduction or (spec.n_used, 0.0)
+    norm = spec.norm or (spec.score == "selected" and router.reduction is not None)
     width, used = module.experts.down.rows, spec.n_used
     logits = plan.product(router.linear, x, "router")
     shared_gate = None
@@ -107,8 +109,9 @@ def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
             GROUPED=int(spec.groups > 1),
         ),
         *(logits.address, memory.vector(router.bias), spec.n_experts, used),
-        *(spec.groups, spec.groups_used, spec.group_best, int(spec.norm), float(spec.scale)),
+        *(spec.groups, spec.groups_used, spec.group_best, int(norm), float(spec.scale)),
         *(chosen.address, weights.address, weights.at(used + 16).address, chosen.thread_step),
+        *(least, float(threshold)),
         meet=False,
     )
     slots = plan_experts(plan, module, x, chosen)

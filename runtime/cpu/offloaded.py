@@ -45,10 +45,10 @@ class OffloadedExperts:
             if (program := self._planned(n_threads)) is None:
                 return None
             n, used = x.shape[1], chosen.shape[1]
-            if self._module.owned is not None:  # those of other ranks count as the first, 0 times
+            if self._module.owned is not None:  # others are left out
                 first, end = self._module.owned
                 is_here = (chosen >= first) & (chosen < end)
-                chosen, weights = (chosen - first) * is_here, weights * is_here
+                chosen, weights = torch.where(is_here, chosen - first, -1), weights * is_here
             # One copy to the CPU, for which the device is waited for once. Numbers are exact.
             together = torch.cat([x.float(), weights.float(), chosen.float()], 1).cpu()
             y = torch.empty(len(x), n)

@@ -54,13 +54,22 @@ def decode_rows(arguments, thread, threads):
 def own_rows(arguments, thread, threads, product):
     """Return what a thread needs to know of a product, from the arguments of `multiply`: the first
     of its rows and the one after its last; address of the matrix, bytes from row to row; address of
-    y; address of float32[rows] that is added, 0 for none; what multiplies before that.
+    y; address of float32[rows] that is added, 0 for none; what multiplies before that. Threads
+    share the rows of products with matrices that are not negative; others have none.
     """
     rows, n = v.integer_at(arguments + 16), v.integer_at(arguments + 88)
-    start, stop = n * rows * thread // threads, n * rows * (thread + 1) // threads
-    low, high = max(start - product * rows, 0), min(stop - product * rows, rows)
     chosen = v.integer_at(arguments + 72) + thread * v.integer_at(arguments + 80)
+    before = after = 0  # products up to this one, and from it on
+    for i in range(n):
+        is_there = v.integer_at(chosen + 8 * i) >= 0
+        before += is_there and i < product
+        after += is_there and i >= product
+    total = (before + after) * rows
+    start, stop = total * thread // threads, total * (thread + 1) // threads
+    low, high = max(start - before * rows, 0), min(stop - before * rows, rows)
     matrix, stride = v.integer_at(chosen + 8 * product), v.integer_at(arguments + 8)
+    if matrix < 0:
+        low, high, matrix = 0, 0, 0
     first_row = v.integer_at(arguments) + matrix * rows * stride
     y = v.integer_at(arguments + 56) + product * v.integer_at(arguments + 64)
     biases, scales = v.integer_at(arguments + 96), v.integer_at(arguments + 104)
@@ -93,7 +102,8 @@ def multiply(arguments, thread, threads):
     Arguments: as for `decode_rows` up to the blocks, with the number of rows of one matrix; address
     of x float32[columns] of the first product, bytes to that of the next one, bytes to that of the
     next thread; address of y float32[rows], bytes to the next one; address of the numbers of the
-    matrices int64[products], bytes to those of the next thread, number of products; addresses of
+    matrices int64[products], bytes to those of the next thread, number of products (where a number
+    is negative, y stays as it is); addresses of
     float32[matrices, rows] that is added and of float32[matrices] that multiplies before, 0 for
     none.
     """

@@ -31,7 +31,7 @@ __device__ __forceinline__ u64 nanoseconds() {
 
 #endif
 
-// x = norm(h) and what the router chose, to the host. One block. Experts that are left out have id -1 and weight 0; the host gets expert 0.
+// x = norm(h) and what the router chose, to the host. One block. Experts that are left out have id -1, and get weight 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
 hand_over(const float* h, const float* norm, float eps, const int* ids, const float* weights, int rows, int width, int used, float* x,
           long long* chosen, float* shares, u64* request, u64* number) {
@@ -49,7 +49,7 @@ hand_over(const float* h, const float* norm, float eps, const int* ids, const fl
     }
     for (int i = threadIdx.x; i < rows * used; i += THREADS) {
         const int id = __ldcg(ids + i);
-        chosen[i] = id < 0 ? 0 : id;
+        chosen[i] = id;
         shares[i] = id < 0 ? 0.f : __ldcg(weights + i);
     }
     __threadfence_system();

@@ -61,7 +61,8 @@ class StepMoE(StepExperts):
         if not router_fits(STEP_ROWS, self.norm.numel(), spec.n_experts, spec.n_used, self.routing):
             raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {self.norm.numel()}")
         self.spec, self.reduction = spec, moe.router.reduction
-        self.some_absent = moe.owned is not None  # other ranks have those experts
+        # Other ranks have those experts, or they count for too little.
+        self.some_absent = moe.owned is not None or self.reduction is not None
         self.router = float_matrix(moe.router.linear, context)
         self.router_biases = moe.router.linear.bias, moe.router.bias
         self.down = on_device(e.down, context, EXPERT_DOWN, spec.n_used, biased=True)

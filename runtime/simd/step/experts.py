@@ -68,7 +68,9 @@ def route(arguments, thread, threads):
     Arguments: logits; biases of the choice or 0; experts, chosen ones; groups, those used, experts
     that count in a group; whether weights are divided by their sum; their factor; the numbers of
     the chosen experts int64, their weights float32, a buffer of 3 floats for each expert, bytes to
-    the memory of the next thread for these three together.
+    the memory of the next thread for these three together; K and t of smart expert reduction: of
+    the experts after the K best, those with no more than t times the first weight get the number -1
+    and the weight 0.
     """
     logits, biases = v.integer_at(arguments), v.integer_at(arguments + 8)
     n, used = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
@@ -77,6 +79,7 @@ def route(arguments, thread, threads):
     factor, own = v.float_at(arguments + 64), thread * v.integer_at(arguments + 96)
     chosen, weights = v.integer_at(arguments + 72) + own, v.integer_at(arguments + 80) + own
     scores = v.integer_at(arguments + 88) + own
+    least, threshold = v.integer_at(arguments + 104), v.float_at(arguments + 112)
     choice = scores + 4 * n
     for i in range(n):
         x = v.float_at(logits + 4 * i)
@@ -107,6 +110,11 @@ def route(arguments, thread, threads):
         v.store_float(weights + 4 * slot, v.float_at(scores + 4 * best))
     if SCORE == SELECTED:
         _softmax(weights, used)
+    limit = threshold * v.float_at(weights)
+    for slot in range(least, used):
+        if not v.float_at(weights + 4 * slot) > limit:
+            v.store_float(weights + 4 * slot, np.float32(0))
+            v.store_integer(chosen + 8 * slot, -1)
     if norm:
         for slot in range(used):
             total += v.float_at(weights + 4 * slot)
@@ -117,9 +125,10 @@ def route(arguments, thread, threads):
 
 
 def combine(arguments, thread, threads):
-    """The weighted sum of the results of experts. Arguments: results, bytes to those of the next
-    expert, experts; their weights, bytes to those of the next thread; the result of the shared
-    expert or 0, the number whose sigmoid multiplies it or 0; elements; address of the sum.
+    """The weighted sum of the results of experts; those of weight 0 are not read. Arguments:
+    results, bytes to those of the next expert, experts; their weights, bytes to those of the next
+    thread; the result of the shared expert or 0, the number whose sigmoid multiplies it or 0;
+    elements; address of the sum.
     """
     slots, step, used = (
         v.integer_at(arguments),
@@ -130,10 +139,12 @@ def combine(arguments, thread, threads):
     shared, gate = v.integer_at(arguments + 40), v.integer_at(arguments + 48)
     n, out = v.integer_at(arguments + 56) // 16, v.integer_at(arguments + 64)
     for i in range(n * thread // threads, n * (thread + 1) // threads):
-        total = v.mul(v.load_floats(slots + 64 * i), v.splat(v.float_at(weights)))
-        for slot in range(1, used):
-            weight = v.splat(v.float_at(weights + 4 * slot))
-            total = v.add(total, v.mul(v.load_floats(slots + slot * step + 64 * i), weight))
+        total = v.splat(np.float32(0))
+        for slot in range(used):
+            weight = v.float_at(weights + 4 * slot)
+            if weight != 0:
+                part = v.load_floats(slots + slot * step + 64 * i)
+                total = v.add(total, v.mul(part, v.splat(weight)))
         if shared:
             always = v.load_floats(shared + 64 * i)
             if gate:
