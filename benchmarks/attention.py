@@ -30,6 +30,9 @@ SHAPES = {
     "qwen3.5-35b-a3b": (10, 2, 8, 256),
     "gemma2-9b": (21, 8, 2, 256),
     "gemma3-27b": (10, 16, 2, 128),
+    "qwen3-235b-a22b": (94, 4, 16, 128),
+    "glm-4.5-air": (46, 8, 12, 128),
+    "seed-oss-36b": (64, 8, 10, 128),
 }
 MEMORY = 12 << 30  # bytes of caches at most; layers share them where there are more
 
