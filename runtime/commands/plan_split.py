@@ -184,10 +184,10 @@ def _speeds(report: SplitReport) -> list[str]:
     ]
     n_prompt = report.prediction.n_prompt
     found = [
-        f"Predicted from what products and sums cost on {c.name}s ({c.read / 1e12:.1f} TB/s and"
-        f" {c.product * 1e6:.1f} us for a product of a step, {c.multiply / 1e12:.0f} and"
-        f" {c.multiply_experts / 1e12:.0f} TFLOP/s for prompts, from {c.step_sum[0] * 1e6:.1f} us"
-        f" on for a sum); weights and cache of {report.context} tokens fit {_mib(c.memory)}:",
+        f"Predicted from what products and sums cost on {c.name}s ({c.read / 1e12:.1f} TB/s, for"
+        f" experts {c.read_experts / 1e12:.1f}, and {c.product * 1e6:.1f} us for a product of a"
+        f" step, {c.multiply / 1e12:.0f} TFLOP/s for prompts, from {c.step_sum[0] * 1e6:.1f} us on"
+        f" for a sum); weights and cache of {report.context} tokens fit {_mib(c.memory)}:",
         *_table(["GPUs", "weights", f"pp{n_prompt}", "of it sums", "tg", "of it sums"], rows),
     ]
     if (n := report.fastest) < report.plan.n_ranks:

@@ -23,37 +23,40 @@ SUM_WIDTH = 8192  # elements
 class Costs:
     """What work costs on a kind of GPU.
 
-    read: bytes per second that products of a step read. product: seconds that each such product
-    takes besides. experts, delta, latent: seconds that a step takes besides for each layer with
-    experts, and for each mixer that is a delta net or latent attention. cache: bytes per second of
-    caches that steps read. deep: seconds besides for each mixer with a cache, after DEEP tokens or
-    more. multiply, multiply_experts: operations per second of products of prompts; attend,
-    attend_latent: of their attention to the tokens before. row, expert_row: seconds for each
-    element of the residual stream in a layer of a prompt, and for each expert that it goes to.
-    delta_row, latent_row: seconds for each token of a prompt and such mixer. step_sum: seconds of a
-    sum of one token's row over 2 ranks, and what each further rank adds for SUM_WIDTH elements; for
-    others in proportion. link: bytes per second that a rank sends. prompt_sum: seconds that
-    starting a sum of a prompt takes. host_sum, host_link: as step_sum and link, between hosts.
-    memory: bytes.
+    read, read_experts: bytes per second that products of a step read; experts are known late, and
+    their products are short. product: seconds that each such product takes besides. delta, latent:
+    seconds that a step takes besides for each mixer that is a delta net or latent attention. cache:
+    bytes per second of caches that steps read. deep: seconds besides for each mixer with a cache,
+    after DEEP tokens or more. multiply: operations per second of products of prompts; attend,
+    attend_latent: of their attention to the tokens before. experts: elements per second of all
+    experts, which a prompt reads and decodes besides. row, expert_row: seconds for each element of
+    the residual stream in a layer of a prompt, and for each expert that it goes to; split_row:
+    those that ranks share. delta_row, latent_row: seconds for each token of a prompt and such
+    mixer, on every rank and those that ranks share. step_sum: seconds of a sum of one token's row
+    over 2 ranks, waiting for the slower one included, and what each further rank adds for SUM_WIDTH
+    elements; for others in proportion. link: bytes per second that a rank sends. prompt_sum:
+    seconds that starting a sum of a prompt takes. host_sum, host_link: as step_sum and link,
+    between hosts. memory: bytes.
     """
 
     name: str
     memory: float
     read: float
+    read_experts: float
     product: float
-    experts: float
     delta: float
     latent: float
     cache: float
     deep: float
     multiply: float
-    multiply_experts: float
     attend: float
     attend_latent: float
+    experts: float
     row: float
+    split_row: float
     expert_row: float
-    delta_row: float
-    latent_row: float
+    delta_row: tuple[float, float]
+    latent_row: tuple[float, float]
     step_sum: tuple[float, float]
     link: float
     prompt_sum: float
@@ -61,31 +64,30 @@ class Costs:
     host_link: float
 
 
-# Fitted to pp2048 and tg64 of llama-8b, llama-70b, qwen3-30b-a3b, qwen3.5-35b-a3b, qwen3-235b-a22b,
-# deepseek-v2-lite, glm-4.5-air and gemma3-27b in IQ4_K and gpt-oss-20b in MXFP4 on one H200, of six
-# of them on two, and of five after 32,768 tokens (2026-11-23): steps within 13 %, prompts within
-# 8 %. The speed of a link is that of sums of prompts. What further ranks add is that of sums over
-# four (2026-11-27); thirteen measurements of four are within 17 % in steps (but for
-# qwen3-235b-a22b) and 23 % in prompts. Links between hosts (400 Gbit/s) are assumed.
+# Fitted to pp2048 and tg64 of 24 models and depths on one H200 and on two (2026-11-28) and of 13 on
+# four (2026-11-27), all in IQ4_K but for gpt-oss-20b in MXFP4: steps within 12 %, prompts within
+# 15 % (`tests/test_plan_split_command.py`). The speed of a link is that of sums of prompts. Links
+# between hosts (400 Gbit/s) are assumed.
 H200 = Costs(
     "H200",
     memory=139 * 2**30,
-    read=3.45e12,
-    product=1.4e-6,
-    experts=5.2e-6,
-    delta=0.74e-6,
-    latent=3.6e-6,
+    read=3.63e12,
+    read_experts=2.1e12,
+    product=1.15e-6,
+    delta=3.4e-6,
+    latent=4.8e-6,
     cache=4.2e12,
-    deep=6.5e-6,
-    multiply=570e12,
-    multiply_experts=450e12,
-    attend=341e12,
-    attend_latent=247e12,
-    row=3.2e-12,
-    expert_row=7.2e-12,
-    delta_row=0.48e-6,
-    latent_row=0.111e-6,
-    step_sum=(2.9e-6, 1.3e-6),
+    deep=7.0e-6,
+    multiply=650e12,
+    attend=316e12,
+    attend_latent=232e12,
+    experts=6.3e12,
+    row=8.6e-12,
+    split_row=7.2e-12,
+    expert_row=4.1e-12,
+    delta_row=(0.11e-6, 0.29e-6),
+    latent_row=(0.05e-6, 0.05e-6),
+    step_sum=(5.0e-6, 2.5e-6),
     link=280e9,
     prompt_sum=22e-6,
     host_sum=25e-6,
@@ -176,14 +178,14 @@ def simulate(
             local = local_tensor(tensor, split, rank)
             if local is None:
                 continue
-            used = 1.0
+            used, share, read = 1.0, 1.0, costs.read
             if stacked:
-                used = _used(plan, work, layer, rank)
+                used, read = _used(plan, work, layer, rank), costs.read_experts
+                share = work.n_used[layer] / work.n_experts[layer]
+                prompts[layer][rank] += local.n_elements / costs.experts
             rows = 1 if is_output else n_prompt
-            steps[layer][rank] += costs.product + used * local.n_bytes / costs.read
-            share = work.n_used[layer] / work.n_experts[layer] if stacked else 1.0
-            rate = costs.multiply_experts if stacked else costs.multiply
-            prompts[layer][rank] += 2.0 * share * local.n_elements * rows / rate
+            steps[layer][rank] += costs.product + used * local.n_bytes / read
+            prompts[layer][rank] += 2.0 * share * local.n_elements * rows / costs.multiply
     for rank in range(n_ranks):
         for layer in range(n_layers):
             steps[layer][rank] += work.cache_read[rank] / n_layers / costs.cache
@@ -219,17 +221,17 @@ def _step_besides(work: Work, layer: int, costs: Costs) -> float:
     of_mixer = {"delta": costs.delta, "latent": costs.latent}.get(work.mixers[layer], 0.0)
     if work.mixers[layer] != "delta":
         of_mixer += costs.deep * min(1.0, work.n_past / DEEP)
-    return of_mixer + (costs.experts if work.n_used[layer] else 0.0)
+    return of_mixer
 
 
 def _row_besides(work: Work, layer: int, n_ranks: int, costs: Costs) -> float:
-    """Return the seconds that a layer takes for a token of a prompt besides products. Heads of
-    delta nets are split over ranks; of all else half is.
-    """
-    row = work.width * (costs.row + costs.expert_row * work.n_used[layer])
-    row += costs.latent_row if work.mixers[layer] == "latent" else 0.0
-    of_heads = costs.delta_row if work.mixers[layer] == "delta" else 0.0
-    return row * (0.5 + 0.5 / n_ranks) + of_heads / n_ranks
+    """Return the seconds that a layer takes for a token of a prompt besides products."""
+    seconds = work.width * (costs.row + costs.expert_row * work.n_used[layer])
+    split = work.width * costs.split_row
+    of_mixer = {"delta": costs.delta_row, "latent": costs.latent_row}
+    if own := of_mixer.get(work.mixers[layer]):
+        seconds, split = seconds + own[0], split + own[1]
+    return seconds + split / n_ranks
 
 
 def _used(plan: SplitPlan, work: Work, layer: int, rank: int) -> float:
