@@ -64,7 +64,7 @@ class Costs:
     host_link: float
 
 
-# Fitted to pp2048 and tg64 of 24 models and depths on one H200 and on two (2026-11-28) and of 13 on
+# Fitted to pp2048 and tg64 of 26 models and depths on one H200 and on two (2026-11-28) and of 13 on
 # four (2026-11-27), all in IQ4_K but for gpt-oss-20b in MXFP4: steps within 12 %, prompts within
 # 15 % (`tests/test_plan_split_command.py`). The speed of a link is that of sums of prompts. Links
 # between hosts (400 Gbit/s) are assumed.
