@@ -13,6 +13,7 @@ from ..formats.arguments import whole_number
 from ..formats.values import get
 from .model import Model
 from .network.sampling import GREEDY, Sampling, sample
+from .parallel.alike import check_alike, digest_of
 from .prompt_cache import PromptCache
 from .sampling.chain import Constraint, SamplerChain
 from .state.cache import CacheSettings
@@ -193,6 +194,9 @@ def generate_tokens(
     """
     n, context = None if n is None else whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))
+    if model.group is not None:
+        asked = {"prompt": digest_of(repr(list(map(int, prompt))).encode())}
+        check_alike(model.group, asked | {"-n": str(n), "-c": str(context)})
     context, n = plan_length(prompt, n, context, model.hyperparameters)
     trained = model.hyperparameters.integer("context_length", None)
     if trained is not None and len(prompt) + n > trained:

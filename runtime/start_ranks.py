@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, cast
 
 from ..errors import NotFoundError, UsageError
+from .parallel.alike import check_alike, load_facts, model_facts
 from .parallel.launch import run_ranks
 from .parallel.modes import Split, has_ranks
 from .parallel.ranks import Ranks
@@ -166,10 +167,17 @@ def joined_part(
     """Return what this process evaluates of a model together with others: a part of every layer
     with `-sm graph`, some layers with `-sm layer`; None otherwise.
 
-    If there is no split plan for the model, ranks have whole layers, and a line says so.
+    If there is no split plan for the model, ranks have whole layers, and a line says so. UsageError
+    if ranks were given other models or options.
     """
     group = joined(options, device)
-    if group is None or options.split_mode == "data":
+    if group is None:
+        return None
+    if not group.ranks.launched:  # those have the same command line, and the same files
+        split = options.split(device)
+        facts = load_facts(options, split.shares, split.mode, device) | model_facts(source)
+        check_alike(group, facts)
+    if options.split_mode == "data":
         return None
 
     def stage() -> Stage:

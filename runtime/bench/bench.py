@@ -28,6 +28,7 @@ import torch
 from ...errors import UsageError
 from ...formats import arguments
 from ..network.sampling import Sampling
+from ..parallel.alike import check_alike
 from ..state.cache import CacheSettings
 from ..state.sequence import Snapshot, State
 from .cost import Cost
@@ -164,6 +165,9 @@ def run_test(
         raise UsageError("there is nothing to measure: a test of 0 tokens")
     arguments.whole_number("n_batch", n_batch, 1)
     arguments.callback("progress", progress)
+    if model.group is not None:
+        asked = {"-p, -n, -pg, -gp or -d": test.label, "-b": str(n_batch), "-r": str(repetitions)}
+        check_alike(model.group, asked | {"-w": str(warmup)})
     check_cpu_memory(model, context=test.n_ctx, rows=min(n_batch, model.ubatch))
     state = model.new_state(test.n_ctx, settings)
     result = Result(test, [], Cost.of(model, state), n_batch)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..parallel.alike import check_alike
 from .bench import Runner, short_collections
 from .options import SweepOptions
 
@@ -50,6 +51,8 @@ def sweep(
     the context. first_repetitions: of the first row.
     """
     ub, tg = model.ubatch, options.tg or max(1, model.ubatch // 4)
+    if model.group is not None:
+        check_alike(model.group, {"-c": str(n_ctx), "options": str(options)})
     state = model.new_state(positions(n_ctx, ub, tg))
     runner = Runner(model, state, ub, torch.Generator().manual_seed(seed))
     if options.warmup:

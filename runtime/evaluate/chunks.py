@@ -19,6 +19,7 @@ import torch
 from ...errors import EvaluationError, NotFoundError
 from ...formats.arguments import whole_number
 from ..model import Model
+from ..parallel.alike import check_alike, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Chunks:
         parse_special: bool = False,
     ) -> Chunks:
         """Cut chunks as `cut` does, from a text, tokenized once as a whole, or from tokens.
-        EvaluationError for a model that appends EOS.
+        EvaluationError for a model that appends EOS, UsageError if ranks have other chunks.
 
         With `parse_special` the text of a control token is that token.
         """
@@ -117,7 +118,11 @@ class Chunks:
             if isinstance(text, str)
             else text
         )
-        return cls.cut(tokens, n_ctx, limit, bos, skip)
+        found = cls.cut(tokens, n_ctx, limit, bos, skip)
+        if (ranks := model.group or model.peers) is not None:
+            content = digest_of(repr(found.tokens.shape).encode() + found.tokens.tobytes())
+            check_alike(ranks, {"text (-f, -c or --chunks)": content})
+        return found
 
     @classmethod
     def joined(cls, texts: Sequence[Chunks]) -> Chunks:
