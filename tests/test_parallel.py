@@ -219,7 +219,11 @@ def test_two_hosts(each, tmp_path):
 @pytest.mark.parametrize(
     "case, status, said",
     [
-        ("killed", 128 + signal.SIGKILL, "rank 1 of 3 was ended by SIGKILL"),
+        (
+            "killed",
+            128 + signal.SIGKILL,
+            "rank 1 of 3 was ended by SIGKILL, as by the system where memory",
+        ),
         pytest.param(
             *("refused", 1, "rank 1 of 3 has failed:\nthe file of rank 1 is broken"), marks=FULL
         ),
