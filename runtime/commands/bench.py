@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
+from ...errors import UsageError, printable
 from ...formats.commands.progress import Meter
 from ..bench.options import BenchOptions
 from ..options import SPLIT_FIELDS, LoadOptions, split_options
@@ -207,7 +207,7 @@ def measure(
     said: set[tuple[str, str]] = (
         set() if all(setting["flash_attn"] for setting in settings) else {NO_SCORES}
     )
-    tests = options.tests()
+    tests, several = options.tests(), len(args.model) + len(args.synthetic) > 1
     try:
         for setting in settings:
             torch.set_num_threads(setting["n_threads"])
@@ -225,6 +225,7 @@ def measure(
                     context=max(test.n_ctx for test in tests),
                     verbose=True,
                     said=said,
+                    name=printable(which, 400) if several else "",
                 )
                 on_open()
                 loaded_as, limits = load_as, _limits(opened, device, facts)

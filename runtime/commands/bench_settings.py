@@ -120,11 +120,13 @@ def open_model(
     context: int = 0,
     verbose: bool = False,
     said: set[tuple[str, str]] | None = None,
+    name: str = "",
 ) -> Model:
     """Return the model of one setting, loaded; the caller closes it. `context`: tokens for which
     memory is planned. stderr gets a line for switches that change nothing with this model, unless
     that was `said` (which is added to), and the table of memory of a model that goes to a GPU.
-    DeviceError if that is more than there is.
+    `name` stands above that, for a command with several models. DeviceError if that is more than
+    there is.
     """
     model = (api.random_model if synthetic else api.load_model)(
         which,
@@ -138,7 +140,7 @@ def open_model(
             if (flag, why) not in said:
                 note(flag, why)
                 said.add((flag, why))
-        load_and_say(model)
+        load_and_say(model, name=name)
     except BaseException:
         model.close()
         raise

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, api) -> int:
     texts = [text for text in content.split(separator) if text]
     if not texts:
         raise UsageError("there is no text")
-    on_one_device(args)
+    on_one_device(args, "embeddings are computed by one process")
     with open_model(args, api) as model:
         found = api.embed(model, texts, options=options)
     if found[0].ndim == 2 and args.embd_output_format:  # a vector per token

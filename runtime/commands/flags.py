@@ -116,13 +116,15 @@ def open_model(
     chunk: int = 0,
     generates: bool = False,
     collects: bool = False,
+    name: str = "",
 ) -> Model:
     """Return the model that the flags ask for, of `source` or else of -m, loaded.
 
     Says on stderr which flags change nothing here, and why; for a GPU also what the model takes on
     each device, for a sequence of `context` tokens and `rows` of them at a time, or for `rows` in
     chunks of `chunk` tokens. DeviceError if that is more than there is. generates: the default
-    precision is the fastest one. collects: it is the one for statistics of inputs.
+    precision is the fastest one. collects: it is the one for statistics of inputs. name: stands
+    above what is said of the model, for a command with several.
     """
     for ignored in ignored_flags.given(args):
         note(ignored.flag, ignored.why)
@@ -147,7 +149,7 @@ def open_model(
     try:
         for flag, why in [*load.notes(device), *model_notes(model)]:
             note(flag, why)
-        load_and_say(model, rows, chunk)
+        load_and_say(model, rows, chunk, name)
     except BaseException:
         model.close()
         raise

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from ..parallel.stages import Line
 
 
-def load_and_say(model: Model, rows: int = 0, chunk: int = 0) -> None:
+def load_and_say(model: Model, rows: int = 0, chunk: int = 0, name: str = "") -> None:
     """Bring a model to its GPU, and say what it takes there (`load_on_gpu`); say of ranks on the
-    CPU what each of them has.
+    CPU what each of them has. name: stands above these lines where a command has several models.
     """
+    if name and (model.device.type != "cpu" or model.group is not None):
+        print(f"{name}:", file=sys.stderr)
     if model.device.type != "cpu":
         load_on_gpu(model, rows, chunk)
     elif model.group is not None:

@@ -124,16 +124,19 @@ def run(args: argparse.Namespace, api) -> int:
     if not options.ppl_stride:
         options = replace(options, batch_tokens=options.tokens_per_pass(load.ubatch))
     rows = options.tokens_per_pass(load.ubatch)
+    against = args.kl_divergence_against
+    own_name = printable(args.model, 400) if against else ""
     with (
-        open_model(args, api, rows=rows, chunk=options.n_ctx) as model,
+        open_model(args, api, rows=rows, chunk=options.n_ctx, name=own_name) as model,
         watched(model, "first pass", [(rows, 1)], every=float("inf")),
     ):
         if options.kl_divergence:
             _note_other_texts(model, base or "", texts)
             _compare(api, model, None, options, load)
-        elif args.kl_divergence_against:
-            words = argparse.Namespace(**vars(args) | {"model": args.kl_divergence_against})
-            with open_model(words, api, rows=rows, chunk=options.n_ctx) as other:
+        elif against:
+            words = argparse.Namespace(**vars(args) | {"model": against})
+            name = printable(against, 400)
+            with open_model(words, api, rows=rows, chunk=options.n_ctx, name=name) as other:
                 for text in texts:
                     name = text if len(texts) > 1 else ""
                     with _named(name):
