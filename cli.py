@@ -132,12 +132,15 @@ def _read_files(args: argparse.Namespace) -> list[str]:
 
 def _check_early(module: ModuleType, args: argparse.Namespace) -> None:
     """Raise errors of flags and files that are cheap to find, before a command starts ranks: these
-    take seconds to find them. A command has a function `check(args)` for its own.
+    take seconds to find them. A command has a function `check(args)` for its own, and
+    `check_ranks(args)` for what its ranks do not do.
     """
     from .api.source import check_model_path
 
     if hasattr(module, "check"):
         module.check(args)
+    if hasattr(module, "check_ranks"):
+        module.check_ranks(args)
     for name in ("model", "kl_divergence_against"):
         value = getattr(args, name, None)
         for path in value if isinstance(value, list) else [value] if value else []:

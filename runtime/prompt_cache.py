@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..formats.output import check_output, refuse_same_file
 from .model import Model
+from .parallel.modes import NO_PROMPT_CACHE
 from .state.saved import SavedSequence, save_sequence
 from .state.sequence import State
 
@@ -26,7 +27,7 @@ class PromptCache:
     def check(self, model: Model) -> None:
         """UsageError or OutputError if the file cannot be used with this model."""
         if model.group is not None:
-            raise UsageError("a prompt cache does not go together with -sm graph or layer")
+            raise UsageError(NO_PROMPT_CACHE)
         refuse_same_file(self.path, model.source.files)
         if not self.read_only:
             check_output(self.path)

@@ -264,16 +264,18 @@ TWO = ("--device", "cpu", "-sm", "graph", "-ts", "1,1")
 
 
 def test_a_command_runs_as_ranks_and_prints_once(run):
-    words = ("-m", shared(MODEL), "-p", 8, "-n", 4, "-r", 1, "-o", "csv", "-oe", "md")
+    model = shared(MODEL)
+    words = ("-m", model, "-m", model, "-p", 8, "-n", 4, "-r", 1, "-o", "csv", "-oe", "md")
     status, out, err = run("bench", *words, *TWO)
     assert status == 0, err
     head, *rows = [line for line in out.splitlines() if line]
-    assert head.startswith("build_commit") and len(rows) == 2
+    assert head.startswith("build_commit") and len(rows) == 4
     assert all('"graph"' in row and '"1,1"' in row for row in rows)
     assert re.search(r"\| sm +\| ts +\| +test \|", err)
-    assert len(re.findall(r"\| graph +\| 1,1 +\|", err)) == 2
+    assert len(re.findall(r"\| graph +\| 1,1 +\|", err)) == 4
     said = re.findall(r"^rank (\d) on cpu: weights of \d+\.\d MiB", err, re.MULTILINE)
-    assert said == ["0", "1"]
+    assert said == ["0", "1"] * 2
+    assert err.count(f"{model}:\nrank 0 on cpu") == 2, "lines of several models name them"
 
 
 @pytest.mark.full
@@ -462,6 +464,20 @@ def test_what_is_no_file_to_read_is_not_looked_for(words, monkeypatch, tmp_path)
         ("generate -m here.gguf -p a -ncmoe -1", "n_cpu_moe (--n-cpu-moe)"),
         ("chat -m here.gguf -ub 9999999999", "ubatch (-ub) is 9999999999"),
         ("bench -m here.gguf -p 0 -n 0", "there is nothing to measure"),
+        ("generate -m here.gguf -p a --prompt-cache x", "a prompt cache does not go together with"),
+        (
+            "imatrix -m here.gguf -f here.txt -o x -lsim -sm data",
+            "-lsim is measured by one process",
+        ),
+        ("perplexity -m here.gguf -f here.txt --ppl-stride 8 -sm data", "--ppl-stride is measured"),
+        (
+            "perplexity -m here.gguf -f here.txt --hellaswag -sm data",
+            "--hellaswag is measured by one process only: not with -sm data",
+        ),
+        (
+            "perplexity -m here.gguf -f here.txt --kl-divergence-against here.gguf -sm data",
+            "--kl-divergence-against is measured by one process only: not with -sm data",
+        ),
     ],
 )
 def test_wrong_files_and_flags_are_found_before_ranks_start(
@@ -475,5 +491,6 @@ def test_wrong_files_and_flags_are_found_before_ranks_start(
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "part.safetensors").write_bytes(b"\0" * 8)
     monkeypatch.setattr(start_ranks, "run_ranks", lambda *args, **options: pytest.fail("started"))
-    assert main([*words.split(), "--device", "cpu", "-sm", "graph", "-ts", "1,1"]) == 1
+    mode = [] if "-sm" in words else ["-sm", "graph"]
+    assert main([*words.split(), "--device", "cpu", *mode, "-ts", "1,1"]) == 1
     assert said in capsys.readouterr().err

@@ -78,6 +78,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_load_flags(parser)
 
 
+def check_ranks(args: argparse.Namespace) -> None:
+    """UsageError for what ranks that share chunks do not measure."""
+    if args.layer_similarity:
+        raise UsageError("-lsim is measured by one process only: not with -sm data")
+
+
 def run(args: argparse.Namespace, api) -> int:
     """Collect, combine or show importance matrices, and return 0. Raise UsageError for flags that
     exclude each other or a missing model.

@@ -11,7 +11,7 @@ from ...errors import UsageError, utf_8
 from ...formats.commands.progress import on_one_line
 from ..driver import start_driver
 from ..options import LoadOptions
-from ..parallel.modes import has_ranks
+from ..parallel.modes import NO_PROMPT_CACHE, has_ranks
 from ..text_options import GenerateOptions
 from . import chat
 from .flags import add_load_flags, add_model_flag, open_model
@@ -77,6 +77,12 @@ def check(args: argparse.Namespace) -> None:
     if args.file is None or can_be_read_again(args.file):
         prompt_text(args)
     LoadOptions.from_flags(args).check()
+
+
+def check_ranks(args: argparse.Namespace) -> None:
+    """UsageError for what several ranks do not do."""
+    if args.prompt_cache:
+        raise UsageError(NO_PROMPT_CACHE)
 
 
 def run(args: argparse.Namespace, api) -> int:

@@ -106,6 +106,22 @@ def check(args: argparse.Namespace) -> None:
         _check_base(base, args.model, texts, options)
 
 
+def check_ranks(args: argparse.Namespace) -> None:
+    """UsageError for what ranks that share chunks do not measure."""
+    if args.split_mode != "data":
+        return
+    values = {
+        "--kl-divergence": args.kl_divergence,
+        "--kl-divergence-base": args.kl_divergence_base is not None,
+        "--kl-divergence-against": args.kl_divergence_against is not None,
+        "--ppl-stride": args.ppl_stride,
+        **{f"--{kind}": getattr(args, kind.replace("-", "_")) for kind in _TASKS},
+    }
+    for flag, value in values.items():
+        if value:
+            raise UsageError(f"{flag} is measured by one process only: not with -sm data")
+
+
 def run(args: argparse.Namespace, api) -> int:
     """Measure, print the results in the reference's words, and return 0. Raise UsageError if the
     text is missing.

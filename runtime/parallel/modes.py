@@ -23,6 +23,7 @@ _SHARES = re.compile(rf"(?=.*[1-9]){_NUMBER}([,/;]{_NUMBER})*")
 MOST_RANKS = 8
 REDUCE_TYPES = ("f32", "bf16", "f16", "q8_0")
 EXPERT_CHOICES = ("auto", "columns", "whole")
+NO_PROMPT_CACHE = "a prompt cache does not go together with -sm graph or layer"
 DEFAULT_TIMEOUT = 600.0  # seconds
 MOST_TIMEOUT = 1e7
 
