@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
 
@@ -90,7 +90,7 @@ def _run(words: list[str]) -> int:
 
             raise UsageError(f"-sm data shares the chunks of a text, and {name} has none")
         from .runtime.options import split_options
-        from .runtime.start_ranks import run_as_ranks, silent_unless_first
+        from .runtime.start_ranks import failures_told, run_as_ranks, silent_unless_first
 
         if command.ranks or shares_chunks:
             talks = name == "chat" or getattr(args, "conversation", False)
@@ -104,7 +104,9 @@ def _run(words: list[str]) -> int:
             )
             if status is not None:
                 return status
-            quiet = silent_unless_first()
+            quiet = ExitStack()
+            quiet.enter_context(silent_unless_first())
+            quiet.enter_context(failures_told())
     with _log_to_stderr(), quiet:
         from . import api
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import NotFoundError, UsageError
 from .parallel.alike import check_alike, load_facts, model_facts
+from .parallel.arrival import tell_failure
 from .parallel.launch import run_ranks
 from .parallel.modes import Split, has_ranks
-from .parallel.ranks import Ranks
+from .parallel.ranks import Ranks, named_ranks
 from .weights.devices import usable_device
 
 if TYPE_CHECKING:
@@ -89,6 +90,20 @@ def silent_unless_first() -> Iterator[None]:
         return
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
+
+
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """Tell the other processes of torchrun why this one fails before it has joined them: they wait
+    for it. Later they see that its connections end.
+    """
+    try:
+        yield
+    except Exception as error:
+        ranks = Ranks.here()
+        if ranks is not None and not ranks.launched and ranks.size > 1 and not _joined:
+            tell_failure(ranks, str(error) or type(error).__name__)
+        raise
 
 
 def split_of(options: LoadOptions) -> Split:
@@ -195,7 +210,7 @@ def joined_part(
         )
         idle = [str(i) for i in range(group.size) if shares[i] > 0 and not found.layers_of(i)]
         if idle and group.rank == 0:
-            named, n_layers = f"rank {' and rank '.join(idle)}", found.ends[-1]
+            named, n_layers = named_ranks(idle), found.ends[-1]
             few = n_layers < sum(share > 0 for share in shares)
             why = f"the model has {n_layers}" if few else "the others cannot be divided"
             print(f"note: no layers for {named}: {why}", file=sys.stderr)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import UsageError, printable
+from .ranks import named_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,7 @@ def check_alike(ranks: Exchange, facts: Mapping[str, str]) -> None:
         differ = {rank: value for rank, value in differ.items() if value != wanted}
         if not differ:
             continue
-        named = " and ".join(f"rank {rank}" for rank in differ)
+        named = named_ranks(differ)
         if wanted.startswith(_DIGEST):
             said = f"{named} {'has' if len(differ) == 1 else 'have'} another {name} than rank 0"
         else:

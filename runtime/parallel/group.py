@@ -24,9 +24,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from ...errors import DeviceError, UsageError
+from .arrival import await_all, shared_store
 from .modes import DEFAULT_TIMEOUT
 from .payload import DTYPES, FEW_ROWS, decoded, encoded
-from .ranks import Ranks
+from .ranks import Ranks, named_ranks
 from .waits import Waits
 
 _MARGIN = 1.0  # seconds that torch has to say itself why ranks do not meet
@@ -191,7 +192,7 @@ class Group:
         """
         lost = seconds < self.timeout - min(1.0, self.timeout / 10)  # a connection has ended
         missing = self._waits.missing(lost=lost)
-        named = f"rank {' and rank '.join(missing)}" if missing else "other ranks"
+        named = named_ranks(missing) if missing else "other ranks"
         last = error.strip().splitlines()[-1] if error.strip() else "no reason given"
         why, rank = shorten(last, 200, placeholder=" ..."), f"rank {self.rank} of {self.size}"
         if lost:
@@ -257,7 +258,8 @@ def _joined(ranks: Ranks, device: torch.device, timeout: float) -> Any:
                 "127.0.0.1", ranks.port, ranks.size, False, limit, wait_for_workers=False
             )
         else:
-            options["init_method"] = "env://"
+            options["store"] = shared_store(ranks, timeout)
+            await_all(options["store"], ranks, timeout)
         if on_gpu:
             options["device_id"] = device
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", **options)

@@ -5,13 +5,19 @@ nothing heavy.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...errors import UsageError
 
 STORE_SOCKET = "IQFORGE_STORE_SOCKET"  # of rank 0: the socket on which it waits for the others
 LAUNCHED = "IQFORGE_LAUNCHED"
+
+
+def named_ranks(ranks: Iterable[int | str]) -> str:
+    """Return `rank 0, rank 1 and rank 2` for the numbers of ranks, at least one."""
+    *first, last = (f"rank {rank}" for rank in ranks)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 @dataclass(frozen=True)
