@@ -189,16 +189,28 @@ def table(memories: Sequence[DeviceMemory]) -> list[str]:
 
 @contextmanager
 def named_errors(device: torch.device, file: str | os.PathLike) -> Iterator[None]:
-    """While the context is open, a GPU that runs out of memory raises a DeviceError."""
+    """While the context is open, a GPU or a CPU that runs out of memory raises a DeviceError."""
     try:
         yield
-    except torch.cuda.OutOfMemoryError:
-        free = free_bytes(device) or 0
-        raise DeviceError(
-            f"{device} ran out of memory with {free / 2**20:.0f} MiB free: evaluate fewer tokens at"
-            " a time (-ub, -b, -c), or keep more on the CPU with -ngl, --n-cpu-moe or --fit",
-            file=file,
-        ) from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise _out_of_memory(device, file) from None
+        # torch has no class of its own for this.
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator: " in str(error):
+            raise DeviceError(
+                "the CPU ran out of memory: evaluate fewer tokens at a time (-ub, -b, -c)",
+                file=file,
+            ) from None
+        raise
+
+
+def _out_of_memory(device: torch.device, file: str | os.PathLike) -> DeviceError:
+    free = free_bytes(device) or 0
+    return DeviceError(
+        f"{device} ran out of memory with {free / 2**20:.0f} MiB free: evaluate fewer tokens at"
+        " a time (-ub, -b, -c), or keep more on the CPU with -ngl, --n-cpu-moe or --fit",
+        file=file,
+    )
 
 
 def check(memories: Sequence[DeviceMemory], *, cpu: bool = False) -> None:
