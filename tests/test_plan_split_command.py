@@ -14,6 +14,7 @@ from iqforge.runtime import start_ranks
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.expert_mode import busiest_share
+from iqforge.runtime.parallel.ranks import Ranks
 from iqforge.runtime.parallel.simulate import H200
 from iqforge.runtime.split_model import make_plan, network_of
 from iqforge.runtime.split_report import faster_with_fewer, split_report
@@ -232,7 +233,7 @@ def test_a_report_has_fewer_gpus_too():
 
 @pytest.mark.parametrize("how", ["columns", "whole"])
 def test_ranks_split_experts_as_they_are_told(monkeypatch, how):
-    group = SimpleNamespace(rank=1)
+    group = SimpleNamespace(rank=1, ranks=Ranks(1, 2, 1, 2, launched=True))
     monkeypatch.setattr(start_ranks, "joined", lambda options, device: group)
     options = LoadOptions(split_mode="graph", tensor_split="1,1", split_experts=how, device="cpu")
     source = SyntheticSource("qwen3-30b-a3b:IQ4_K")

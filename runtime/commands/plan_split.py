@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, api) -> int:
     if args.simulate is None:
         given = {"--hosts": args.hosts != 1, "-d": args.n_depth != 0}
         if flags := ", ".join(flag for flag, one in given.items() if one):
-            note(flags, "they are for the speeds that --simulate predicts")
+            note(flags, "only the speeds that --simulate predicts depend on that")
     if len(shares) % args.hosts:
         raise UsageError(f"{len(shares)} ranks cannot be on {args.hosts} hosts with as many each")
     report = api.plan_split(
