@@ -20,10 +20,12 @@ from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling, candidates, sample
 from iqforge.runtime.simd import vectors as v
 from iqforge.runtime.simd.operations import operation, packed
+from iqforge.runtime.simd.step.hadamard import transform
 from iqforge.runtime.simd.step.kept_types import STORES
 from iqforge.runtime.simd.threads import Program, run
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.cache_types import CACHE_TYPES
+from iqforge.runtime.state.hadamard import hadamard
 from iqforge.runtime.weights.switches import Switches
 
 from .seed import run_seed
@@ -271,13 +273,39 @@ def test_steps_with_quantized_caches(spec, keys, values, monkeypatch):
     assert_close(steps(model, TOKENS, settings), reference(model, TOKENS, settings), 2e-2)
 
 
-def test_what_is_not_planned_runs_layer_by_layer_and_is_said():
+@pytest.mark.parametrize(
+    ("name", "keys", "values"),
+    [
+        ("llama-tiny", "q8_0", "q8_0"),
+        ("deepseek-v3", "q8_0", "q8_0"),
+        ("qwen35-tiny", "q8_0", "q5_1"),  # gates
+        pytest.param("ministral3-14b", "q8_0", "q8_0", marks=pytest.mark.slow),  # a temperature
+        pytest.param("qwen3-8b", "q8_kv", "q6_0", marks=pytest.mark.slow),  # norms of heads
+        pytest.param("llama-tiny", "q4_0", "iq4_nl", marks=pytest.mark.slow),
+    ],
+)
+def test_steps_with_caches_after_a_hadamard_transform(name, keys, values, monkeypatch):
+    model = opened(small(name, monkeypatch))
+    for turns_keys, turns_values in ((True, False), (True, True), (False, True)):
+        settings = CacheSettings(keys, values, turns_keys, turns_values)
+        assert_close(steps(model, TOKENS, settings), reference(model, TOKENS, settings), 2e-2)
+
+
+@pytest.mark.parametrize(("n", "block"), [(32, 32), (96, 32), (128, 128), (576, 64), (1024, 512)])
+def test_hadamard_transforms_are_those_of_the_reference_path(n, block):
+    x = torch.randn(5, n, generator=torch.Generator().manual_seed(n))
+    expected = hadamard(x, block)
+    arguments = packed(x.data_ptr(), n, len(x), block, block**-0.5)
+    run(Program([(operation(transform), arguments)]), 2)
+    assert torch.equal(x, expected)
+
+
+def test_what_is_not_planned_runs_layer_by_layer_and_is_said(monkeypatch):
     lines: list[str] = []
-    model = opened("llama-tiny:BF16", verbose=lines.append)
-    settings = CacheSettings("q8_0", "q8_0", hadamard_k=True)
-    state = model.new_state(8, settings)
+    model = opened(small("glm-5", monkeypatch), verbose=lines.append)
+    state = model.new_state(8)
     assert model._step(5, state) is None and state.n_past == 0
-    assert torch.equal(model.extend([5], state), reference(model, [5], settings)[0])
+    assert torch.equal(model.extend([5], state), reference(model, [5])[0])
     assert len(lines) == 1 and "layer by layer" in lines[0]
 
 

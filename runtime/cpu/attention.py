@@ -28,26 +28,26 @@ _STORES = {
 
 class Stored(NamedTuple):
     """How vectors of a cache type are read and written: bytes before the first of 32 elements, and
-    bytes of so many.
+    bytes of so many. block: of the Hadamard transform that they are stored after, 0 for none.
     """
 
     name: str
     header: int
     unit_bytes: int
+    block: int
 
     @classmethod
-    def of(cls, type: CacheType, hadamard: bool) -> Stored:
-        """Return how a cache type is stored. hadamard: after a transform. Raise NotPlanned for
-        types that plans cannot store on this processor.
+    def of(cls, type: CacheType, block: int) -> Stored:
+        """Return how a cache type is stored, after a transform in blocks of so many elements (0: no
+        transform). Raise NotPlanned for types that plans cannot store on this processor.
         """
-        if type.name not in _STORES or (type.is_quantized and hadamard):
-            turned = " after a Hadamard transform" if hadamard else ""
-            raise NotPlanned(f"a cache in {type.name.lower()}{turned}")
+        if type.name not in _STORES:
+            raise NotPlanned(f"a cache in {type.name.lower()}")
         if type.name not in ("F32", "BF16") and not (has_feature("f16c") or is_arm()):
             raise NotPlanned(f"a cache in {type.name.lower()} on this processor")
         plain = ggml_type(type.name)
         units = max(1, UNIT // plain.block_size)
-        return cls(type.name, plain.header_bytes, units * plain.block_bytes)
+        return cls(type.name, plain.header_bytes, units * plain.block_bytes, block)
 
     def row_bytes(self, n: int) -> int:
         """Return the bytes of n elements."""
@@ -58,6 +58,11 @@ class Stored(NamedTuple):
         if n * self.unit_bytes % UNIT:
             raise NotPlanned(f"rows that are read from element {n} on")
         return n * self.unit_bytes // UNIT
+
+    @property
+    def transform(self) -> tuple[int, float]:
+        """The block, and the factor of `simd.step.hadamard`."""
+        return self.block, self.block**-0.5 if self.block else 0.0
 
     @property
     def unit(self) -> Any:
@@ -74,10 +79,15 @@ def keeping(keys: Stored, values: Stored, warms: bool) -> int:
     """Return the operation `rotate_and_keep` for a cache of these types. warms: queries grow with
     their positions.
     """
+    features = {
+        "WARMS": int(warms),
+        "TURNS_KEYS": int(keys.block > 0),
+        "TURNS_VALUES": int(values.block > 0),
+    }
     return operation(
         heads_step.rotate_and_keep,
-        f"rotate_and_keep_{keys.name}_{values.name}".lower() + ("_warm" if warms else ""),
-        WARMS=int(warms),
+        f"rotate_and_keep_{keys.name}_{values.name}".lower() + _named(features),
+        **features,
         store_key=keys.store,
         store_value=values.store,
         KEY_HEADER=keys.header,
@@ -92,12 +102,16 @@ def attending(
     """Return the operation `attend` for a cache of these types, for scores that are capped, with
     sinks, or with gates.
     """
-    features = {"capped": capped, "sinks": sinks, "gated": gated}
-    named = "".join(f"_{name}" for name, has in features.items() if has)
+    features = {
+        "CAPPED": int(capped),
+        "SINKS": int(sinks),
+        "GATED": int(gated),
+        "TURNED": int(values.block > 0),
+    }
     return operation(
         attention_step.attend,
-        f"attend_{keys.name}_{values.name}".lower() + named,
-        **{name.upper(): int(has) for name, has in features.items()},
+        f"attend_{keys.name}_{values.name}".lower() + _named(features),
+        **features,
         key_unit=keys.unit,
         value_unit=values.unit,
         KEY_HEADER=keys.header,
@@ -105,6 +119,11 @@ def attending(
         VALUE_HEADER=values.header,
         VALUE_BYTES=values.unit_bytes,
     )
+
+
+def _named(features: dict[str, int]) -> str:
+    """Return what tells an operation with these features from others."""
+    return "".join(f"_{name}" for name, has in features.items() if has).lower()
 
 
 def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
@@ -119,8 +138,8 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     ):
         raise NotPlanned("norms of heads that are no vectors")
     q, k, v = _projections(plan, module, x)
-    keys = Stored.of(plan.settings.k, plan.settings.hadamard_k)
-    values = Stored.of(plan.settings.v, plan.settings.hadamard_v)
+    keys = Stored.of(plan.settings.k, plan.settings.block_of_keys(s.key_length))
+    values = Stored.of(plan.settings.v, plan.settings.block_of_values(s.value_length))
     q_step = s.query_rows // s.heads
     angles, pairs, step, other = rotation(plan, module.rope)
     plan.add(
@@ -133,6 +152,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         ),
         *(0.0 if norm is None else float(norm.eps) for norm in (module.q_norm, module.k_norm)),
         *(angles, pairs, step, other, *temperature_of(s.temperature)),
+        *(*keys.transform, *values.transform),
     )
     mixed = memory.floats("mixed", s.heads * s.value_length)
     key_head, value_head = keys.row_bytes(s.key_length), values.row_bytes(s.value_length)
@@ -151,6 +171,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         memory.floats("scores", attention_step.BUFFER // 4 * s.heads).address,
         *(float(s.scale), float(s.softcap), s.window, memory.vector(module.sinks)),
         *((q.at(s.key_length).address, 4 * q_step) if s.gate else (0, 0)),
+        *values.transform,
     )
     y = plan.product(module.output, mixed, "delta")
     plan.meet()

@@ -11,6 +11,7 @@ from ..layers.mla import MLA
 from ..simd.operations import operation
 from ..simd.products import Rows
 from ..simd.step import attention as attention_step
+from ..simd.step import hadamard as hadamard_step
 from ..simd.step import latent as latent_step
 from ..state.latent import settings_of
 from .attention import Stored, attending, rotation, temperature_of
@@ -27,7 +28,9 @@ def plan_latent(plan: Plan, module: MLA, x: Buffer) -> Buffer:
     if width % UNIT or s.rope_length % LANES or s.kv_rank % UNIT or s.nope_length % UNIT:
         raise NotPlanned(f"latent vectors of {s.kv_rank} and keys of {s.rope_length} elements")
     settings = settings_of(plan.settings)[0]
-    stored = Stored.of(settings.k, settings.hadamard_k)
+    stored = Stored.of(settings.k, settings.block_of_keys(width))
+    if stored.block and s.rope_length % stored.block:
+        raise NotPlanned("blocks of a Hadamard transform with rotated and other elements")
     q_latent = None if module.q_a is None else plan.product(module.q_a, x, "latent query")
     latent = plan.product(module.kv_a, x, "latent row")
     if q_latent is not None:
@@ -40,7 +43,8 @@ def plan_latent(plan: Plan, module: MLA, x: Buffer) -> Buffer:
     plan.add(
         operation(
             latent_step.rotate_and_keep_latent,
-            f"rotate_and_keep_latent_{stored.name}".lower(),
+            f"rotate_and_keep_latent_{stored.name}".lower() + ("_turned" if stored.block else ""),
+            TURNS=int(stored.block > 0),
             store_key=stored.store,
             KEY_HEADER=stored.header,
             KEY_BYTES=stored.unit_bytes // 2,
@@ -50,7 +54,7 @@ def plan_latent(plan: Plan, module: MLA, x: Buffer) -> Buffer:
         memory.floats("row of the cache", width).address,
         *(memory.vector(module.kv_norm.weight), float(module.kv_norm.eps)),
         *rotation(plan, module.rope),
-        *temperature_of(s.temperature),
+        *(*temperature_of(s.temperature), *stored.transform),
         meet=s.temperature is not None,  # absorbed queries are computed from q
     )
     heads = Buffer(memory.array(np.arange(s.heads, dtype=np.int64)))
@@ -91,11 +95,16 @@ def _attend(plan: Plan, module: MLA, stored: Stored, queries: Buffer, mixed: Buf
     """Add attention to the rows of the cache, as keys and as values after the rotated elements."""
     s = module.spec
     row = stored.row_bytes(s.cache_width)
+    if stored.block:
+        plan.add(
+            operation(hadamard_step.transform),
+            *(queries.address, s.cache_width, s.heads, *stored.transform),
+        )
     plan.add(
         attending(stored, stored),
         *(plan.frame_address, plan.layer_offset, queries.address, 4 * s.cache_width),
         *(mixed.address, 4 * s.kv_rank, s.heads, s.heads, s.cache_width // UNIT, s.kv_rank // UNIT),
         *(row, row, row, row, stored.bytes_before(s.rope_length)),
         plan.memory.floats("scores", attention_step.BUFFER // 4 * s.heads).address,
-        *(float(s.scale), 0.0, 0, 0, 0, 0),
+        *(float(s.scale), 0.0, 0, 0, 0, 0, *stored.transform),
     )

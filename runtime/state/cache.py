@@ -59,6 +59,11 @@ class CacheSettings:
         """Return the block of the Hadamard transform of keys of `length`, 0 for none."""
         return hadamard_block(length) if self.hadamard_k and self.k.is_quantized else 0
 
+    def block_of_values(self, length: int) -> int:
+        """Return the block of the Hadamard transform of values of `length`, 0 for none."""
+        turns = self.hadamard_v and self.v.is_quantized and length
+        return hadamard_block(length) if turns else 0
+
 
 class Storage(Protocol):
     """Memory of one layer for positions of any sequences."""
@@ -126,11 +131,7 @@ class KVStorage:
         )
         self.type_k, self.type_v = settings.k, settings.v
         self.hadamard_k = settings.block_of_keys(key_length)
-        self.hadamard_v = (
-            hadamard_block(value_length)
-            if settings.hadamard_v and self.type_v.is_quantized and value_length
-            else 0
-        )
+        self.hadamard_v = settings.block_of_values(value_length)
         self.k = self._memory(self.type_k, n_kv_heads, key_length, device)
         self.v = self._memory(self.type_v, n_kv_heads, value_length, device)
 

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from .. import vectors as v
+from .hadamard import hadamard
 from .heads import BLOCK, POSITION, SEQUENCE
 
 # What `operation` binds: units of the types of keys and values, and how rows consist of them; 1 for
-# scores that are capped, for sinks, and for gates.
+# scores that are capped, for sinks, for gates, and for values that were transformed.
 key_unit: Any = None
 value_unit: Any = None
 KEY_HEADER, KEY_BYTES, VALUE_HEADER, VALUE_BYTES = 0, 64, 0, 64
-CAPPED, SINKS, GATED = 1, 1, 1
+CAPPED, SINKS, GATED, TURNED = 1, 1, 1, 1
 BUFFER = BLOCK * 4  # bytes for each head
 
 
@@ -26,7 +27,7 @@ def attend(arguments, thread, threads):
     units of 32 elements of a key and of a value; bytes of a row of keys and of one of its heads,
     the same for values; the bytes before values in their rows; a buffer of `BUFFER` bytes for each
     head; the factor of scores; softcap, window (0 for none), sinks; gates, bytes from one to the
-    next.
+    next; block and factor of `hadamard` for values.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
@@ -40,6 +41,7 @@ def attend(arguments, thread, threads):
     scale, softcap = v.float_at(arguments + 128), v.float_at(arguments + 136)
     window, sinks = v.integer_at(arguments + 144), v.integer_at(arguments + 152)
     gates, gate_step = v.integer_at(arguments + 160), v.integer_at(arguments + 168)
+    block_of_values, value_factor = v.integer_at(arguments + 176), v.float_at(arguments + 184)
     keys, values = v.integer_at(layer), v.integer_at(layer + 8)
     table, stop = v.integer_at(layer + 16), v.integer_at(frame + POSITION) + 1
     start = max(0, stop - window) if window else 0
@@ -101,9 +103,11 @@ def attend(arguments, thread, threads):
         else:
             factor = np.float32(1) / total
         for i in range(0, 128 * value_units, 64):
-            mixed = v.mul(v.load_floats(out + i), v.splat(factor))
-            if GATED == 1:
+            v.store_floats(out + i, v.mul(v.load_floats(out + i), v.splat(factor)))
+        if TURNED == 1:
+            hadamard(out, 32 * value_units, block_of_values, value_factor)
+        if GATED == 1:
+            for i in range(0, 128 * value_units, 64):
                 gate = v.load_floats(gates + gate_step * head + i)
                 gate = v.add(one, v.exp(v.sub(zero, gate)))
-                mixed = v.div(mixed, gate)
-            v.store_floats(out + i, mixed)
+                v.store_floats(out + i, v.div(v.load_floats(out + i), gate))

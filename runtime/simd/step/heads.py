@@ -9,13 +9,16 @@ import numpy as np
 
 from ....formats.kernel import inlined_function
 from .. import vectors as v
+from .hadamard import hadamard
 from .norms import rms_factor
 
 # What `operation` binds: how vectors are stored in the cache, bytes before their elements (values
-# have none), bytes of 16 elements, and 1 if queries grow with their positions.
+# have none), bytes of 16 elements; 1 if queries grow with their positions; 1 if keys (then queries
+# too) or values have a Hadamard transform.
 store_key: Any = None
 store_value: Any = None
 KEY_HEADER, KEY_BYTES, VALUE_BYTES, WARMS = 0, 64, 64, 1
+TURNS_KEYS, TURNS_VALUES = 1, 1
 
 # The frame: the position of the token, and the address of what belongs to its sequence.
 POSITION, SEQUENCE = 0, 8
@@ -78,7 +81,7 @@ def rotate_and_keep(arguments, thread, threads):
     Arguments: the frame, bytes of the layer in what belongs to the sequence; q, its heads, bytes
     from head to head; k, v, their heads; elements of a query and of a value; norms of queries and
     of keys or 0, eps of both; angles, pairs, `step` and `other` of `rotate`; `scale` and `original`
-    of `warm`.
+    of `warm`; block and factor of `hadamard` for keys, the same for values.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
@@ -98,6 +101,8 @@ def rotate_and_keep(arguments, thread, threads):
     table, pairs = v.integer_at(arguments + 112), v.integer_at(arguments + 120)
     step, other = v.integer_at(arguments + 128), v.integer_at(arguments + 136)
     scale, original = v.float_at(arguments + 144), v.integer_at(arguments + 152)
+    key_block, key_factor = v.integer_at(arguments + 160), v.float_at(arguments + 168)
+    value_block, value_factor = v.integer_at(arguments + 176), v.float_at(arguments + 184)
     position = v.integer_at(frame + POSITION)
     row = row_of(v.integer_at(layer + 16), position)
     all_heads = heads + kv_heads
@@ -109,14 +114,19 @@ def rotate_and_keep(arguments, thread, threads):
         if norm:
             norm_head(x, n_key, norm, eps)
         rotate(x, table, pairs, step, other)
+        if WARMS == 1 and not is_key:
+            warm(x, n_key, scale, original, position)
+        if TURNS_KEYS == 1:
+            hadamard(x, n_key, key_block, key_factor)
         if is_key:
             to = (row * kv_heads + head) * (KEY_HEADER + n_key // 16 * KEY_BYTES)
             to += v.integer_at(layer)
             store_key(to, x, n_key)
             to = v.integer_at(layer + 8) + (row * kv_heads + head) * (n_value // 16 * VALUE_BYTES)
-            store_value(to, values + 4 * n_value * head, n_value)
-        elif WARMS == 1:
-            warm(x, n_key, scale, original, position)
+            x = values + 4 * n_value * head
+            if TURNS_VALUES == 1:
+                hadamard(x, n_value, value_block, value_factor)
+            store_value(to, x, n_value)
 
 
 def store_f32(to, x, n):

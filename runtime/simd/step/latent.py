@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from .. import vectors as v
+from .hadamard import hadamard
 from .heads import POSITION, SEQUENCE, norm_head, rotate, row_of, warm
 
 # What `operation` binds, as for `heads`.
 store_key: Any = None
-KEY_HEADER, KEY_BYTES = 0, 64
+KEY_HEADER, KEY_BYTES, TURNS = 0, 64, 1
 
 
 def rotate_and_keep_latent(arguments, thread, threads):
@@ -20,7 +21,7 @@ def rotate_and_keep_latent(arguments, thread, threads):
     from head to head, those before the rotated ones; absorbed queries, elements from head to head;
     the result of the projection [latent vector | key], elements of both; a buffer for as many; norm
     of the latent vector, its eps; angles, pairs, `step` and `other` of `rotate`; `scale` and
-    `original` of `warm`, 0 for none.
+    `original` of `warm`, 0 for none; block and factor of `hadamard` for rows of the cache.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
@@ -53,4 +54,7 @@ def rotate_and_keep_latent(arguments, thread, threads):
             number = row_of(v.integer_at(layer + 16), position)
             elements = rotated + rank
             to = v.integer_at(layer) + number * (KEY_HEADER + elements // 16 * KEY_BYTES)
+            if TURNS == 1:
+                block, factor = v.integer_at(arguments + 160), v.float_at(arguments + 168)
+                hadamard(row, elements, block, factor)
             store_key(to, row, elements)

@@ -4,6 +4,7 @@ from .core import F32, I8, I32, LANES, U8, U16, Vector, constant, table
 from .floats import (
     add,
     as_floats,
+    butterflies,
     div,
     exp,
     fma,
@@ -93,6 +94,7 @@ __all__ = [
     "bit_and",
     "bit_or",
     "bit_xor",
+    "butterflies",
     "byte_at",
     "bytes_of",
     "constant",

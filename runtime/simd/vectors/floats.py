@@ -151,6 +151,18 @@ def exp(builder, x):
     return builder.fmul(p, power)
 
 
+@function(F32, F32)
+def butterflies(builder, x):
+    """The Walsh-Hadamard transform of the lanes, not normalized: sums and differences of lanes at
+    distances 1, 2, 4 and 8.
+    """
+    for distance in (1, 2, 4, 8):
+        other = shuffled(builder, x, x, [lane ^ distance for lane in range(LANES)])
+        signs = [-1.0 if lane & distance else 1.0 for lane in range(LANES)]
+        x = builder.fadd(other, builder.fmul(x, ir.Constant(vector_of("f32"), signs)))
+    return x
+
+
 @function(types.float32, F32)
 def total(builder, vector):
     """The sum of the lanes: upper half to lower half, four times."""
