@@ -11,9 +11,13 @@ from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.model import Model
+from iqforge.runtime.network.experts import experts_of
 from iqforge.runtime.simd import tiles
-from iqforge.runtime.weights.kept import kept_rows
+from iqforge.runtime.weights.encoded import DEFAULT_CACHE_BYTES
+from iqforge.runtime.weights.kept import Multiplication, kept_rows, products_of_each
+from iqforge.runtime.weights.matrix import FEW_ROWS, FEW_ROWS_ONCE
 from iqforge.runtime.weights.rounded import RoundedRows, can_be_rounded, packed
+from iqforge.runtime.weights.switches import Switches
 
 pytestmark = pytest.mark.skipif(not tiles.available(), reason="needs AVX-512 with VNNI")
 
@@ -135,3 +139,50 @@ def test_embeddings_are_those_of_the_reference_path(type):
         with Model(SyntheticSource(f"llama-tiny:{type}"), "cpu", precision=precision) as model:
             found.append(model.network.embedding(tokens))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_experts_with_few_rows_are_multiplied_as_they_are_stored(merged):
+    """More rows are few where experts in 8 bits do not stay in memory."""
+    counts, found = [0, 3, 40, 16, 17, 1, 70, 5], {}
+    is_few = torch.tensor(counts).repeat_interleave(torch.tensor(counts)) <= FEW_ROWS_ONCE
+    is_fewest = torch.tensor(counts).repeat_interleave(torch.tensor(counts)) <= FEW_ROWS
+    x = torch.randn(sum(counts), 256, generator=torch.Generator().manual_seed(0))
+    for size in (2**20, DEFAULT_CACHE_BYTES, 2**21):
+        options = {"switches": Switches(merge_gate_up=merged), "cache_bytes": size}
+        source = SyntheticSource("qwen3moe-tiny:IQ4_K")
+        with Model(source, "cpu", precision="int8", **options) as model:
+            experts = next(experts_of(model.network.blocks[0])).experts
+            linear = experts.gate_up if merged else experts.up
+            assert linear is not None
+            found[size] = linear(x, torch.tensor(counts))
+            each = [m.few(part) for m, part in zip(linear.matrices, x.split(counts), strict=True)]
+            alone = torch.cat([y for y in each if y is not None])
+            exact = torch.cat(
+                [
+                    part @ torch.cat([w for _, w in m.parts()]).T
+                    for m, part in zip(linear.matrices, x.split(counts), strict=True)
+                ]
+            )
+    dropped, kept = found[2**20], found[DEFAULT_CACHE_BYTES]
+    assert torch.equal(dropped, found[2**21])  # a choice that does not depend on what is dropped
+    assert torch.equal(dropped[is_few], alone[is_few])
+    assert torch.equal(kept[is_fewest], alone[is_fewest])
+    assert torch.equal(dropped[~is_few], kept[~is_few])
+    assert not torch.equal(dropped[is_few], kept[is_few])
+    for y in (dropped, kept):
+        assert (y - exact).norm() < 0.02 * exact.norm()
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("rounds", [False, True])
+def test_products_with_chosen_matrices_are_those_of_each(rounds):
+    type, n = ggml_type("IQ4_K"), 150  # more than are in one operation
+    stored = random_rows(type, 5 * ROWS, COLUMNS, 0.1, np.random.default_rng(0))
+    whole, x = kept_rows(type, stored, COLUMNS), activations(n)
+    numbers = [i * i % 5 for i in range(n)]
+    matrices = [Multiplication(whole, i * ROWS, (i + 1) * ROWS, rounds=rounds) for i in range(5)]
+    expected = torch.cat([matrices[e](x[i, None]) for i, e in enumerate(numbers)])
+    for n_threads in (1, 2, 3):
+        torch.set_num_threads(n_threads)
+        assert torch.equal(products_of_each(whole, ROWS, numbers, x, rounds=rounds), expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 
 from ...formats.source import TensorInfo
 from ...formats.types import GGMLType
-from .kept import Multiplication, gathered, kept_rows
+from .kept import Multiplication, gathered, kept_rows, products_of_each
+from .matrix import FEW_ROWS, FEW_ROWS_ONCE
 from .placement import CPU
 from .rounded import RoundedRows, can_be_rounded, packed, packed_bytes
 
@@ -58,7 +59,7 @@ class Matrix:
     decoded to float32 on demand.
     """
 
-    device, packed = CPU, None
+    device, packed, stacked = CPU, None, ()
 
     def __init__(self, store: TensorStore, tensor: TensorInfo, index: int = 0):
         self.tensor = tensor
@@ -104,11 +105,34 @@ class Matrix:
         kept = self._store.kept(self.tensor)
         if kept is None:
             return None
+        if len(x) > 1:
+            return self.few_of_each([self], [len(x)], x)
         if self._multiply is None or self._multiply.whole is not kept:
             self._multiply = Multiplication(
                 kept, self._first, self._first + self.rows, rounds=self._store.rounds
             )
         return self._multiply(x)
+
+    @property
+    def few_rows(self) -> int:
+        """The most rows for which `few` takes less time than decoding."""
+        is_once = self._is_rounded and not self._store.stays_rounded(self.tensor)
+        return FEW_ROWS_ONCE if is_once else FEW_ROWS
+
+    def few_of_each(
+        self, matrices: Sequence[object], counts: Sequence[int], x: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Products as `few`: counts[i] rows of x with matrix i, one after the other. None also for
+        matrices of several tensors.
+        """
+        kept, numbers = self._store.kept(self.tensor), list[int]()
+        for matrix, n in zip(matrices, counts, strict=True):
+            if not isinstance(matrix, Matrix) or matrix.tensor is not self.tensor:
+                return None
+            numbers += [matrix.index] * n
+        if kept is None:
+            return None
+        return products_of_each(kept, self.rows, numbers, x, rounds=self._store.rounds)
 
     def rounded(self) -> torch.Tensor | None:
         """The matrix in 8 bits, from the cache; None if products with it are in float32."""
@@ -164,11 +188,8 @@ class Stacked:
     device, packed = CPU, None
 
     def __init__(self, *matrices: Matrix):
-        self.matrices, self.rows, self.cols = (
-            matrices,
-            sum(m.rows for m in matrices),
-            matrices[0].cols,
-        )
+        self.matrices = self.stacked = matrices
+        self.rows, self.cols = sum(m.rows for m in matrices), matrices[0].cols
 
     @property
     def type(self) -> GGMLType:
@@ -197,8 +218,16 @@ class Stacked:
             found.append(part)
         return torch.cat(found, dim=1)
 
+    @property
+    def few_rows(self) -> int:
+        """Return what `Matrix.few_rows` returns."""
+        return self.matrices[0].few_rows
+
+    def few_of_each(self, matrices: object, counts: object, x: torch.Tensor) -> None:
+        """Products with one of the stacked matrices after the other can be together."""
+
     def rounded(self) -> None:
-        """Products with several matrices as one are in float32."""
+        """Products with one of the stacked matrices after the other can be in 8 bits."""
 
     def round_rows(self, x: torch.Tensor) -> RoundedRows:
         """Return what `Matrix.round_rows` returns."""

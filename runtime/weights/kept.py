@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 UNIT = 32  # weights that are decoded together
 X_PLACE, Y_PLACE = 4, 7  # of the addresses among the arguments of a multiplication
+TOGETHER = 64  # products of one operation, as it looks at all of them for each
 
 
 @functools.cache
@@ -60,6 +62,37 @@ def _decoded(rows: Rows) -> torch.Tensor:
     out = torch.empty(len(rows.data), rows.n_cols)
     threads.run(threads.Program([rows.decoding(out.data_ptr())]), torch.get_num_threads())
     return out
+
+
+def products_of_each(
+    whole: Rows, n_rows: int, numbers: Sequence[int], x: torch.Tensor, *, rounds: bool
+) -> torch.Tensor:
+    """Return float32[n, n_rows]: row i of x float32[n, n_cols] times the matrix numbers[i] of
+    `whole`, which has `n_rows` rows for each matrix. rounds: as for `Multiplication`, which gives
+    the same digits.
+    """
+    products, threads, dots = _compiled()
+    n_threads, n_cols = torch.get_num_threads(), whole.n_cols
+    x, chosen = x.contiguous(), np.array(numbers, dtype=np.int64)
+    y, operations = x.new_empty(len(x), n_rows), []
+    rounds = rounds and dots.can_be_rounded(whole.type, n_cols)
+    step = -(-dots.rounded_bytes(n_cols) // 64) * 64
+    memory = np.empty(n_threads * TOGETHER * step + 64 if rounds else 0, np.uint8)
+    rounded = products.Vectors(-(-memory.ctypes.data // 64) * 64, step, TOGETHER * step)
+    for first in range(0, len(x), TOGETHER):
+        n = min(TOGETHER, len(x) - first)
+        vectors = products.Vectors(x.data_ptr() + 4 * first * n_cols, 4 * n_cols)
+        out = products.Vectors(y.data_ptr() + 4 * first * n_rows, 4 * n_rows)
+        at = products.Vectors(chosen.ctypes.data + 8 * first)
+        if rounds:
+            operations.append(dots.rounding(vectors, n, n_cols, rounded))
+            operations.append(dots.multiplications(whole, n_rows, vectors, rounded, out, at, n))
+        else:
+            operations.append(whole.multiplications(n_rows, vectors, out, at, n))
+    # Each thread reads only what it has rounded itself.
+    meets = [i == len(operations) - 1 for i in range(len(operations))]
+    threads.run(threads.Program(operations, meets), n_threads)
+    return y
 
 
 class Multiplication:

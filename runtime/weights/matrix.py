@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .rounded import RoundedRows
 
 
-FEW_ROWS = 4  # from there on, decoding once and a product of float32 take less time
+# Up to so many rows, products with the matrix as it is stored take less time than decoding it, if
+# decoded matrices stay in memory, and if they are decoded for every product.
+FEW_ROWS, FEW_ROWS_ONCE = 4, 16
 
 
 class MatrixLike(Protocol):
@@ -57,6 +59,26 @@ class MatrixLike(Protocol):
         """Pieces that cover the matrix: the first row and float32[rows, cols] of each."""
         ...
 
+    @property
+    def stacked(self) -> Sequence[MatrixLike]:
+        """Return the matrices that this one consists of, the rows of each after those of the one
+        before, if products are with one after the other.
+        """
+        ...
+
+    @property
+    def few_rows(self) -> int:
+        """The most rows for which `few` takes less time than decoding."""
+        ...
+
+    def few_of_each(
+        self, matrices: Sequence[MatrixLike], counts: Sequence[int], x: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Products of `counts[i]` rows of x float32[rows, cols] with matrix i, one after the other,
+        as `few`; None if these matrices cannot do that together.
+        """
+        ...
+
     def few(self, x: torch.Tensor) -> torch.Tensor | None:
         """Products with few rows x float32[rows, cols], as `product`, without decoding the matrix
         first; None if this matrix cannot do that.
@@ -89,7 +111,8 @@ def proven_product(matrix: MatrixLike, x: torch.Tensor) -> tuple[torch.Tensor, t
     """Return what `product` returns, and what is not finite if that is not, to be checked in its
     place.
     """
-    if len(x) > FEW_ROWS and x.device == matrix.device and (packed := matrix.rounded()) is not None:
+    many = len(x) > matrix.few_rows and x.device == matrix.device
+    if many and (packed := matrix.rounded()) is not None:
         return matrix.round_rows(x).products([(packed, 0, len(x))], matrix.rows)
     y = _product(matrix, x)
     return y, y
@@ -101,26 +124,55 @@ def grouped_products(
     """Return the products of x float32[rows, cols] with matrix e for `counts[e]` rows, one after
     the other; and what is not finite if they are not.
     """
-    start, used = 0, []
+    if matrices[0].stacked:
+        columns = zip(*(matrix.stacked for matrix in matrices), strict=True)
+        parts = [grouped_products(column, x, counts) for column in columns]
+        y = torch.cat([y for y, _ in parts], dim=1)
+        return y, torch.cat([proof.flatten() for _, proof in parts])
+    start, here = 0, x.device == matrices[0].device
+    few, many = list[_Group](), list[_Group]()
     for matrix, n in zip(matrices, counts, strict=True):
         if n:
-            used.append((matrix, start, n))
+            (few if here and n <= matrix.few_rows else many).append(_Group(matrix, start, n))
             start += n
-    if used and max(counts) > FEW_ROWS and x.device == matrices[0].device:
-        packed = [(matrix.rounded(), first, n) for matrix, first, n in used]
-        known = [(memory, first, n) for memory, first, n in packed if memory is not None]
-        if len(known) == len(used):
-            return matrices[0].round_rows(x).products(known, matrices[0].rows)
+    packed = [(g.matrix.rounded() if here else None, g.first, g.n) for g in many]
+    known = [(memory, first, n) for memory, first, n in packed if memory is not None]
+    if many and len(known) == len(many):
+        y, proof = matrices[0].round_rows(x).products(known, matrices[0].rows)
+        proofs = [proof, *_add_few(few, x, y)]
+        return y, proof if len(proofs) == 1 else torch.cat([p.flatten() for p in proofs])
     y = x.new_empty(len(x), matrices[0].rows)
-    for matrix, first, n in used:
+    for matrix, first, n in many:
         y[first : first + n] = _product(matrix, x[first : first + n])
+    _add_few(few, x, y)
     return y, y
+
+
+class _Group(NamedTuple):
+    """Rows first..first + n of x, which are multiplied with a matrix."""
+
+    matrix: MatrixLike
+    first: int
+    n: int
+
+
+def _add_few(groups: Sequence[_Group], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Write products of few rows each to y, and return them."""
+    if not groups:
+        return []
+    matrices, _, counts = zip(*groups, strict=True)
+    rows = torch.cat([torch.arange(g.first, g.first + g.n) for g in groups])
+    found = matrices[0].few_of_each(matrices, counts, x if len(rows) == len(x) else x[rows])
+    if found is None:
+        found = torch.cat([_product(m, x[f : f + n]) for m, f, n in groups])
+    y[rows] = found
+    return [found]
 
 
 def _product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
     if x.device != matrix.device:
         return _product(matrix, x.to(matrix.device)).to(x.device)
-    if len(x) <= FEW_ROWS and (found := matrix.few(x)) is not None:
+    if len(x) <= matrix.few_rows and (found := matrix.few(x)) is not None:
         return found
     y: torch.Tensor | None = None
     for start, part in matrix.parts():

@@ -234,6 +234,8 @@ class _Blocks(WrappedSource):
 class ResidentMatrix:
     """Matrix `index` of a `Resident`."""
 
+    few_rows, stacked = 0, ()
+
     def __init__(self, resident: Resident, index: int = 0):
         self.resident, self.index = resident, index
         self.rows, self.cols, self.device = resident.rows, resident.cols, resident.device
@@ -259,6 +261,9 @@ class ResidentMatrix:
         step = max(1, PART_BYTES // (4 * self.cols * group)) * group
         for start in range(0, self.rows, step):
             yield start, self.resident.decode(first + start, first + min(start + step, self.rows))
+
+    def few_of_each(self, matrices: object, counts: object, x: torch.Tensor) -> None:
+        """Return what `few` returns."""
 
     def few(self, x: torch.Tensor) -> None:
         """Products on a GPU's reference path decode the matrix first."""

@@ -138,13 +138,14 @@ class HeadLinear(ManyMatrices):
         """x float32[rows, heads, n_in] to float32[rows, heads, n_out]. Observers see the rows head
         after head, with the head in place of the expert.
         """
+        n_heads, by_head = len(self.matrices), x.transpose(0, 1).flatten(0, 1)
         if self._taps.observers:
-            n_heads = len(self.matrices)
             heads = torch.arange(n_heads, device=x.device).repeat_interleave(len(x))
-            by_head = x.transpose(0, 1).flatten(0, 1)
             for observe in self._taps.observers:
                 observe(self.name, by_head, heads)
-        return self._stacked(product(m, x[:, h]) for h, m in enumerate(self.matrices))
+        y, proof = grouped_products(self.matrices, by_head, [len(x)] * n_heads)
+        self._taps.check(self.name, proof)
+        return y.unflatten(0, (n_heads, len(x))).transpose(0, 1)
 
     def of_one(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
         """Return W_h x of some heads, float32[rows, heads, n_out] for one x float32[rows, n_in].

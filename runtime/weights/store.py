@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 from ...errors import MalformedFileError, ShapeError, UsageError
 from ...formats.codecs import codec
 from ...formats.source import Source, TensorInfo
+from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType
 from .encoded import DecodeCache, Matrix, Stacked
 from .host_memory import available_memory
@@ -18,7 +20,7 @@ from .kept import can_be_kept, decoded, kept_rows
 from .matrix import MatrixLike
 from .placement import Placement
 from .resident import LoadProgress, Resident, ResidentMatrix
-from .rounded import RoundedRows
+from .rounded import RoundedRows, can_be_rounded, packed_bytes
 
 if TYPE_CHECKING:
     from ..simd.products import Rows
@@ -89,6 +91,29 @@ class TensorStore:
         if rows is None or not rows.are_of(x):
             self._rounded_rows = rows = RoundedRows(x)
         return rows
+
+    def stays_rounded(self, tensor: TensorInfo) -> bool:
+        """Whether the cache holds the matrices of a tensor on the CPU in 8 bits together with all
+        others that pass through it. If not, they are dropped before they are used again.
+        """
+        return sum(self._rounded_bytes[: 1 + _is_of_experts(tensor)]) <= self.cache.capacity
+
+    @functools.cached_property
+    def _rounded_bytes(self) -> tuple[int, int]:
+        """Bytes of all matrices on the CPU in 8 bits: those that all tokens use, and those of
+        experts.
+        """
+        found = [0, 0]
+        looked_up = {"per_layer_token_embd.weight"}
+        if any(tensor.name == "output.weight" for tensor in self.source.tensors):
+            looked_up.add("token_embd.weight")
+        for tensor in self.source.tensors:
+            if len(tensor.shape) < 2 or tensor.name in looked_up:
+                continue
+            is_here = self.placement.of(tensor.name).type == "cpu"
+            if is_here and can_be_rounded(tensor.type, tensor.shape[-2], tensor.n_cols):
+                found[_is_of_experts(tensor)] += packed_bytes(tensor.n_rows, tensor.n_cols)
+        return found[0], found[1]
 
     def kept(self, tensor: TensorInfo) -> Rows | None:
         """Return the rows of a tensor on the CPU, in memory as they are stored but not interleaved.
@@ -176,3 +201,8 @@ class TensorStore:
         """Free the memory of GPUs."""
         for resident in self.resident:
             resident.release()
+
+
+def _is_of_experts(tensor: TensorInfo) -> bool:
+    name = TensorName.parse(tensor.name)
+    return name.is_stacked or name.expert is not None
