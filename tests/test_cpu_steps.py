@@ -162,6 +162,26 @@ def test_digits_do_not_depend_on_the_number_of_threads():
     assert all(torch.equal(logits, found[0]) for logits in found)
 
 
+@pytest.mark.parametrize("name", ["llama-tiny", "deepseek-v3", "gpt-oss-20b", "gemma2-9b"])
+def test_attention_over_several_blocks(name, monkeypatch):
+    """Heads with the same keys, which threads share in any way; windows; pieces that are cut."""
+    model, found = opened(small(name, monkeypatch)), []
+    state, before = model.new_state(256), torch.get_num_threads()
+    model.extend((TOKENS * 20)[:150], state)
+    prompt = state.snapshot()
+    try:
+        for n in (1, 2, 3, 5):
+            torch.set_num_threads(n)
+            state.restore(prompt)
+            found.append(torch.stack([model._step(token, state) for token in TOKENS]))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(logits, found[0]) for logits in found)
+    state.restore(prompt)
+    with model.observe(lambda *_: None):
+        assert_close(found[0], [model.extend([token], state) for token in TOKENS])
+
+
 def test_steps_follow_prompts_truncation_and_snapshots():
     model = opened("llama-tiny:BF16")
     state = model.new_state(300)

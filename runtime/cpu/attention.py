@@ -156,6 +156,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     )
     mixed = memory.floats("mixed", s.heads * s.value_length)
     key_head, value_head = keys.row_bytes(s.key_length), values.row_bytes(s.value_length)
+    decoded = decoded_rows(plan, max(s.key_length, s.value_length))
     plan.add(
         attending(
             keys,
@@ -171,7 +172,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         memory.floats("scores", attention_step.BUFFER // 4 * s.heads).address,
         *(float(s.scale), float(s.softcap), s.window, memory.vector(module.sinks)),
         *((q.at(s.key_length).address, 4 * q_step) if s.gate else (0, 0)),
-        *values.transform,
+        *(*values.transform, *decoded),
     )
     y = plan.product(module.output, mixed, "delta")
     plan.meet()
@@ -193,6 +194,11 @@ def _projections(plan: Plan, module: Attention, x: Buffer) -> tuple[Buffer, Buff
         )
     plan.meet()
     return q, k, v
+
+
+def decoded_rows(plan: Plan, length: int) -> Buffer:
+    """Return each thread's buffer for keys or values of so many elements."""
+    return plan.memory.own_floats("decoded rows", attention_step.PIECE * length)
 
 
 def rotation(plan: Plan, rope: Any) -> tuple[int, int, int, int]:

@@ -14,7 +14,7 @@ from ..simd.step import attention as attention_step
 from ..simd.step import hadamard as hadamard_step
 from ..simd.step import latent as latent_step
 from ..state.latent import settings_of
-from .attention import Stored, attending, rotation, temperature_of
+from .attention import Stored, attending, decoded_rows, rotation, temperature_of
 from .memory import Buffer
 from .plan import LANES, UNIT, NotPlanned, Plan
 
@@ -107,4 +107,5 @@ def _attend(plan: Plan, module: MLA, stored: Stored, queries: Buffer, mixed: Buf
         *(row, row, row, row, stored.bytes_before(s.rope_length)),
         plan.memory.floats("scores", attention_step.BUFFER // 4 * s.heads).address,
         *(float(s.scale), 0.0, 0, 0, 0, 0, *stored.transform),
+        *decoded_rows(plan, s.cache_width),
     )

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ....formats.kernel import inlined_function
 from .. import vectors as v
 from .hadamard import hadamard
-from .heads import BLOCK, POSITION, SEQUENCE
+from .heads import BLOCK, POSITION, SEQUENCE, row_of
 
 # What `operation` binds: units of the types of keys and values, and how rows consist of them; 1 for
 # scores that are capped, for sinks, for gates, and for values that were transformed.
@@ -16,98 +17,178 @@ key_unit: Any = None
 value_unit: Any = None
 KEY_HEADER, KEY_BYTES, VALUE_HEADER, VALUE_BYTES = 0, 64, 0, 64
 CAPPED, SINKS, GATED, TURNED = 1, 1, 1, 1
-BUFFER = BLOCK * 4  # bytes for each head
+PIECE = (
+    16  # positions whose keys or values are decoded at a time; the next ones are fetched meanwhile
+)
+MOST, TOTAL, SHRINK = BLOCK * 4, BLOCK * 4 + 4, BLOCK * 4 + 8  # after the scores of a head
+BUFFER = BLOCK * 4 + 64  # bytes for each head
 
 
 def attend(arguments, thread, threads):
     """Every head attends on its own, in blocks of positions with a running maximum of the scores.
+    Heads of a thread that have the same keys and values decode them once for all.
 
     Arguments: the frame, bytes of the layer in what belongs to the sequence; q, bytes from head to
     head; address of the result, bytes from head to head; heads, query heads for each key head;
     units of 32 elements of a key and of a value; bytes of a row of keys and of one of its heads,
     the same for values; the bytes before values in their rows; a buffer of `BUFFER` bytes for each
     head; the factor of scores; softcap, window (0 for none), sinks; gates, bytes from one to the
-    next; block and factor of `hadamard` for values.
+    next; block and factor of `hadamard` for values; a buffer for `PIECE` keys or values as float32,
+    bytes to that of the next thread.
     """
-    frame = v.integer_at(arguments)
-    layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
     q_first, q_step = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
-    out_first, out_step = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
     heads, group = v.integer_at(arguments + 48), v.integer_at(arguments + 56)
     key_units, value_units = v.integer_at(arguments + 64), v.integer_at(arguments + 72)
     key_row, key_head = v.integer_at(arguments + 80), v.integer_at(arguments + 88)
     value_row, value_head = v.integer_at(arguments + 96), v.integer_at(arguments + 104)
-    skipped, buffers = v.integer_at(arguments + 112), v.integer_at(arguments + 120)
+    skipped = v.integer_at(arguments + 112)
     scale, softcap = v.float_at(arguments + 128), v.float_at(arguments + 136)
-    window, sinks = v.integer_at(arguments + 144), v.integer_at(arguments + 152)
-    gates, gate_step = v.integer_at(arguments + 160), v.integer_at(arguments + 168)
-    block_of_values, value_factor = v.integer_at(arguments + 176), v.float_at(arguments + 184)
-    keys, values = v.integer_at(layer), v.integer_at(layer + 8)
-    table, stop = v.integer_at(layer + 16), v.integer_at(frame + POSITION) + 1
-    start = max(0, stop - window) if window else 0
-    zero, one = v.splat(np.float32(0)), v.splat(np.float32(1))
-    for head in range(heads * thread // threads, heads * (thread + 1) // threads):
-        q, out = q_first + q_step * head, out_first + out_step * head
-        scores = buffers + BUFFER * head
-        key_of_head = keys + head // group * key_head
-        value_of_head = values + head // group * value_head
-        for u in range(value_units):
-            v.store_floats(out + 128 * u, zero)
-            v.store_floats(out + 128 * u + 64, zero)
-        most, total = np.float32(-np.inf), np.float32(0)
+    decoded = v.integer_at(arguments + 192) + thread * v.integer_at(arguments + 200)
+    start, stop = _positions(arguments)
+    head, last = heads * thread // threads, heads * (thread + 1) // threads
+    while head < last:
+        end = min(last, (head // group + 1) * group)
+        for h in range(head, end):
+            _begin(arguments, h)
         for block in range(start // BLOCK, (stop + BLOCK - 1) // BLOCK):
             first = max(start, block * BLOCK)
             n = min(stop, (block + 1) * BLOCK) - first
-            base = v.integer_at(table + 8 * block) + first - block * BLOCK
-            for i in range(n, (n + 15) // 16 * 16):
-                v.store_float(scores + 4 * i, np.float32(-np.inf))
-            for i in range(n):
-                row = key_of_head + (base + i) * key_row
-                a, b = zero, zero
-                for u in range(key_units):
-                    low, high = key_unit(row, row + KEY_HEADER + u * KEY_BYTES, 0)
-                    a = v.fma(low, v.load_floats(q + 128 * u), a)
-                    b = v.fma(high, v.load_floats(q + 128 * u + 64), b)
-                score = v.total(v.add(a, b)) * scale
-                if CAPPED == 1:
-                    score = softcap * np.float32(np.tanh(score / softcap))
-                v.store_float(scores + 4 * i, score)
-            highest = most
-            for i in range(0, n, 16):
-                highest = max(highest, v.highest(v.load_floats(scores + 4 * i)))
-            shrink = v.exp(v.splat(most - highest))
-            shares = zero
-            for i in range(0, n, 16):
-                share = v.exp(v.sub(v.load_floats(scores + 4 * i), v.splat(highest)))
-                v.store_floats(scores + 4 * i, share)
-                shares = v.add(shares, share)
-            total = total * v.highest(shrink) + v.total(shares)
-            most = highest
-            for u in range(value_units):
-                a = v.mul(v.load_floats(out + 128 * u), shrink)
-                b = v.mul(v.load_floats(out + 128 * u + 64), shrink)
-                for i in range(n):
-                    row = value_of_head + (base + i) * value_row
-                    at = row + VALUE_HEADER + skipped + u * VALUE_BYTES
-                    low, high = value_unit(row, at, 0)
-                    share = v.splat(v.float_at(scores + 4 * i))
-                    a, b = v.fma(low, share, a), v.fma(high, share, b)
-                v.store_floats(out + 128 * u, a)
-                v.store_floats(out + 128 * u + 64, b)
-        if SINKS == 1:
-            sink = v.float_at(sinks + 4 * head)
-            highest = max(most, sink)
-            total = total * v.highest(v.exp(v.splat(most - highest)))
-            share = v.highest(v.exp(v.splat(sink - highest)))
-            factor = v.highest(v.exp(v.splat(most - highest))) / (total + share)
-        else:
-            factor = np.float32(1) / total
-        for i in range(0, 128 * value_units, 64):
-            v.store_floats(out + i, v.mul(v.load_floats(out + i), v.splat(factor)))
-        if TURNED == 1:
-            hadamard(out, 32 * value_units, block_of_values, value_factor)
-        if GATED == 1:
-            for i in range(0, 128 * value_units, 64):
-                gate = v.load_floats(gates + gate_step * head + i)
-                gate = v.add(one, v.exp(v.sub(zero, gate)))
-                v.store_floats(out + i, v.div(v.load_floats(out + i), gate))
+            for piece in range(0, n, PIECE):
+                length = min(PIECE, n - piece)
+                row, to = _row(arguments, first + piece, 0) + head // group * key_head, decoded
+                for _ in range(length):
+                    for u in range(key_units):
+                        v.prefetch(row + PIECE * key_row + u * KEY_BYTES)
+                        low, high = key_unit(row, row + KEY_HEADER + u * KEY_BYTES, 0)
+                        v.store_floats(to, low)
+                        v.store_floats(to + 64, high)
+                        to += 128
+                    row += key_row
+                for h in range(head, end):
+                    scores, q = _buffer(arguments, h) + 4 * piece, q_first + q_step * h
+                    for i in range(length):
+                        key = decoded + 128 * key_units * i
+                        a = v.splat(np.float32(0))
+                        b = a
+                        for u in range(0, 128 * key_units, 128):
+                            a = v.fma(v.load_floats(key + u), v.load_floats(q + u), a)
+                            b = v.fma(v.load_floats(key + u + 64), v.load_floats(q + u + 64), b)
+                        score = v.total(v.add(a, b)) * scale
+                        if CAPPED == 1:
+                            score = softcap * np.float32(np.tanh(score / softcap))
+                        v.store_float(scores + 4 * i, score)
+            for h in range(head, end):
+                _to_shares(_buffer(arguments, h), n)
+            for piece in range(0, n, PIECE):
+                length = min(PIECE, n - piece)
+                row, to = _row(arguments, first + piece, 8) + head // group * value_head, decoded
+                for _ in range(length):
+                    for u in range(value_units):
+                        at = row + VALUE_HEADER + skipped + u * VALUE_BYTES
+                        v.prefetch(at + PIECE * value_row)
+                        low, high = value_unit(row, at, 0)
+                        v.store_floats(to, low)
+                        v.store_floats(to + 64, high)
+                        to += 128
+                    row += value_row
+                for h in range(head, end):
+                    shares, out = _buffer(arguments, h) + 4 * piece, _result(arguments, h)
+                    shrink = v.splat(np.float32(1))
+                    if piece == 0:
+                        shrink = v.splat(v.float_at(_buffer(arguments, h) + SHRINK))
+                    for u in range(0, 128 * value_units, 128):
+                        a = v.mul(v.load_floats(out + u), shrink)
+                        b = v.mul(v.load_floats(out + u + 64), shrink)
+                        for i in range(length):
+                            value = decoded + 128 * value_units * i + u
+                            share = v.splat(v.float_at(shares + 4 * i))
+                            a = v.fma(v.load_floats(value), share, a)
+                            b = v.fma(v.load_floats(value + 64), share, b)
+                        v.store_floats(out + u, a)
+                        v.store_floats(out + u + 64, b)
+        for h in range(head, end):
+            _finish(arguments, h, SINKS == 1, TURNED == 1, GATED == 1)
+        head = end
+
+
+@inlined_function
+def _positions(arguments):
+    """Return the first position that the token sees, and the one after the last."""
+    window = v.integer_at(arguments + 144)
+    stop = v.integer_at(v.integer_at(arguments) + POSITION) + 1
+    return max(0, stop - window) if window else 0, stop
+
+
+@inlined_function
+def _buffer(arguments, head):
+    return v.integer_at(arguments + 120) + BUFFER * head
+
+
+@inlined_function
+def _result(arguments, head):
+    return v.integer_at(arguments + 32) + v.integer_at(arguments + 40) * head
+
+
+@inlined_function
+def _row(arguments, position, place):
+    """Return the address of the row of a position. place: 0 for keys, 8 for values."""
+    layer = v.integer_at(v.integer_at(arguments) + SEQUENCE) + v.integer_at(arguments + 8)
+    stride = v.integer_at(arguments + 80 + 2 * place)
+    return v.integer_at(layer + place) + row_of(v.integer_at(layer + 16), position) * stride
+
+
+@inlined_function
+def _begin(arguments, head):
+    out = _result(arguments, head)
+    for i in range(0, 128 * v.integer_at(arguments + 72), 64):
+        v.store_floats(out + i, v.splat(np.float32(0)))
+    v.store_float(_buffer(arguments, head) + MOST, np.float32(-np.inf))
+    v.store_float(_buffer(arguments, head) + TOTAL, np.float32(0))
+
+
+@inlined_function
+def _to_shares(scores, n):
+    """Make exponentials of the n scores of a head in a block, with the largest so far as 0, and
+    store by what earlier results shrink.
+    """
+    for i in range(n, (n + 15) // 16 * 16):
+        v.store_float(scores + 4 * i, np.float32(-np.inf))
+    most = v.float_at(scores + MOST)
+    highest = most
+    for i in range(0, n, 16):
+        highest = max(highest, v.highest(v.load_floats(scores + 4 * i)))
+    shrink = v.highest(v.exp(v.splat(most - highest)))
+    shares = v.splat(np.float32(0))
+    for i in range(0, n, 16):
+        share = v.exp(v.sub(v.load_floats(scores + 4 * i), v.splat(highest)))
+        v.store_floats(scores + 4 * i, share)
+        shares = v.add(shares, share)
+    v.store_float(scores + TOTAL, v.float_at(scores + TOTAL) * shrink + v.total(shares))
+    v.store_float(scores + MOST, highest)
+    v.store_float(scores + SHRINK, shrink)
+
+
+@inlined_function
+def _finish(arguments, head, has_sink, is_turned, is_gated):
+    """Divide the result of a head by the total, transform it back, and apply the gate."""
+    buffer, out = _buffer(arguments, head), _result(arguments, head)
+    size = 128 * v.integer_at(arguments + 72)
+    most, total = v.float_at(buffer + MOST), v.float_at(buffer + TOTAL)
+    factor = np.float32(1) / total
+    if has_sink:
+        sink = v.float_at(v.integer_at(arguments + 152) + 4 * head)
+        highest = max(most, sink)
+        total = total * v.highest(v.exp(v.splat(most - highest)))
+        share = v.highest(v.exp(v.splat(sink - highest)))
+        factor = v.highest(v.exp(v.splat(most - highest))) / (total + share)
+    for i in range(0, size, 64):
+        v.store_floats(out + i, v.mul(v.load_floats(out + i), v.splat(factor)))
+    if is_turned:
+        block, turn = v.integer_at(arguments + 176), v.float_at(arguments + 184)
+        hadamard(out, size // 4, block, turn)
+    if is_gated:
+        gates = v.integer_at(arguments + 160) + v.integer_at(arguments + 168) * head
+        zero, one = v.splat(np.float32(0)), v.splat(np.float32(1))
+        for i in range(0, size, 64):
+            gate = v.add(one, v.exp(v.sub(zero, v.load_floats(gates + i))))
+            v.store_floats(out + i, v.div(v.load_floats(out + i), gate))

@@ -6,6 +6,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from .core import (
     F32,
@@ -261,3 +262,13 @@ def scratch(n: int) -> Any:
         return builder.ptrtoint(found, INT64)
 
     return memory
+
+
+@function(types.none, types.int64)
+def prefetch(builder, address):
+    """Ask for the cache line at an address, which may be anything."""
+    type = ir.FunctionType(ir.VoidType(), [INT8.as_pointer(), INT32, INT32, INT32])
+    name = "llvm.prefetch.p0i8"
+    declared = cgutils.get_or_insert_function(builder.module, type, name)
+    builder.call(declared, [pointer(builder, address, INT8), INT32(0), INT32(3), INT32(1)])
+    return NONE
