@@ -13,6 +13,7 @@ from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.experts import experts_of
 from iqforge.runtime.simd import tiles
+from iqforge.runtime.weights import store
 from iqforge.runtime.weights.encoded import DEFAULT_CACHE_BYTES
 from iqforge.runtime.weights.kept import Multiplication, kept_rows, products_of_each
 from iqforge.runtime.weights.matrix import FEW_ROWS, FEW_ROWS_ONCE
@@ -172,6 +173,21 @@ def test_experts_with_few_rows_are_multiplied_as_they_are_stored(merged):
     assert not torch.equal(dropped[is_few], kept[is_few])
     for y in (dropped, kept):
         assert (y - exact).norm() < 0.02 * exact.norm()
+
+
+def test_rows_that_memory_cannot_keep_stay_in_8_bits(monkeypatch):
+    """Though experts in 8 bits do not stay in memory either."""
+    counts = torch.tensor([0, 0, FEW_ROWS + 1, FEW_ROWS_ONCE, 0, FEW_ROWS_ONCE + 1, 0, 0])
+    x = torch.randn(int(counts.sum()), 256, generator=torch.Generator().manual_seed(0))
+    found = []
+    for size, share in ((DEFAULT_CACHE_BYTES, store.KEPT_SHARE), (2**20, 0.0)):
+        monkeypatch.setattr(store, "KEPT_SHARE", share)
+        source = SyntheticSource("qwen3moe-tiny:IQ4_K")
+        with Model(source, "cpu", precision="int8", cache_bytes=size) as model:
+            experts = next(experts_of(model.network.blocks[0])).experts
+            assert experts.up is not None
+            found.append(experts.up(x, counts))
+    assert torch.equal(*found)
 
 
 @pytest.mark.usefixtures("threads")

@@ -113,11 +113,13 @@ class Matrix:
             )
         return self._multiply(x)
 
-    @property
-    def few_rows(self) -> int:
-        """The most rows for which `few` takes less time than decoding."""
+    def is_few(self, n: int) -> bool:
+        """Return whether `few` takes less time than decoding for n rows, if it can multiply."""
+        if not FEW_ROWS < n <= FEW_ROWS_ONCE:
+            return n <= FEW_ROWS
         is_once = self._is_rounded and not self._store.stays_rounded(self.tensor)
-        return FEW_ROWS_ONCE if is_once else FEW_ROWS
+        # Rows that are not kept are in 8 bits as before, not in float32.
+        return is_once and self._store.kept(self.tensor) is not None
 
     def few_of_each(
         self, matrices: Sequence[object], counts: Sequence[int], x: torch.Tensor
@@ -218,10 +220,9 @@ class Stacked:
             found.append(part)
         return torch.cat(found, dim=1)
 
-    @property
-    def few_rows(self) -> int:
-        """Return what `Matrix.few_rows` returns."""
-        return self.matrices[0].few_rows
+    def is_few(self, n: int) -> bool:
+        """Return what `Matrix.is_few` returns."""
+        return self.matrices[0].is_few(n)
 
     def few_of_each(self, matrices: object, counts: object, x: torch.Tensor) -> None:
         """Products with one of the stacked matrices after the other can be together."""

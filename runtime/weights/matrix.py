@@ -66,9 +66,8 @@ class MatrixLike(Protocol):
         """
         ...
 
-    @property
-    def few_rows(self) -> int:
-        """The most rows for which `few` takes less time than decoding."""
+    def is_few(self, n: int) -> bool:
+        """Return whether `few` takes less time than decoding for n rows, if it can multiply."""
         ...
 
     def few_of_each(
@@ -111,7 +110,7 @@ def proven_product(matrix: MatrixLike, x: torch.Tensor) -> tuple[torch.Tensor, t
     """Return what `product` returns, and what is not finite if that is not, to be checked in its
     place.
     """
-    many = len(x) > matrix.few_rows and x.device == matrix.device
+    many = x.device == matrix.device and not matrix.is_few(len(x))
     if many and (packed := matrix.rounded()) is not None:
         return matrix.round_rows(x).products([(packed, 0, len(x))], matrix.rows)
     y = _product(matrix, x)
@@ -133,7 +132,7 @@ def grouped_products(
     few, many = list[_Group](), list[_Group]()
     for matrix, n in zip(matrices, counts, strict=True):
         if n:
-            (few if here and n <= matrix.few_rows else many).append(_Group(matrix, start, n))
+            (few if here and matrix.is_few(n) else many).append(_Group(matrix, start, n))
             start += n
     packed = [(g.matrix.rounded() if here else None, g.first, g.n) for g in many]
     known = [(memory, first, n) for memory, first, n in packed if memory is not None]
@@ -172,7 +171,7 @@ def _add_few(groups: Sequence[_Group], x: torch.Tensor, y: torch.Tensor) -> list
 def _product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
     if x.device != matrix.device:
         return _product(matrix, x.to(matrix.device)).to(x.device)
-    if len(x) <= matrix.few_rows and (found := matrix.few(x)) is not None:
+    if matrix.is_few(len(x)) and (found := matrix.few(x)) is not None:
         return found
     y: torch.Tensor | None = None
     for start, part in matrix.parts():

@@ -234,7 +234,7 @@ class _Blocks(WrappedSource):
 class ResidentMatrix:
     """Matrix `index` of a `Resident`."""
 
-    few_rows, stacked = 0, ()
+    stacked = ()
 
     def __init__(self, resident: Resident, index: int = 0):
         self.resident, self.index = resident, index
@@ -261,6 +261,10 @@ class ResidentMatrix:
         step = max(1, PART_BYTES // (4 * self.cols * group)) * group
         for start in range(0, self.rows, step):
             yield start, self.resident.decode(first + start, first + min(start + step, self.rows))
+
+    def is_few(self, n: int) -> bool:
+        """Return False: see `few`."""
+        return False
 
     def few_of_each(self, matrices: object, counts: object, x: torch.Tensor) -> None:
         """Return what `few` returns."""
