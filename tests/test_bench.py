@@ -605,5 +605,5 @@ def test_from_python():
 @pytest.mark.slow
 def test_a_slower_path_is_always_said(capsys):
     flags = ("-p", "0", "-n", "1", "-r", "1")
-    assert "layer by layer" not in bench(capsys, *flags, "-ctk", "q8_0").err
-    assert "layer by layer" in bench(capsys, *flags, "-ctk", "q8_0", "-khad", "1").err
+    assert "layer by layer" not in bench(capsys, *flags, "-ctk", "q8_0", "-khad", "1").err
+    assert "layer by layer" in bench(capsys, *flags, "--synthetic", "gemma4-tiny:Q8_0").err
