@@ -119,6 +119,7 @@ SLOW_MODULES = {
     "test_latent_prompt_on_host.py",
     "test_latent_warpgroup_on_host.py",
     "test_many_rows.py",
+    "test_matvec_experts_on_host.py",
     "test_matvec_on_host.py",
     "test_mla_commands.py",
     "test_offloaded_experts.py",

@@ -222,7 +222,7 @@ def test_two_hosts(each, tmp_path):
         (
             "killed",
             128 + signal.SIGKILL,
-            "rank 1 of 3 was ended by SIGKILL, as by the system where memory",
+            "rank 1 of 3 was ended by SIGKILL, which the system sends when memory",
         ),
         pytest.param(
             *("refused", 1, "rank 1 of 3 has failed:\nthe file of rank 1 is broken"), marks=FULL

@@ -177,7 +177,7 @@ def _failed(one: _Started, n_ranks: int) -> int:
     if status < 0:
         name = signal.Signals(-status).name if -status in list(signal.Signals) else str(-status)
         # Nobody says so where the system ends a process for lack of memory.
-        why = ", as by the system where memory is short" if status == -signal.SIGKILL else ""
+        why = ", which the system sends when memory runs out" if status == -signal.SIGKILL else ""
         print(f"rank {one.rank} of {n_ranks} was ended by {name}{why}", file=sys.stderr)
         status = 128 - status
     elif one.rank:

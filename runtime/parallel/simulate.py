@@ -23,8 +23,8 @@ SUM_WIDTH = 8192  # elements
 class Costs:
     """What work costs on a kind of GPU.
 
-    read, read_experts: bytes per second that products of a step read; experts are known late, and
-    their products are short. product: seconds that each such product takes besides. delta, latent:
+    read, read_experts: bytes per second that products of a step read; those of experts read fewer.
+    product: seconds that each such product takes besides. delta, latent:
     seconds that a step takes besides for each mixer that is a delta net or latent attention. cache:
     bytes per second of caches that steps read. deep: seconds besides for each mixer with a cache,
     after DEEP tokens or more. multiply: operations per second of products of prompts; attend,
@@ -33,7 +33,7 @@ class Costs:
     the residual stream in a layer of a prompt, and for each expert that it goes to; split_row:
     those that ranks share. delta_row, latent_row: seconds for each token of a prompt and such
     mixer, on every rank and those that ranks share. step_sum: seconds of a sum of one token's row
-    over 2 ranks, waiting for the slower one included, and what each further rank adds for SUM_WIDTH
+    over 2 ranks, with what ranks wait for each other, and what each further rank adds for SUM_WIDTH
     elements; for others in proportion. link: bytes per second that a rank sends. prompt_sum:
     seconds that starting a sum of a prompt takes. host_sum, host_link: as step_sum and link,
     between hosts. memory: bytes.

@@ -14,7 +14,7 @@ from ...formats.codecs import codec
 from ...formats.source import Source, TensorInfo
 from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType
-from .encoded import DecodeCache, Matrix, Stacked
+from .encoded import DEFAULT_CACHE_BYTES, DecodeCache, Matrix, Stacked
 from .host_memory import available_memory
 from .kept import can_be_kept, decoded, kept_rows
 from .matrix import MatrixLike
@@ -93,10 +93,11 @@ class TensorStore:
         return rows
 
     def stays_rounded(self, tensor: TensorInfo) -> bool:
-        """Whether the cache holds the matrices of a tensor on the CPU in 8 bits together with all
-        others that pass through it. If not, they are dropped before they are used again.
+        """Whether a cache of the default size holds the matrices of a tensor on the CPU in 8 bits
+        together with all others that pass through it. If not, they are dropped before they are used
+        again. Another size of the cache changes no digits, so it does not count.
         """
-        return sum(self._rounded_bytes[: 1 + _is_of_experts(tensor)]) <= self.cache.capacity
+        return sum(self._rounded_bytes[: 1 + _is_of_experts(tensor)]) <= DEFAULT_CACHE_BYTES
 
     @functools.cached_property
     def _rounded_bytes(self) -> tuple[int, int]:

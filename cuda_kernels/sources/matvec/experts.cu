@@ -13,8 +13,8 @@
 // SHARED_SLOTS, for EXPERT_GATE_UP: there is a shared expert, which all tokens use. Its rows come first, as no choice is needed to fetch them.
 // For EXPERT_DOWN: so many slots after those of the router are its columns. `ids` are of the other slots, `weights` of all.
 //
-// A slot with a negative id contributes 0. SOME_ABSENT: there are many of them, as another device has their experts, so they take no time;
-// without it such a slot takes as long as others.
+// A slot with a negative id contributes 0. SOME_ABSENT: there are such slots, as another device has their experts or they count for too little,
+// and they take no time; without it such a slot takes as long as others.
 //
 // EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended. Until
 // then it norms and rounds h, which must be older than that kernel: the router lets it start when h is complete.

@@ -17,9 +17,8 @@ key_unit: Any = None
 value_unit: Any = None
 KEY_HEADER, KEY_BYTES, VALUE_HEADER, VALUE_BYTES = 0, 64, 0, 64
 CAPPED, SINKS, GATED, TURNED = 1, 1, 1, 1
-PIECE = (
-    16  # positions whose keys or values are decoded at a time; the next ones are fetched meanwhile
-)
+# Positions whose keys or values are decoded at a time; the next ones are fetched meanwhile.
+PIECE = 16
 MOST, TOTAL, SHRINK = BLOCK * 4, BLOCK * 4 + 4, BLOCK * 4 + 8  # after the scores of a head
 BUFFER = BLOCK * 4 + 64  # bytes for each head
 
