@@ -63,9 +63,9 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
     return host_library(folder / spec.name, program)
 
 
-def plan(type, cols, n, kind, **changes):
+def plan(type, cols, n, kind, rows=0, **changes):
     """Return a real plan with two warps, `changes`, and few slots, so that slots are reused, and
-    with its shared memory computed.
+    with its shared memory computed. rows: of the matrix, where `changes` divide its slots.
     """
     cut = mp.plan(type, cols, n, kind, LIMIT)
     cut = dataclasses.replace(
@@ -73,6 +73,9 @@ def plan(type, cols, n, kind, **changes):
     )
     cut = dataclasses.replace(cut, joined=cut.joined and cut.stage_steps == cut.steps)
     x = n * mp.activation_bytes(type, cut.steps, cut.spread, cut.negated)
+    if kind == mp.EXPERT_DOWN and cut.stage_rows < n:
+        cut = dataclasses.replace(cut, advances=False)
+        x += 4 * n // cut.stage_rows * -(-rows // BLOCKS)
     stage = cut.stage_rows * mp.stage_bytes(type, cols, cut.stage_steps, cut.joined)
     return dataclasses.replace(cut, shared=x + cut.warps * cut.slots * stage)
 

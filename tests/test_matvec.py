@@ -397,6 +397,26 @@ def test_slots_of_experts_are_joined(name):
     assert not matvec_plan.plan(type, 1024, 8, matvec_plan.EXPERT_DOWN, 227 << 10).joined
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "cols", "n", "slots"),
+    [
+        ("IQ4_K", 2048, 768, 8, 8),  # a row for each warp: all of it is on its way at once
+        ("IQ4_K", 4096, 1536, 8, 2),
+        ("Q8_0", 4096, 1536, 8, 4),
+        ("IQ4_K", 7168, 2048, 9, 3),
+        ("MXFP4", 2880, 2880, 4, 1),  # a row is two and a bit of stages, or one
+        ("Q8_0", 2048, 1408, 6, 1),
+    ],
+)
+def test_slots_of_experts_are_divided(name, rows, cols, n, slots):
+    """Where a warp of an H200 has more stages than are on their way at once."""
+    type, half = ggml_type(name), 114 << 10
+    here = matvec_plan.DeviceLimits(132, 227 << 10, half - 896, half - matvec_plan.RESERVED)
+    cut = here.plan(type, cols, n, matvec_plan.EXPERT_DOWN, [rows])
+    assert cut.stage_rows == slots
+    assert cut.slots >= 2 or slots == n
+
+
 def test_every_type_that_is_packed_has_kernels():
     assert all(operands.supported(ggml_type(name)) for name in TYPES)
     assert not operands.supported(ggml_type("I32"))

@@ -26,6 +26,7 @@ def build(tmp_path_factory):
 
 
 @pytest.mark.parametrize("some_absent", [False, True])
+@pytest.mark.parametrize("divided", [False, True])
 @pytest.mark.parametrize(
     ("name", "cols", "ff", "changes"),
     [
@@ -38,12 +39,13 @@ def build(tmp_path_factory):
         pytest.param("IQ5_K", 512, 768, {}, marks=pytest.mark.full),
     ],
 )
-def test_experts(build, name, cols, ff, changes, some_absent):
-    """There are three tokens and three slots, of which one token uses two, and one none. Expert
-    matrices have more than one stage, and rows more than one round.
+def test_experts(build, name, cols, ff, changes, divided, some_absent):
+    """There are three tokens and four slots, of which one token uses three, and one none. Expert
+    matrices have more than one stage, and rows more than one round. divided: the slots of a row of
+    `down` are, among warps.
     """
-    type, n, k, width = ggml_type(name), 3, 3, cols
-    ids = torch.tensor([[4, 0, 2], [1, -1, 1], [-1, -1, -1]], dtype=torch.int32)
+    type, n, k, width = ggml_type(name), 3, 4, cols
+    ids = torch.tensor([[4, 0, 2, 3], [1, -1, 1, 0], [-1, -1, -1, -1]], dtype=torch.int32)
     gate, up, down = (
         matrix(name, 7, cols, 5),
         matrix(name, 7, cols, 5, seed=1),
@@ -78,7 +80,7 @@ def test_experts(build, name, cols, ff, changes, some_absent):
     g, u = (torch.einsum("nc,nkrc->nkr", normed(h, w), weights(m)[chosen]) for m in (gate, up))
     assert_close(out, silu(g) * u * used)
     x, by, to = draw(n, k, ff), draw(n, k, seed=3).abs(), draw(n, 14, seed=4)
-    cut = plan(type, ff, k, mp.EXPERT_DOWN, **changes)
+    cut = plan(type, ff, k, mp.EXPERT_DOWN, 14, **changes, **{"stage_rows": 2} if divided else {})
     y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen]) * by[..., None] * used
     expected = to.double() + y.sum(1)
     start(
@@ -120,10 +122,12 @@ def test_gate_and_up_of_two_types(build):
     assert_close(out, gated(spec, *products) * used)
 
 
-@pytest.mark.parametrize(("name", "scaled"), [("MXFP4", False), ("NVFP4", True)])
-def test_experts_with_biases_and_scales(build, name, scaled):
+@pytest.mark.parametrize(
+    ("name", "scaled", "divided"), [("MXFP4", False, {"stage_rows": 1}), ("NVFP4", True, {})]
+)
+def test_experts_with_biases_and_scales(build, name, scaled, divided):
     """As in gpt-oss: gate and up are merged, rows are no multiple of 256, and `swiglu_oai` clamps
-    them.
+    them. divided: a warp has one slot of a row of `down` at a time.
     """
     type, n, k, cols, ff, spec = ggml_type(name), 2, 3, 576, 320, FFNSpec("swiglu_oai", limit=0.5)
     ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
@@ -177,7 +181,7 @@ def test_experts_with_biases_and_scales(build, name, scaled):
     assert_close(out, gated(spec, gate, up) * used)
 
     x, by, to = draw(n, k, ff), draw(n, k, seed=3).abs(), draw(n, 9, seed=4)
-    cut = plan(type, ff, k, mp.EXPERT_DOWN)
+    cut = plan(type, ff, k, mp.EXPERT_DOWN, 9, **divided)
     y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen])
     expected = to.double() + (with_terms(y, bias, scale) * by[..., None] * used).sum(1)
     kernel = quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut, biased=True, scaled=scaled)
@@ -205,6 +209,7 @@ def test_experts_with_biases_and_scales(build, name, scaled):
     "name, ff, slots, changes, merged",
     [
         ("IQ4_K", 768, 2, {}, False),
+        ("IQ4_K", 768, 1, {"stage_rows": 2}, False),  # of `down`
         pytest.param("IQ4_KS", 768, 1, {}, True, marks=pytest.mark.full),
         pytest.param("Q8_0", 96, 2, {}, False, marks=pytest.mark.full),
         pytest.param(
@@ -225,7 +230,7 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged, some_absent):
     x = normed(h, w)
     expected = torch.einsum("nc,nkrc->nkr", x, weights(both)[chosen]) + bias[chosen]
     expected = gated(FFNSpec(), *expected.chunk(2, -1)) * used
-    cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
+    cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **{**changes, "stage_rows": 2})
     options = {"biased": True, "some_absent": some_absent}
     kernel = quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, shared=1, **options)
     library, size = build(kernel, GATES), (np.int64(both.total_rows), 14, 7, ids, k, 7)
@@ -264,7 +269,7 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged, some_absent):
     total, down = k + slots, matrix(name, 9, ff, 5, seed=2)
     shared, bias = matrix(name, 9, slots * ff, seed=13), draw(5, 9, seed=6)
     x, by, to = draw(n, total, ff), draw(n, total, seed=3).abs(), draw(n, 9, seed=4)
-    cut = plan(type, ff, total, mp.EXPERT_DOWN, **changes)
+    cut = plan(type, ff, total, mp.EXPERT_DOWN, 9, **changes)
     y = torch.einsum("nkc,nkrc->nkr", rounded(x[:, :k]), weights(down)[chosen]) + bias[chosen]
     always = (rounded(x) * by[..., None])[:, k:].flatten(1) @ weights(shared)[0].T
     expected = to.double() + (y * by[:, :k, None] * used).sum(1) + always

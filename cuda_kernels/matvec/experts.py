@@ -209,7 +209,7 @@ def expert_down_add(
         spec = float_expert_spec(down.type, cols, k, EXPERT_DOWN, **with_terms)
         blocks, warps, space = _float_blocks(here, down.rows), FLOAT_WARPS, 4 * k * cols
     else:
-        cut = here.plan(down.type, cols, k, EXPERT_DOWN)
+        cut = here.plan(down.type, cols, k, EXPERT_DOWN, [down.rows])
         spec = quantized_spec(
             down.type, cols, k, EXPERT_DOWN, cut, some_absent=some_absent, **with_terms
         )

@@ -58,9 +58,9 @@ def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
         return (
             rows * m.cols * 4 <= device.shared - RESERVED and m.cols * m.type.block_bytes % 16 == 0
         )
-    return device.plan(
-        m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind
-    ).shared <= shared_space_of(m.type, device.shared)
+    down = kind == EXPERT_DOWN
+    cut = device.plan(m.type, m.cols, slots if down else 1, kind, [m.rows] if down else [])
+    return cut.shared <= shared_space_of(m.type, device.shared)
 
 
 @dataclass(frozen=True)

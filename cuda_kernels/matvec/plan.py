@@ -121,12 +121,52 @@ def plan(
     limit: int,
     wanted: int | None = None,
     pairs: bool = False,
+    block_rows: int = 0,
 ) -> MatvecPlan:
     """Return the plan for rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n
     slots), on a device that has `limit` bytes of shared memory for a block; the ring uses `wanted`
     bytes where that is less. `shared` is larger than the limit where n is too much. pairs: a warp
-    works on two rows of weights at once.
+    works on two rows of weights at once. block_rows: rows of a block of EXPERT_DOWN; with that the
+    slots of a row may be divided among warps.
     """
+    cut = functools.partial(cut_in_parts, type, cols, n, kind, limit, wanted, pairs, block_rows)
+    if kind != EXPERT_DOWN or not block_rows:
+        return cut(1)
+    whole = cut(1)
+    stages = -(-block_rows // whole.warps) * -(-whole.steps // whole.stage_steps)
+    if stages <= whole.slots:  # all stages of a warp are on their way from the beginning
+        return whole
+
+    # Short stages, so that two or more of a warp are on their way: as long as they can be then,
+    # each with several slots, and equally long (docs/benchmarks/cuda-kernels.md).
+    ahead = [
+        divided
+        for parts in range(1, n + 1)
+        if n % parts == 0 and (divided := cut(parts)).slots > 1 and divided.shared <= limit
+    ]
+
+    def is_even(divided: MatvecPlan) -> bool:
+        stage = divided.stage_steps * 32 * granule(type)
+        return divided.stage_steps == divided.steps or cols % stage == 0
+
+    even = [divided for divided in ahead if is_even(divided)]
+    several = [divided for divided in even if divided.stage_rows > 1]
+    many = [divided for divided in ahead if divided.slots > 2]
+    return next(iter(several or even or many or ahead), whole)
+
+
+def cut_in_parts(
+    type: GGMLType,
+    cols: int,
+    n: int,
+    kind: int,
+    limit: int,
+    wanted: int | None,
+    pairs: bool,
+    block_rows: int,
+    parts: int,
+) -> MatvecPlan:
+    """Return the plan in which EXPERT_DOWN divides the slots of a row into so many `parts`."""
     steps = -(-cols // (32 * granule(type)))
     spread = (
         spread_type(type)
@@ -135,8 +175,12 @@ def plan(
     )
     # One row of weights is multiplied once or twice: `USES` of matvec/formats.cuh.
     negated = signed_type(type) and (n <= _MOST_NEGATED or kind >= EXPERT_GATE_UP)
-    stage_rows = 2 if pairs else _stage_rows(type, n, kind)
-    x, fewest = n * activation_bytes(type, steps, spread, negated), 1 if kind == EXPERT_DOWN else 2
+    stage_rows = 2 if pairs else _stage_rows(type, n, kind) // parts
+    sums = 4 * parts * block_rows if parts > 1 else 0
+    x, fewest = (
+        n * activation_bytes(type, steps, spread, negated) + sums,
+        1 if kind == EXPERT_DOWN else 2,
+    )
     ring = min(
         _LARGEST_RING if kind >= EXPERT_GATE_UP else _RING,
         shared_space_of(type, min(limit, wanted or limit)) - x,
@@ -178,7 +222,7 @@ def plan(
         spread,
         negated,
         joinable and stage_steps == steps,
-        _advances(type, stage_rows),
+        parts == 1 and _advances(type, stage_rows),
     )
 
 
@@ -225,6 +269,7 @@ class DeviceLimits(Occupancy):
             self.shared,
             self.alone if kind in _AFTER_FEW_BLOCKS else self.beside,
             type.name in _PAIRED and n == 1 and kind in SINGLE_ROW and self._has_pairs(rows),
+            -(-sum(rows) // self.processors) if kind == EXPERT_DOWN else 0,
         )
 
     def _has_pairs(self, rows: Sequence[int]) -> bool:

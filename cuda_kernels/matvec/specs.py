@@ -97,6 +97,7 @@ def quantized_spec(
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
     shape += "_spread" * plan.spread + "_joined" * plan.joined
+    shape += f"_{plan.stage_rows}slots" * (kind == EXPERT_DOWN and plan.stage_rows < n)
     shape += "_pairs" * (plan.stage_rows == 2 and kind in SINGLE_ROW)
     name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}{_suffix(options)}{terms}"
     return KernelSpec(
@@ -232,6 +233,8 @@ def specs() -> list[KernelSpec]:
                     type, cols, n, kind, plan(type, cols, n, kind, limit), matrices, bf16
                 )
             )
+        divided = plan(type, 1536, 8, EXPERT_DOWN, limit, block_rows=32)
+        found.append(quantized_spec(type, 1536, 8, EXPERT_DOWN, divided))
         cut, gelu = plan(type, 4096, 1, GATE_UP, limit), Gating("gelu")
         found.append(quantized_spec(type, 4096, 1, GATE_UP, cut, 1, True, ("JOINS",), gelu))
     return found

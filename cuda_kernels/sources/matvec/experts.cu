@@ -1,13 +1,16 @@
 // Products with the experts that a router chose, for each token on its own: blockIdx.y is the token.
 //
-// Macros as for matvec.cu (X_ROWS is 1 for gates; the number of experts per token, as is STAGE_ROWS, for EXPERT_DOWN) and KIND:
+// Macros as for matvec.cu (X_ROWS is 1 for gates, and the number of experts per token for EXPERT_DOWN) and KIND:
 // EXPERT_GATE_UP  out[token, slot] = joined(G norm(h), U norm(h)) with the matrices of expert ids[token, slot] (units/gating.cuh)
 // EXPERT_GATE     out[token, slot] = G norm(h), where gate and up are of two types; EXPERT_GATE_BY  out = joined(out, U norm(h))
 // EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
 // BIASED: products have a bias per expert and row, SCALED: a factor per expert; a null pointer stands for none. SHARED_SCALED: a shared
 // expert's matrices have factors, too.
 //
-// JOINED_SLOTS, for EXPERT_DOWN with rows that are one stage and no multiple of a step: lanes take the granules of all slots' rows one after
+// STAGE_ROWS, for EXPERT_DOWN: slots of an item. Fewer than all: an item is a part of a row, and the sums of a row's parts are added in their order at the
+// end, from shared memory. So stages are shorter, more of them are on their way, and warps have more nearly as much to do.
+//
+// JOINED_SLOTS, for EXPERT_DOWN with rows that are one stage and no multiple of a step: lanes take the granules of an item's rows one after
 // the other, as if they were one row. So a step has a granule for every lane, and slots in shared memory are no longer than rows.
 //
 // SHARED_SLOTS, for EXPERT_GATE_UP: there is a shared expert, which all tokens use. Its rows come first, as no choice is needed to fetch them.
@@ -196,9 +199,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
 #endif
     ) {
   constexpr int ROUTED = N - SHARED_SLOTS;
+  constexpr bool DIVIDED = R < N;
+  constexpr int PARTS = N / R;
+  static_assert(N % R == 0 && !(DIVIDED && ADVANCES), "parts of a row have as many slots, and each its own pointers");
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
-  const int stride = gridDim.x * WARPS, begin = first_item(warp);
+  // Items are rows, or parts of the block's rows.
+  const int block_rows = (rows + (int)gridDim.x - 1 - (int)blockIdx.x) / (int)gridDim.x, items = DIVIDED ? PARTS * block_rows : rows;
+  const int stride = DIVIDED ? WARPS : gridDim.x * WARPS, begin = DIVIDED ? warp : first_item(warp);
+  const auto row_in_matrix = [&](int item) { return DIVIDED ? item / PARTS * (int)gridDim.x + (int)blockIdx.x : item; };
+  const auto first_slot = [&](int item) { return DIVIDED ? item % PARTS * R : 0; };
+  float* const sums = (float*)(shared_memory + N * A::BYTES + WARPS * Ring<F>::BYTES);   // of parts
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
@@ -213,45 +224,52 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const float factor = SCALED && scale && share != 0 && !shared ? share * __ldg(scale + mine) : own;
 
   // A row of the shared expert is SHARED_SLOTS rows of COLS elements, as if it were a matrix of more rows.
-  auto row_of = [&](int item, int k) -> int64_t {
-    const int64_t routed = (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item;
-    return SHARED_SLOTS && k >= ROUTED ? (int64_t)item * SHARED_SLOTS + k - ROUTED : routed;
+  auto row_of = [&](int item, int slot) -> int64_t {
+    const int64_t of_all = row_in_matrix(item), routed = (int64_t)max(__shfl_sync(~0u, mine, slot), 0) * rows + of_all;
+    return SHARED_SLOTS && slot >= ROUTED ? of_all * SHARED_SLOTS + slot - ROUTED : routed;
   };
   auto source = [&](int item, int k) -> Row {   // the same piece of a row of every slot's expert
-    const int64_t row = row_of(item, k);
-    return SHARED_SLOTS && k >= ROUTED ? Row{shared_down, (int64_t)rows * SHARED_SLOTS, row} : Row{down, stored, row};
+    const int slot = first_slot(item) + k;
+    const int64_t row = row_of(item, slot);
+    return SHARED_SLOTS && slot >= ROUTED ? Row{shared_down, (int64_t)rows * SHARED_SLOTS, row} : Row{down, stored, row};
   };
-  auto end = [&](int) { return rows; };
+  auto end = [&](int) { return items; };
 #if SOME_ABSENT
   const uint32_t present = __ballot_sync(~0u, mine >= 0);
-  const int kept = __popc(present), kth = place_of_bit(present, lane);
 #else
   const uint32_t present = ~0u;
 #endif
-  auto matrices = feed<F>(items_of<1, ROUTED, SHARED_SLOTS>(source, end), begin, rows, stride, lane, ring, present);
-  const auto own_row = [&](int item) { return shared ? (int64_t)item : (int64_t)mine * rows + item; };   // slot lane's, where rows have factors
+  auto matrices = feed<F>(items_of<1, ROUTED, SHARED_SLOTS>(source, end, first_slot), begin, items, stride, lane, ring, present);
+  const auto own_row = [&](int item) { return shared ? (int64_t)row_in_matrix(item) : (int64_t)mine * rows + row_in_matrix(item); };   // slot lane's, where rows have factors
+  const auto takes_part = [&](int item) { return item < items && (!DIVIDED || lane / R == item % PARTS); };   // slot lane
   quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
   __syncthreads();
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
   const auto header_of = [&](int item) {   // of slot lane's row; asked for an item before it is needed
-    return F::ROW_FACTOR && !F::HEADER_STAGED && factor != 0 && item < rows ? row_header_bits<F>(shared ? shared_down : down, shared ? rows : stored, own_row(item)) : 0u;
+    return F::ROW_FACTOR && !F::HEADER_STAGED && factor != 0 && takes_part(item) ? row_header_bits<F>(shared ? shared_down : down, shared ? rows : stored, own_row(item)) : 0u;
   };
-  const auto bias_of = [&](int item) { return BIASED && bias && share != 0 && !shared && item < rows ? __ldg(bias + (int64_t)mine * rows + item) : 0.0f; };
+  const auto bias_of = [&](int item) { return BIASED && bias && share != 0 && !shared && takes_part(item) ? __ldg(bias + own_row(item)) : 0.0f; };
+  const float first_before = DIVIDED && (int)threadIdx.x < block_rows ? h[(int64_t)token * rows + row_in_matrix(PARTS * threadIdx.x)] : 0.0f;
   uint32_t header = header_of(begin);
   float added = bias_of(begin);   // to slot lane's product
   #pragma unroll 1
-  for (int item = begin; item < rows; item += stride) {
-    float sum = share * added, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f, weight = factor;   // slot lane's, times its row's factor
+  for (int item = begin; item < items; item += stride) {
+    float sum = share * added, before = lane == 0 && !DIVIDED ? h[(int64_t)token * rows + item] : 0.0f, weight = factor;   // slot lane's, times its row's factor
+    const int from = first_slot(item);
+#if SOME_ABSENT
+    const uint32_t of_part = present >> from & ~0u >> (32 - R);
+    const int kept = __popc(of_part), kth = place_of_bit(of_part, lane);
+#endif
     if (F::ROW_FACTOR && !F::HEADER_STAGED) weight = factor != 0 ? factor * F::row_factor(header) : 0.0f;
     header = header_of(item + stride);
     if (BIASED) added = bias_of(item + stride);
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();
-      if (F::HEADER_STAGED && chunk == 0 && factor != 0)
-        weight *= Ring<F>::row_factor(matrices.slot + lane * Ring<F>::ROW, own_row(item));
-      constexpr int OF_ROW = COLS / F::G, ALL = JOINED_SLOTS ? N * OF_ROW : 0;
+      if (F::HEADER_STAGED && chunk == 0 && factor != 0 && takes_part(item))
+        weight *= Ring<F>::row_factor(matrices.slot + (lane - from) * Ring<F>::ROW, own_row(item));
+      constexpr int OF_ROW = COLS / F::G, ALL = JOINED_SLOTS ? R * OF_ROW : 0;
       #pragma unroll (ROLLED ? 1 : 32)
       for (int first = 0; first < ALL; first += 32) {
 #if SOME_ABSENT
@@ -260,22 +278,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
         const int at = first + lane, of_kept = min(at / OF_ROW, kept - 1), slot = __shfl_sync(~0u, kth, of_kept);
         const int granule = min(at - of_kept * OF_ROW, OF_ROW - 1);
 #else
-        const int all = ALL, at = first + lane, slot = min(at / OF_ROW, N - 1), granule = min(at - slot * OF_ROW, OF_ROW - 1);
+        const int all = ALL, at = first + lane, slot = min(at / OF_ROW, R - 1), granule = min(at - slot * OF_ROW, OF_ROW - 1);
 #endif
-        const int64_t row = row_of(item, slot);
-        const float by = __shfl_sync(~0u, weight, slot);
+        const int64_t row = row_of(item, from + slot);
+        const float by = __shfl_sync(~0u, weight, from + slot);
         const Stage stage = Ring<F>::stage(matrices.slot + slot * Ring<F>::ROW, row, 0);
         const typename F::Weights w[1] = {F::prepare(F::load(stage, 0, granule), constants, granule)};
-        const uint32_t x = shared_address(shared_memory) + slot * A::BYTES + 16 * granule;
+        const uint32_t x = shared_address(shared_memory) + (from + slot) * A::BYTES + 16 * granule;
         float v[1];
         products<F, 1>(w, F::input(x, x + 16 * A::PARTS * A::GRANULES, 0), v);
         if (by != 0 && at < all) sum += by * v[0];   // keeps out, too, what is not a number in an expert that nobody chose
       }
-      #pragma unroll (ROLLED ? 1 : N)
-      for (int k = 0; k < (JOINED_SLOTS ? 0 : N); k++) {
-        if (!matrices.has(k)) continue;
-        const int64_t row = row_of(item, k);
-        const float by = __shfl_sync(~0u, weight, k);
+      #pragma unroll (ROLLED ? 1 : R)
+      for (int k = 0; k < (JOINED_SLOTS ? 0 : R); k++) {
+        if (!matrices.has(item, k)) continue;
+        const int slot = from + k;
+        const int64_t row = row_of(item, slot);
+        const float by = __shfl_sync(~0u, weight, slot);
         float part = 0;
         const Stage stage = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row, chunk);
         #pragma unroll (ROLLED ? 1 : P)
@@ -284,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
           const int at = chunk * P;
           const typename F::Weights w[1] = {F::prepare(F::load(stage, p, lane), constants, lane)};
           float v[1];
-          products<F, 1>(w, F::input(words + k * A::BYTES + at * 512, records + k * A::BYTES + at * (32 * A::RECORD), p), v);
+          products<F, 1>(w, F::input(words + slot * A::BYTES + at * 512, records + slot * A::BYTES + at * (32 * A::RECORD), p), v);
           if (COLS % (32 * F::G * STEPS)) v[0] = (at + p) * 32 + lane < COLS / F::G ? v[0] : 0;   // past a row's end there is arbitrary data
           part += v[0];
         }
@@ -293,7 +312,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
       matrices.next();
     }
     sum = warp_sum(sum);
-    if (lane == 0) h[(int64_t)token * rows + item] = before + sum;
+    if (lane == 0) *(DIVIDED ? sums + item : h + (int64_t)token * rows + item) = before + sum;
+  }
+  if (!DIVIDED) return;
+  __syncthreads();
+  for (int i = threadIdx.x; i < block_rows; i += THREADS) {
+    float sum = sums[PARTS * i];
+    #pragma unroll
+    for (int part = 1; part < PARTS; part++) sum += sums[PARTS * i + part];
+    float* to = h + (int64_t)token * rows + row_in_matrix(PARTS * i);
+    *to = (i < THREADS ? first_before : *to) + sum;
   }
 }
 

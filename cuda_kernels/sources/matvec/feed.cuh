@@ -11,13 +11,17 @@ struct Row { const uint8_t* base; int64_t stored, row; };   // of a packed matri
 
 // The rows of weights of items: at(item, k) is the k-th one; all lanes call it together. Items from one on and below end(item) have theirs
 // in the same matrices, `EACH` rows further on from item to item; LAST_EACH for those from the FROM-th one on.
-template <int EACH, int FROM, int LAST_EACH, class At, class End> struct Items {
+// Its k-th row is one of the slot k + first(item).
+struct Zero { __device__ __forceinline__ int operator()(int) const { return 0; } };
+template <int EACH, int FROM, int LAST_EACH, class At, class End, class First> struct Items {
   CONST int each(int k) { return k < FROM ? EACH : LAST_EACH; }
   At at;
   End end;
+  First first;
 };
-template <int EACH, int FROM = R, int LAST_EACH = EACH, class At, class End> DEV Items<EACH, FROM, LAST_EACH, At, End> items_of(At at, End end) {
-  return {at, end};
+template <int EACH, int FROM = R, int LAST_EACH = EACH, class At, class End, class First = Zero>
+DEV Items<EACH, FROM, LAST_EACH, At, End, First> items_of(At at, End end, First first = {}) {
+  return {at, end, first};
 }
 
 #ifndef SOME_ABSENT
@@ -34,13 +38,13 @@ template <class F, class Rows> struct Feed {
   uint32_t slot;             // of the stage that is read next
   int item, chunk = 0;       // of the stage that is fetched next
   int steady = 0;            // items below it need no new pointers
-  const uint32_t present;    // bit k: the k-th row of an item is there to fetch; read with SOME_ABSENT
+  const uint32_t present;    // bit k: rows of slot k are there to fetch; read with SOME_ABSENT
   const uint8_t* from[KEPT ? R * F::STAGED : F::STAGED];
 
   __device__ __forceinline__ Feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring, uint32_t present)
       : rows(rows), items(items), stride(stride), lane(lane), ring(ring), slot(ring), item(begin), present(present) {}
 
-  __device__ __forceinline__ bool has(int k) const { return !SOME_ABSENT || present >> k & 1; }
+  __device__ __forceinline__ bool has(int of_item, int k) const { return !SOME_ABSENT || present >> (rows.first(of_item) + k) & 1; }
 
   // Starts the copies of the first stages, from stage s on, while they are of items below `until`, the number of items for all. Returns the
   // next stage.
@@ -79,15 +83,15 @@ template <class F, class Rows> struct Feed {
         steady = rows.end(item);
         #pragma unroll
         for (int k = 0; k < R; k++)
-          if (has(k)) aim(rows.at(item, k), k);
+          if (has(item, k)) aim(rows.at(item, k), k);
       }
       if (F::HEADER_STAGED && chunk == 0)
         #pragma unroll
         for (int k = 0; k < R; k++)
-          if (has(k)) header(to + k * G::ROW, rows.at(item, k));
+          if (has(item, k)) header(to + k * G::ROW, rows.at(item, k));
       #pragma unroll
       for (int k = 0; k < R; k++) {
-        if (!has(k)) continue;
+        if (!has(item, k)) continue;
         if (!KEPT) aim(rows.at(item, k), 0);
         fetch_from<0>(to + k * G::ROW, k);
       }
