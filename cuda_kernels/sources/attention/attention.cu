@@ -117,8 +117,9 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     const int start = WINDOW ? max(0, p0 + 1 - WINDOW) / TILE * TILE : 0, n_seen = n_kv - start;
     const int share = (n_seen + (int)gridDim.x - 1) / (int)gridDim.x;
     const int range = max(SHORTEST, (share + TILE - 1) / TILE * TILE), active = (n_seen + range - 1) / range;
-    const int first = start + (int)blockIdx.x * range, last = min(first + range, n_kv);
-    if (first >= n_kv) return;
+    if ((int)blockIdx.x >= active) return;
+    // The first blocks have the last ranges: they start first, and new rows take longest.
+    const int part = active - 1 - (int)blockIdx.x, first = start + part * range, last = min(first + range, n_kv);
     const int n_old = OWN_KV ? p0 : n_kv;  // cached positions
     if (!OWN_KV) wait_for_inputs();        // an earlier launch of this step has stored the new ones
 
@@ -126,7 +127,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 #if BY_WARP
     Mixer mixer;
     Mixer::begin(shared, cache_k, cache_v, first, last, n_old, head);
-    mixer.start(sinks, blockIdx.x == 0, head);
+    mixer.start(sinks, part == 0, head);
     Mixer::clear_queries(queries, (float*)probabilities);
     auto place = [&](int, int i, bool value) { return value ? new_v + i * KEPT_V : new_k + i * KEPT_K; };
 #else
@@ -163,7 +164,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         if (!DECODED) clear(s);
     }
     for (int r = threadIdx.x; r < R; r += THREADS) {  // a sink is a score without a value
-        const bool sink = SINKS && blockIdx.x == 0;
+        const bool sink = SINKS && part == 0;
         maxima[r] = sink ? sinks[head * GROUP + r % GROUP] * LOG2E : -INFINITY;
         sums[r] = sink ? 1.f : 0.f;
     }
@@ -177,14 +178,17 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     // free first and leave none for others, and this would continue as long as launches overlap.
     start_dependents();
     constexpr int JOBS = R + NEW_ROWS, AT_ONCE = JOBS > WARPS ? 2 : 1;
-    for (int base = warp; base < JOBS; base += AT_ONCE * WARPS) {
+    const int first_job = last > p0 ? 0 : NEW_ROWS;  // are new rows in this range?
+    auto job_of = [&](int turn) { return first_job + turn * WARPS + (turn % 2 ? WARPS - 1 - warp : warp); };  // who has a new row has no second job, if others can
+#pragma unroll 1
+    for (int turn = 0; first_job + turn * WARPS < JOBS; turn += AT_ONCE) {
         Row<DK> x[AT_ONCE];
         Row<DV> value[AT_ONCE];
         Turns<N_ROT> turns[AT_ONCE];
         bool mine[AT_ONCE];
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
-            const int n = base + j * WARPS;
+            const int n = job_of(turn + j);
             const Job job(n);
             const int p = p0 + job.i;
             mine[j] = n < JOBS && (n >= NEW_ROWS || (p >= first && p < last));
@@ -203,7 +207,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++) {
             if (!mine[j]) continue;
-            const Job job(base + j * WARPS);
+            const Job job(job_of(turn + j));
             const int p = p0 + job.i;
             __syncwarp();
             if (job.v) {
@@ -310,7 +314,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         if (HAD_V) *(float2*)(answers + r * DV + i) = make_float2(x, y);
         else *(float2*)(out + place_of(r) * DV + i) = make_float2(x * gate(r, i), y * gate(r, i + 1));
     };
-    float *parts = partial + (long long)head * gridDim.x * PART, *own_part = parts + (long long)blockIdx.x * PART;
+    float *parts = partial + (long long)head * gridDim.x * PART, *own_part = parts + (long long)part * PART;
     auto keep = [&](int r, int i, float x, float y, float most, float sum) {
         if (active == 1) {
             const float by = __fdividef(1.f, sum);

@@ -3,7 +3,6 @@
 // minima of all; Q8_KV has a header instead of scales: the scale of the row, and the sum of its codes.
 // Encoded rows of CACHE_TILE positions of a head stand together: codes of all rows, high bits of all, scales of all, so that codes begin where
 // lines of memory do. Rows of latent attention stand alone, one after the other.
-// Encoders make the bytes of runtime/state/cache_types.py, which has the formulas.
 #pragma once
 #include "step/common.cuh"
 
@@ -172,109 +171,4 @@ __device__ __forceinline__ uint4 decode_halves(const Fields<const u8>& row, int 
     if constexpr (TYPE == F32) *(float4*)x = ((const float4*)row.low)[2 * part], *(float4*)(x + 4) = ((const float4*)row.low)[2 * part + 1];
     else decode8<TYPE, N>(row, part, x);
     return make_uint4(two_halves(x[0], x[1]), two_halves(x[2], x[3]), two_halves(x[4], x[5]), two_halves(x[6], x[7]));
-}
-
-// A scale as stored, and its reciprocal (0 for a scale of 0).
-struct Scale { u16 bits; float value, inverse; };
-
-__device__ __forceinline__ Scale as_stored(float d) {
-    Scale s;
-    s.bits = float_to_half(fminf(fmaxf(d, -65504.f), 65504.f));
-    s.value = half_to_float(s.bits);
-    s.inverse = s.value == 0.f ? 0.f : __fdiv_rn(1.f, s.value);
-    return s;
-}
-
-__device__ __forceinline__ int code(float x, float inverse, int low, int high) {
-    return (int)fminf(fmaxf(rintf(__fmul_rn(x, inverse)), (float)low), (float)high);
-}
-
-// Write 32 elements, one per lane, to block b of a row of N. Return the value that will be read back for this
-// lane's element. All lanes take part.
-template <int TYPE, int N>
-__device__ __forceinline__ float encode32(float x, int lane, const Fields<u8>& row, int b) {
-    using At = Places<TYPE, N>;
-    u8 *codes = row.low + At::low(b), *scale = row.scale + At::scale(b);
-    if constexpr (TYPE == Q8_0) {
-        const Scale d = as_stored(__fdiv_rn(warp_max(fabsf(x)), 127.f));
-        const int q = code(x, d.inverse, -127, 127);
-        if (lane == 0) *(u16*)scale = d.bits;
-        codes[lane] = (u8)q;
-        return d.value * (float)q;
-    } else {
-        constexpr bool MIN = At::MIN;
-        constexpr int LEVELS = TYPE == Q6_0 ? 64 : At::FIFTHS ? 32 : 16;
-        const float high = warp_max(x), low = -warp_max(-x), extreme = high > -low ? high : low;
-        Scale d, m = {};
-        int q;
-        if constexpr (MIN) {
-            m = as_stored(low);
-            d = as_stored(__fdiv_rn(high - low, (float)(LEVELS - 1)));
-            q = code(x - m.value, d.inverse, 0, LEVELS - 1);
-        } else if constexpr (TYPE == IQ4_NL) {
-            d = as_stored(__fdiv_rn(extreme, -127.f));
-            const float y = __fmul_rn(x, d.inverse);
-            q = 0;  // a value half way takes the lower one
-#pragma unroll
-            for (int j = 1; j < 16; j++) q += y > 0.5f * (float)(IQ4NL[j - 1] + IQ4NL[j]);
-        } else {
-            d = as_stored(__fdiv_rn(extreme, -(float)(LEVELS / 2)));
-            q = code(x, d.inverse, -LEVELS / 2, LEVELS / 2 - 1) + LEVELS / 2;
-        }
-        if (lane == 0) *(u16*)scale = d.bits;
-        if (MIN && lane == 0) *(u16*)(scale + 2) = m.bits;
-        const int above = __shfl_down_sync(0xffffffff, q, 16);
-        if (lane < 16) codes[lane] = (u8)((q & 15) | (above & 15) << 4);
-        if constexpr (LEVELS == 32) {
-            const u32 fifths = __ballot_sync(0xffffffff, q >> 4 & 1);
-            if (lane < 4) row.high[At::high(b) + lane] = (u8)(fifths >> 8 * lane);
-        }
-        if constexpr (LEVELS == 64) {
-            int pairs = (q >> 4 & 3) << (4 * ((lane & 15) >> 3) + 2 * (lane >> 4));
-            pairs |= __shfl_xor_sync(0xffffffff, pairs, 8);
-            pairs |= __shfl_xor_sync(0xffffffff, pairs, 16);
-            if (lane < 8) row.high[At::high(b) + lane] = (u8)pairs;
-        }
-        if constexpr (TYPE == IQ4_NL) return d.value * (float)IQ4NL[q];
-        else if constexpr (MIN) return __fadd_rn(__fmul_rn(d.value, (float)q), m.value);
-        else return d.value * (float)(q - LEVELS / 2);
-    }
-}
-
-// Write D elements of `row` to `to`. kept(i, x) is told element i as it will be read back, by one lane each. All lanes take part.
-template <int TYPE, int D, class Kept>
-__device__ __forceinline__ void encode_row(const float* row, const Fields<u8>& to, int lane, Kept&& kept) {
-    if constexpr (is_float(TYPE)) {
-#pragma unroll
-        for (int i = lane; i < D; i += 32) {
-            if constexpr (TYPE == F32) {
-                ((float*)to.low)[i] = row[i];
-                kept(i, row[i]);
-            } else {
-                const u16 h = TYPE == BF16 ? float_to_bf16(row[i]) : float_to_half(row[i]);
-                ((u16*)to.low)[i] = h;
-                kept(i, TYPE == BF16 ? bf16_to_float(h) : half_to_float(h));
-            }
-        }
-    } else if constexpr (TYPE == Q8_KV) {
-        float most = 0.f, sum = 0.f;
-#pragma unroll
-        for (int i = lane; i < D; i += 32) most = fmaxf(most, fabsf(row[i]));
-        const float d = __fdiv_rn(warp_max(most), 127.f), inverse = d == 0.f ? 0.f : __fdiv_rn(1.f, d);
-#pragma unroll
-        for (int i = lane; i < D; i += 32) {
-            const int q = code(row[i], inverse, -127, 127);
-            to.low[i] = (u8)q;
-            sum += (float)q;  // exact
-            kept(i, d * (float)q);
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) *(float*)to.scale = d, *(int*)(to.scale + 4) = (int)sum;
-    } else {
-        float x[D / 32];  // read before the first store, so that blocks do not wait for each other
-#pragma unroll
-        for (int b = 0; b < D / 32; b++) x[b] = row[32 * b + lane];
-#pragma unroll
-        for (int b = 0; b < D / 32; b++) kept(32 * b + lane, encode32<TYPE, D>(x[b], lane, to, b));
-    }
 }

@@ -1,5 +1,6 @@
 // The ring of a warp in warps.cuh: how rows of the cache come there, and new ones into both; and what turns operands.
 #pragma once
+#include "attention/encode.cuh"
 
 #ifndef ON_HOST
 // 16 positions x 16 elements of V as the left operand, elements as rows.

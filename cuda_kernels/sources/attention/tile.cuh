@@ -1,6 +1,6 @@
 // Tiles of the cache in shared memory: loading rows into them, and storing new rows in the cache.
 #pragma once
-#include "attention/cache.cuh"
+#include "attention/encode.cuh"
 
 #ifndef ON_HOST
 // With LINES L2 takes in whole lines of 128 bytes.

@@ -82,25 +82,46 @@ struct Mixer {
     }
 
     static __device__ __forceinline__ void put_bytes(char* q, float* sums, int r, const float* row, float scale, int lane) {
-        float x[STEPS], largest = 0.f, odd = 0.f;
+        constexpr int ROUNDS = (DK + 127) / 128;
+        float x[ROUNDS][4], largest = 0.f, odd = 0.f;  // elements 128 round + 4 lane and the three after it, of block 4 round + lane / 8
 #pragma unroll
-        for (int b = 0; b < STEPS; b++) {
-            x[b] = row[32 * b + lane] * scale;
-            largest = fmaxf(largest, fabsf(x[b])), odd += x[b] * 0.f;
+        for (int round = 0; round < ROUNDS; round++) {
+            const int at = 128 * round + 4 * lane;
+            const float4 of_row = DK % 128 == 0 || at < DK ? *(const float4*)(row + at) : make_float4(0.f, 0.f, 0.f, 0.f);
+            x[round][0] = of_row.x * scale, x[round][1] = of_row.y * scale, x[round][2] = of_row.z * scale, x[round][3] = of_row.w * scale;
+#pragma unroll
+            for (int i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(x[round][i])), odd += x[round][i] * 0.f;
         }
         // NaN and infinities make all scores of the query NaN.
         const float unit = __any_sync(0xffffffff, odd != 0.f) ? __int_as_float(0x7fffffff) : __fdiv_rn(warp_max(largest), (float)LARGEST);
         const float inverse = unit == 0.f ? 0.f : __fdiv_rn(1.f, unit);
         if (lane == 0) sums[r] = unit * (1.f / Keys::LARGER);
-        signed char* to = (signed char*)(q + r * STRIDE_Q);
+        char* to = q + r * STRIDE_Q;
 #pragma unroll
-        for (int b = 0; b < STEPS; b++) {
-            const int whole = max(-LARGEST, min(LARGEST, (int)rintf(x[b] * inverse)));
-            const int high = (whole + (1 << HIGH_BITS - 1)) >> HIGH_BITS, low = whole - (high << HIGH_BITS);
-            to[32 * b + Keys::place_of(lane)] = (signed char)high, to[Q_PART + 32 * b + Keys::place_of(lane)] = (signed char)low;
+        for (int round = 0; round < ROUNDS; round++) {
+            const int at = 128 * round + 4 * lane;
+            const bool there = DK % 128 == 0 || at < DK;
+            int high[4], low[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int whole = max(-LARGEST, min(LARGEST, (int)rintf(x[round][i] * inverse)));
+                high[i] = (whole + (1 << HIGH_BITS - 1)) >> HIGH_BITS, low[i] = whole - (high[i] << HIGH_BITS);
+            }
+            if constexpr (Keys::NEIGHBOURS) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int place = at / 32 * 32 + Keys::place_of(at % 32 + i);
+                    if (there) to[place] = (char)high[i], to[Q_PART + place] = (char)low[i];
+                }
+            } else {  // neighbours stay together
+                const int place = at / 32 * 32 + Keys::place_of(at % 32);
+                if (there) *(u32*)(to + place) = four_bytes(high), *(u32*)(to + Q_PART + place) = four_bytes(low);
+            }
             if constexpr (MINIMA) {
-                const float all = warp_sum(x[b]);
-                if (lane == 0) sums[RP + b * RP + r] = all;
+                float all = x[round][0] + x[round][1] + x[round][2] + x[round][3];
+#pragma unroll
+                for (int d = 1; d < 8; d *= 2) all += __shfl_xor_sync(0xffffffff, all, d);
+                if (there && lane % 8 == 0) sums[RP + at / 32 * RP + r] = all;
             }
         }
     }

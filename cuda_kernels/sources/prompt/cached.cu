@@ -2,7 +2,7 @@
 //
 // Compiled per ROW_TYPE (of the cache), LENGTH (elements of a row), HADAMARD (block of the transform, or 0) and ALONE (rows one after the other, as of
 // latent attention, not in tiles).
-#include "attention/cache.cuh"
+#include "attention/encode.cuh"
 #include "attention/rows.cuh"
 
 constexpr int WARPS = 8, UNITS = LENGTH / 8;
@@ -15,7 +15,7 @@ __device__ __forceinline__ Fields<Byte> row_of(Byte* cache, int position, int he
 
 // x float32[rows / heads, heads, LENGTH] to positions from `position` of the cache; a warp for each row.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) store_rows(const float* x, u8* cache, int position, int heads, int rows) {
-    __shared__ float held[WARPS][LENGTH];
+    __shared__ __align__(16) float held[WARPS][LENGTH];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = blockIdx.x * WARPS + warp;
     if (row >= rows) return;
