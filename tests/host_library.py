@@ -1,8 +1,10 @@
 """Compile kernels with g++ as a library for the CPU."""
 
 import ctypes
+import functools
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 CHECKS = {
@@ -23,22 +25,33 @@ def host_library(path: Path, program: str) -> ctypes.CDLL:
         if not (line.startswith("typedef") and line.endswith("_t;"))
         and not line.startswith("extern __shared__")
     )
-    source, library = path.with_suffix(".cpp"), path.with_suffix(".so")
-    source.write_text("\n".join(lines))
-    subprocess.run(
-        [
-            "g++",
-            "-std=c++17",
-            "-O1",
-            *CHECKS[os.environ.get("IQFORGE_HOST_CHECKS", "alignment")],
-            "-ffp-contract=off",
-            "-shared",
-            "-fPIC",
-            "-w",
-            "-o",
-            library,
-            source,
-        ],
-        check=True,
-    )
+    library = path.with_suffix(".so")
+    checks = CHECKS[os.environ.get("IQFORGE_HOST_CHECKS", "alignment")]
+    library.unlink(missing_ok=True)  # one that is loaded keeps its own file
+    library.write_bytes(compiled("\n".join(lines), checks))
     return ctypes.CDLL(str(library))
+
+
+@functools.cache
+def compiled(source: str, checks: tuple[str, ...]) -> bytes:
+    """Return the library as a file, so that each caller loads a copy with variables of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        program, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        program.write_text(source)
+        subprocess.run(
+            [
+                "g++",
+                "-std=c++17",
+                "-O1",
+                *checks,
+                "-ffp-contract=off",
+                "-shared",
+                "-fPIC",
+                "-w",
+                "-o",
+                library,
+                program,
+            ],
+            check=True,
+        )
+        return library.read_bytes()
