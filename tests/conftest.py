@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -24,6 +25,20 @@ def pytest_configure(config) -> None:
     if (worker := getattr(config, "workerinput", None)) is not None:
         share = max(1, len(os.sched_getaffinity(0)) // worker["workercount"])
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the garbage collector from modules and tests, which stay until the end: it would visit
+    them again and again, here and in each of its runs later.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:
