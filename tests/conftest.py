@@ -79,6 +79,12 @@ WHAT_IS_COMPILED = re.compile(r"[\[-]([A-Z]{1,5}\d\w*?|\w+/\w+\.cu)(?:_R\d+)?[\]
 FIRST = (
     "test_encode.py",
     "test_kernels.py",
+    "test_step_path.py",
+    "test_architectures_random.py",
+    "test_auto.py",
+    "test_cpu_steps.py",
+    "test_step_kernels_on_host.py",
+    "test_parallel.py",
     "test_demo.py",
     "test_units.py",
     "test_kernel_races.py",
