@@ -6,6 +6,7 @@ from pathlib import Path
 
 import iqforge
 import numpy as np
+from iqforge.imatrix import default_texts as texts_module
 from iqforge.imatrix.default_texts import KINDS, default_texts
 from iqforge.imatrix.files.load import load_imatrix
 
@@ -32,7 +33,10 @@ def test_it_holds_none_of_the_texts_that_results_are_measured_on():
         assert not lines & set(path.read_text().split("\n")), path.name
 
 
-def test_an_importance_matrix_and_second_moments_take_it_by_name(tmp_path):
+def test_an_importance_matrix_and_second_moments_take_it_by_name(tmp_path, monkeypatch):
+    # Whole texts are split into tokens before the first chunks are taken, which takes long.
+    starts = [(text[:10_000], name) for text, name in default_texts()]
+    monkeypatch.setattr(texts_module, "default_texts", lambda: starts)
     tiny_file = tiny_llama_file(tmp_path)
     iqforge.collect_imatrix(tiny_file, "default", tmp_path / "i.gguf", chunks=2, n_ctx=32)
     made = load_imatrix(tmp_path / "i.gguf")
