@@ -1,14 +1,12 @@
 """Read ranges of large files and whole small ones over HTTP, with retries.
 
-Connections are plain `http.client` ones, kept open per thread and server; proxies come from the
-environment, as for urllib. Weights are read through them and not through the session of
+Weights are read through plain connections (`connections.py`) and not through the session of
 huggingface_hub, because its HTTP client takes about twice the CPU time per byte
 (docs/benchmarks/convert.md).
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import http.client
 import random
@@ -16,34 +14,19 @@ import re
 import ssl
 import threading
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ...errors import RemoteError, printable
+from .connections import Connections, HTTPStatus
 
-TIMEOUT = 30.0  # seconds without a byte
 # Pauses of 0.2, 0.5, 1.25, 3, 8 and 20 seconds between attempts, about half a minute in all.
 ATTEMPTS = 7
 FIRST_PAUSE, GROWTH, LONGEST_PAUSE = 0.2, 2.5, 60.0
 RETRY_STATUSES = (408, 425, 429, 500, 502, 503, 504)
-_REDIRECTS = (301, 302, 303, 307, 308)
-_MAX_REDIRECTS = 6
 T = TypeVar("T")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
-
-
-class HTTPStatus(Exception):
-    """A response that no retry will change. The caller knows the purpose of the request and raises
-    the `IqforgeError`.
-    """
-
-    def __init__(self, status: int, reason: str, headers: http.client.HTTPMessage | None = None):
-        super().__init__(f"HTTP {status} {reason}")
-        self.status, self.reason = status, reason
-        self.headers = headers or http.client.HTTPMessage()
 
 
 class RetryableError(Exception):
@@ -71,13 +54,7 @@ class RangeClient:
     """
 
     def __init__(self, headers: Mapping[str, str]):
-        # The names are normalized, so that none is sent twice.
-        self._headers = {key.title(): value for key, value in headers.items()}
-        self._headers["Accept-Encoding"] = "identity"
-        self._local = threading.local()
-        self._tls = ssl.create_default_context()
-        # The redirections found so far. Those of the Hub are signed and last for minutes.
-        self._redirected: dict[str, str] = {}
+        self._connections = Connections(headers)
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -88,7 +65,7 @@ class RangeClient:
         """Return a whole file of at most `limit` bytes. Raise HTTPStatus or RemoteError."""
 
         def attempt() -> bytes:
-            with _Response(self, url, {}) as response:
+            with _Response(self._connections, url, {}) as response:
                 response.expect(200)
                 if (size := response.header_number("Content-Length")) is not None and size > limit:
                     raise RemoteError(f"has {size} bytes; the limit is {limit}", file=url)
@@ -117,7 +94,9 @@ class RangeClient:
         def attempt() -> FileRange:
             nonlocal seen
             done = sum(map(len, pieces))
-            with _Response(self, url, {"Range": f"bytes={start + done}-{stop - 1}"}) as response:
+            with _Response(
+                self._connections, url, {"Range": f"bytes={start + done}-{stop - 1}"}
+            ) as response:
                 if response.status == 200:
                     raise RemoteError(
                         "the server ignores ranges and sends whole files; download the model and"
@@ -171,8 +150,7 @@ class RangeClient:
                         f"the server's certificate is not trusted: {certificate.verify_message}",
                         file=url,
                     ) from None
-                self._drop_connections()
-                self._redirected.pop(url, None)
+                self._connections.forget(url)
                 pause = error.pause if isinstance(error, RetryableError) else None
                 if pause is None:
                     pause = FIRST_PAUSE * GROWTH ** (number - 1) * random.uniform(0.75, 1.25)
@@ -185,103 +163,13 @@ class RangeClient:
                     ) from None
         raise AssertionError("the last attempt returns or raises")
 
-    # --- connections
-
-    def open(self, url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-        """Return the response after redirections. Raise HTTPStatus if there are too many of them
-        or one leads from https to anything else.
-        """
-        target = self._redirected.get(url, url)
-        remembered = target != url
-        for _ in range(_MAX_REDIRECTS):
-            response = self._request(target, headers, with_token=_server(target) == _server(url))
-            if remembered and response.status in (401, 403, 404, 410):
-                self._drop_connections()  # the signature has expired: request another one
-                target, remembered = url, False
-                continue
-            if (
-                response.status not in _REDIRECTS
-                or (location := response.headers.get("Location")) is None
-            ):
-                if target != url and response.status < 400:
-                    self._redirected[url] = target
-                return response
-            response.read(1 << 16)
-            if not response.isclosed():
-                self._drop_connections()
-            following = urllib.parse.urljoin(target, location)
-            if _server(following)[0] not in ("http", "https") or (
-                _server(target)[0],
-                _server(following)[0],
-            ) == ("https", "http"):
-                raise HTTPStatus(response.status, f"redirects to {printable(following)}")
-            target = following
-        raise HTTPStatus(310, "too many redirections")
-
-    def _request(
-        self, url: str, headers: dict[str, str], with_token: bool
-    ) -> http.client.HTTPResponse:
-        scheme, host, port = _server(url)
-        pool = self._local.__dict__.setdefault("connections", {})
-        connection = pool.get((scheme, host, port))
-        if connection is None:
-            connection = pool[scheme, host, port] = self._connection(scheme, host, port)
-        parts = urllib.parse.urlsplit(url)
-        path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        sent = self._headers | headers
-        if not with_token:
-            sent.pop("Authorization", None)
-        if isinstance(connection, _ProxyConnection):
-            path = urllib.parse.urlunsplit(
-                (parts.scheme, parts.netloc, parts.path or "/", parts.query, "")
-            )
-            sent |= connection.proxy_headers
-        connection.request("GET", path, headers=sent)
-        return connection.getresponse()
-
-    def _connection(self, scheme: str, host: str, port: int) -> http.client.HTTPConnection:
-        proxy = (
-            None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
-        )
-        if proxy is None:
-            if scheme == "https":
-                return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=self._tls)
-            return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
-        through = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        through_host, authorization = through.hostname or "", {}
-        if through.username:
-            login = ":".join(map(urllib.parse.unquote, (through.username, through.password or "")))
-            authorization = {
-                "Proxy-Authorization": "Basic " + base64.b64encode(login.encode()).decode()
-            }
-        if scheme == "https":
-            connection = http.client.HTTPSConnection(
-                through_host, through.port or 80, timeout=TIMEOUT, context=self._tls
-            )
-            connection.set_tunnel(host, port, authorization)
-            return connection
-        return _ProxyConnection(through_host, through.port or 80, authorization)
-
-    def _drop_connections(self) -> None:
-        """Close the connections of the calling thread."""
-        for connection in self._local.__dict__.pop("connections", {}).values():
-            connection.close()
-
-
-class _ProxyConnection(http.client.HTTPConnection):
-    """A connection to a proxy. Requests name whole URLs."""
-
-    def __init__(self, host: str, port: int, proxy_headers: dict[str, str]):
-        super().__init__(host, port, timeout=TIMEOUT)
-        self.proxy_headers = proxy_headers
-
 
 class _Response:
     """One response. Its connection is closed unless the body was read to its end."""
 
-    def __init__(self, client: RangeClient, url: str, headers: dict[str, str]):
-        self._client, self._url = client, url
-        self._answer = client.open(url, headers)
+    def __init__(self, connections: Connections, url: str, headers: dict[str, str]):
+        self._connections, self._url = connections, url
+        self._answer = connections.open(url, headers)
         self.status, self.headers = self._answer.status, self._answer.headers
 
     def expect(self, *statuses: int) -> None:
@@ -324,22 +212,13 @@ class _Response:
 
     def __exit__(self, *exception) -> None:
         if not self._answer.isclosed():
-            self._client._drop_connections()
+            self._connections.drop()
 
 
 def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _server(url: str) -> tuple[str, str, int]:
-    parts = urllib.parse.urlsplit(url)
-    return (
-        parts.scheme,
-        parts.hostname or "",
-        parts.port or (443 if parts.scheme == "https" else 80),
-    )
 
 
 def _check_same(url: str, seen: FileRange | None, now: FileRange) -> None:

@@ -28,7 +28,8 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, validat
 
 from ...errors import NotFoundError, RemoteError, UsageError, printable
 from ...version import __version__
-from .http_ranges import RETRY_STATUSES, FileRange, HTTPStatus, RangeClient, RetryableError
+from .connections import HTTPStatus
+from .http_ranges import RETRY_STATUSES, FileRange, RangeClient, RetryableError
 
 SCHEME = "hf://"
 # The first request is given up after this time, so that a machine without a network fails soon. A
