@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import EvaluationError, UsageError, printable
 from ..options import LoadOptions
-from ..text_options import ChunkOptions, PerplexityOptions
+from ..text_options import PerplexityOptions
 from .flags import (
     RunningOutput,
     add_chunk_flags,
@@ -24,19 +24,12 @@ from .flags import (
     note,
     open_model,
 )
+from .tasks import TASKS, add_task_flags, score_tasks, task_kind
 from .watch import watched
 
 if TYPE_CHECKING:
     from ..evaluate.divergence import Statistics
-    from ..evaluate.tasks import TaskItem
     from ..model import Model
-
-_TASKS = {
-    "hellaswag": "HellaSwag",
-    "winogrande": "Winogrande",
-    "multiple-choice": "multiple choice",
-}
-_DEFAULT_TASKS = {"hellaswag": 400}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,20 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="1: one line per chunk (default: 0)",
     )
-    group = parser.add_argument_group("tasks with several answers, read from -f")
-    for kind, name in _TASKS.items():
-        default = _DEFAULT_TASKS.get(kind, 0)
-        group.add_argument(f"--{kind}", action="store_true", help=f"count right answers in {name}")
-        group.add_argument(
-            f"--{kind}-tasks",
-            type=int,
-            default=default,
-            metavar="N",
-            help=f"draw N of them at random, always the same ones (default: {default or 'all'})",
-        )
-    group.add_argument(
-        "-bf", "--binary-file", metavar="FILE", help="the file of --multiple-choice, instead of -f"
-    )
+    add_task_flags(parser)
     add_load_flags(parser)
 
 
@@ -90,7 +70,7 @@ def check(args: argparse.Namespace) -> None:
     options = PerplexityOptions.from_flags(args)
     LoadOptions.from_flags(args).check()
     texts = args.file or []
-    if _task_kind(args, options, texts):
+    if task_kind(args, options, texts):
         return
     if args.binary_file:
         raise UsageError("-bf is the file of --multiple-choice")
@@ -115,7 +95,7 @@ def check_ranks(args: argparse.Namespace) -> None:
         "--kl-divergence-base": args.kl_divergence_base is not None,
         "--kl-divergence-against": args.kl_divergence_against is not None,
         "--ppl-stride": args.ppl_stride,
-        **{f"--{kind}": getattr(args, kind.replace("-", "_")) for kind in _TASKS},
+        **{f"--{kind}": getattr(args, kind.replace("-", "_")) for kind in TASKS},
     }
     for flag, value in values.items():
         if value:
@@ -131,8 +111,8 @@ def run(args: argparse.Namespace, api) -> int:
     check(args)
     options = PerplexityOptions.from_flags(args)
     texts = args.file or []
-    if kind := _task_kind(args, options, texts):
-        return _score_tasks(args, api, kind)
+    if kind := task_kind(args, options, texts):
+        return score_tasks(args, api, kind)
     base = options.kl_divergence_base
     if options.kl_divergence:
         options = replace(options, n_ctx=open_base(base or "").n_ctx)
@@ -282,54 +262,3 @@ def _check_bases(args: argparse.Namespace, options: PerplexityOptions) -> None:
     if args.kl_divergence_against and (base or options.ppl_stride):
         other = "--kl-divergence-base" if base else "--ppl-stride"
         raise UsageError(f"--kl-divergence-against and {other} cannot be given together")
-
-
-def _task_kind(
-    args: argparse.Namespace, options: PerplexityOptions, texts: list[str]
-) -> str | None:
-    """Return the kind of tasks that the flags ask for. UsageError for flags that exclude each
-    other.
-    """
-    given = [kind for kind in _TASKS if getattr(args, kind.replace("-", "_"))]
-    if not given:
-        return None
-    kind = given[0]
-    others = [f"--{other}" for other in given[1:]]
-    others += ["--kl-divergence"] * options.kl_divergence
-    others += ["--kl-divergence-against"] * (args.kl_divergence_against is not None)
-    others += ["--kl-divergence-base"] * (options.kl_divergence_base is not None)
-    others += ["--ppl-stride"] * (options.ppl_stride > 0)
-    if others:
-        raise UsageError(f"--{kind} and {others[0]} cannot be given together")
-    files = texts + [args.binary_file] * (args.binary_file is not None)
-    if len(files) != 1:
-        raise UsageError(f"--{kind} needs one file of tasks: -f FILE")
-    if args.binary_file and kind != "multiple-choice":
-        raise UsageError("-bf is the file of --multiple-choice")
-    return kind
-
-
-def _score_tasks(args: argparse.Namespace, api, kind: str) -> int:
-    from ..evaluate import report
-
-    options, load = ChunkOptions.from_flags(args), LoadOptions.from_flags(args)
-    rows = options.tokens_per_pass(load.ubatch)
-    line = report.winogrande_line if kind == "winogrande" else report.choice_line
-
-    def show(index: int, item: TaskItem) -> None:
-        if index == 0 and kind != "winogrande":
-            print(report.TASK_HEADER)
-        print(line(index, item), flush=True)
-
-    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
-        score = api.measure_tasks(
-            model,
-            args.binary_file or args.file[0],
-            kind,
-            max(0, getattr(args, f"{kind.replace('-', '_')}_tasks")),
-            options=options,
-            on_task=show,
-        )
-    for one in report.task_summary(kind, score):
-        print(one)
-    return 0
