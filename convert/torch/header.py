@@ -34,7 +34,8 @@ from ...errors import (
     printable,
 )
 from ..tensors.stored import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
-from .pickle import TorchView, load_state_dict
+from .pickle import load_state_dict
+from .storages import TorchView
 
 MAX_PICKLE_BYTES = 256 << 20
 _SAVE_AGAIN = "load it in a safe environment and save it again with torch.save"

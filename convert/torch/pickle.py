@@ -13,32 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import MalformedFileError, UnsupportedTypeError, printable
-
-# torch storage class -> dtype as safetensors spells it
-STORAGE_DTYPES = {
-    "DoubleStorage": "F64",
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "LongStorage": "I64",
-    "IntStorage": "I32",
-    "ShortStorage": "I16",
-    "CharStorage": "I8",
-    "ByteStorage": "U8",
-    "BoolStorage": "BOOL",
-}
-# torch dtypes whose tensors are in untyped storages
-DTYPES = {
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-}
-UNTYPED = "U8"
+from .storages import DTYPES, STORAGE_DTYPES, UNTYPED, TorchStorage, TorchView
 
 _MAX_ITEMS = 4_000_000  # on the stack and in the memo; a checkpoint of 100,000 tensors needs less
 _MARK = object()
@@ -53,26 +28,6 @@ class Name:
 
     def __str__(self) -> str:
         return printable(f"{self.module}.{self.name}")
-
-
-@dataclass(frozen=True)
-class TorchStorage:
-    """Bytes in the archive: entry `data/<key>` with `numel` elements of `dtype`."""
-
-    dtype: str
-    key: str
-    numel: int
-
-
-@dataclass(frozen=True)
-class TorchView:
-    """A tensor: a strided view into a storage; offset and strides count elements of `dtype`."""
-
-    storage: TorchStorage
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 def load_state_dict(text: bytes, file) -> dict[Any, Any]:
