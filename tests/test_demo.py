@@ -19,7 +19,8 @@ from xml.etree import ElementTree
 import iqforge.api as api
 import pytest
 from iqforge.cli import COMMANDS, main
-from iqforge.demo.chain import MODEL, TYPES, Chain, compare
+from iqforge.demo.chain import MODEL, TYPES, Chain
+from iqforge.demo.comparison import compare
 from iqforge.demo.text import choose_texts, is_held_out
 from iqforge.errors import MalformedFileError, NotFoundError
 from iqforge.proof import style
