@@ -119,11 +119,11 @@ def test_turns_on_a_gpu(folder, settings):
             kept = answered(session, messages)
             messages.append(assistant(kept.text))
             assert kept.generation.tokens
-            tokens = session._tokens
-            assert len(tokens) == session._state.n_past
+            tokens = session._kept.tokens
+            assert len(tokens) == session._kept.state.n_past
             again = model.new_state(400)
             fresh = model.extend([*tokens, 5], again)
-            here = model.extend([5], session._state)
+            here = model.extend([5], session._kept.state)
             assert ((fresh - here).norm() / fresh.norm()).item() < 0.1
-            session._tokens = [*tokens, 5]
+            session._kept.tokens = [*tokens, 5]
         assert kept.reused > 0

@@ -15,11 +15,11 @@ from ..network.sampling import GREEDY
 from ..parallel.decision import Decision
 from ..sampling.chain import Constraint, SamplerChain
 from ..sampling.settings import SamplerSettings
-from ..state.sequence import Snapshot
 from ..tokenizer.stream import StopText
 from ..tokenizer.tokenizer import Tokenizer
 from ..weights.hyperparameters import Hyperparameters
 from .channels import AnswerStream
+from .kept_sequence import KeptSequence, n_common
 from .options import ChatOptions
 from .template import ChatTemplate, Message, chosen_template
 
@@ -104,9 +104,7 @@ class ChatSession:
         self.context = chat_context(model.hyperparameters, context)
         self.end = frozenset() if ignore_eos else end_tokens(model)
         self._constraint = constraint
-        self._state = model.new_state(self.context)
-        self._tokens: list[int] = []  # that the state has
-        self._snapshot: Snapshot | None = None
+        self._kept = KeptSequence(model, self.context)
 
     @classmethod
     def with_options(
@@ -220,34 +218,33 @@ class ChatSession:
 
     def clear(self) -> None:
         """Forget the sequence. Not needed for a new conversation, which replaces the old one."""
-        self._state.clear()
-        self._tokens, self._snapshot = [], None
+        self._kept.clear()
 
     def _answered(
         self, request: _Request, record: Answer, interrupted: Callable[[], bool]
     ) -> Iterator[str]:
-        tokens, stable, n = request.tokens, request.stable, request.n
+        tokens, n, state = request.tokens, request.n, self._kept.state
         free = self.context - len(tokens)
         limit = free if n is None or n < 0 else min(n, free)
         generation = record.generation = Generation(len(tokens))
         settings = replace(self.settings, seed=request.seed)
         stream = AnswerStream(self.model.tokenizer, self.special)
         stops, record.reason = StopText(self.stop), "interrupted"
-        self.model.prepare(self._state, len(tokens))
+        self.model.prepare(state, len(tokens))
         started = time.perf_counter()
         try:
-            record.reused = self._reuse(tokens)
-            if not self._evaluate(tokens, stable, interrupted):
+            record.reused = self._kept.reuse(tokens)
+            if not self._kept.evaluate(tokens, request.stable, interrupted):
                 return
             before = time.perf_counter() - started
             chain = self._chain(settings, tokens)
-            rest = tokens[self._state.n_past :]
+            rest = tokens[state.n_past :]
             plain = settings.plain() or GREEDY
             following = continued(
-                self.model, rest, limit, plain, self._state, self.end, generation, chain
+                self.model, rest, limit, plain, state, self.end, generation, chain
             )
             for token in following:
-                self._tokens = (tokens + generation.tokens)[: self._state.n_past]
+                self._kept.holds(tokens + generation.tokens)
                 if token in self.end and not self.special:
                     continue
                 if piece := stops.feed(stream.feed(token)):
@@ -262,8 +259,7 @@ class ChatSession:
                 yield piece
         finally:
             record.message = stream.message(record.text)
-            kept = (tokens + generation.tokens)[: self._state.n_past]
-            self._tokens = kept if len(kept) == self._state.n_past else []
+            self._kept.holds(tokens + generation.tokens)
 
     def _reason(
         self,
@@ -290,60 +286,17 @@ class ChatSession:
             return None
         token_bytes = self.model.tokenizer.token_bytes
         chain = SamplerChain(settings, token_bytes, self.context, constraint)
-        chain.accept(tokens[: self._state.n_past])
+        chain.accept(tokens[: self._kept.state.n_past])
         return chain
-
-    def _reuse(self, tokens: list[int]) -> int:
-        """Cut the sequence back to what it has in common with `tokens`; return how much that is. At
-        least one token stays to be evaluated.
-        """
-        common = min(_common(self._tokens, tokens), len(tokens) - 1)
-        if len(self._tokens) != self._state.n_past:  # an error has come between
-            self.clear()
-            return 0
-        try:
-            self._state.truncate(common)
-        except UsageError:  # a recurrent state, or a window that has moved on
-            snapshot = self._snapshot
-            if snapshot is None or snapshot.n_past > common:
-                self.clear()
-                return 0
-            self._state.restore(snapshot)
-        self._tokens = self._tokens[: self._state.n_past]
-        return self._state.n_past
 
     def _stable(self, messages: Sequence[Message], tokens: list[int], variables: Any) -> int:
         """Return where to take a snapshot, if the sequence cannot simply be cut back: the tokens
         that the next turn of this conversation has as well, whatever the answer is.
         """
-        if self._state.can_be_cut:
+        if self._kept.state.can_be_cut:
             return 0
         text = self.render(messages, add_generation_prompt=False, **variables)
-        return _common(conversation_tokens(self.model.tokenizer, text), tokens[:-1])
-
-    def _evaluate(self, tokens: list[int], stable: int, interrupted: Callable[[], bool]) -> bool:
-        """Evaluate all pieces of a long prompt but the last; False if that was interrupted."""
-        most = self.model.tokens_together
-        while True:
-            done = self._state.n_past
-            stop = stable if done < stable else len(tokens) - 1
-            stop = min(stop, done + most)
-            if stop <= done or (done >= stable and len(tokens) - done <= most):
-                return True
-            if interrupted():
-                return False
-            self.model.extend(tokens[done:stop], self._state)
-            self._tokens = tokens[: self._state.n_past]
-            if stop == stable:
-                self._snapshot = self._state.snapshot()
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two lists begin with in common."""
-    for i, (x, y) in enumerate(zip(a, b)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+        return n_common(conversation_tokens(self.model.tokenizer, text), tokens[:-1])
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
