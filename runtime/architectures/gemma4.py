@@ -13,6 +13,7 @@ from ..layers.layer_input import LayerInput, LayerInputs
 from ..layers.moe import MoE
 from ..layers.specs import FFNSpec
 from ..network.decoder import Decoder
+from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
 from . import architecture
 
@@ -72,16 +73,17 @@ def build(d: Decoder) -> Network:
         at, dense = f"blk.{layer}", d.ffn(layer, hidden[layer], _SPEC)
         if not w.has(f"{at}.ffn_gate_inp.weight"):
             return dense
-        moe = d.moe(
+        experts = moe(
+            d,
             layer,
             p.integer("expert_feed_forward_length"),
-            d.router_spec(),
+            router_spec(d),
             ffn=_SPEC,
             scaled_router=False,
         )
         return DenseAndExperts(
             dense,
-            moe if isinstance(moe, MoE) else None,
+            experts if isinstance(experts, MoE) else None,
             w.vector(f"{at}.ffn_gate_inp.scale", d.width) * d.width**-0.5,
             (d.norm(f"{at}.ffn_norm"), d.norm(f"{at}.pre_ffw_norm_2")),
             (d.norm(f"{at}.post_ffw_norm_1"), d.norm(f"{at}.post_ffw_norm_2")),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ..layers.block import Block
 from ..network.decoder import Decoder
+from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
 from . import architecture
 
@@ -15,7 +16,7 @@ def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.
     """
-    p, rope, router = d.p, d.rope("neox"), d.router_spec("sigmoid")
+    p, rope, router = d.p, d.rope("neox"), router_spec(d, "sigmoid")
     hidden = p.per_layer("feed_forward_length", d.n_layers)
     n_dense = p.integer("leading_dense_block_count", 0, least=0)
     expert_hidden = p.integer("expert_feed_forward_length")
@@ -26,7 +27,7 @@ def build(d: Decoder) -> Network:
         ffn = (
             d.ffn(layer, hidden[layer])
             if layer < n_dense
-            else d.moe(layer, expert_hidden, router, shared=shared)
+            else moe(d, layer, expert_hidden, router, shared=shared)
         )
         attention = d.attention(layer, rope, head_norms=head_norms)
         return d.block(layer, attention, ffn, norms=("attn_norm", "post_attention_norm"))

@@ -8,6 +8,7 @@ from ..layers.block import Block
 from ..layers.rope import Scaling
 from ..layers.specs import FFNSpec
 from ..network.decoder import Decoder
+from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
 from . import architecture
 
@@ -22,7 +23,7 @@ def build(d: Decoder) -> Network:
     p, spec = d.p, FFNSpec("swiglu_oai", limit=_LIMIT)
     # The released models interpolate without rounding YaRN's correction range.
     rope = d.rope("neox", scaling=Scaling.read(p, truncate=False))
-    router = d.router_spec("selected", norm=False)
+    router = router_spec(d, "selected", norm=False)
     hidden = p.integer("expert_feed_forward_length")
     window = p.integer("attention.sliding_window")
 
@@ -31,7 +32,7 @@ def build(d: Decoder) -> Network:
         return d.block(
             layer,
             attention,
-            d.moe(layer, hidden, router, ffn=spec),
+            moe(d, layer, hidden, router, ffn=spec),
             norms=("attn_norm", "post_attention_norm"),
         )
 

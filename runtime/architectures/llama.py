@@ -9,6 +9,7 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ..layers.block import Block
 from ..network.decoder import Decoder
+from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
 from . import architecture
 
@@ -32,12 +33,12 @@ def build(d: Decoder) -> Network:
     hidden = p.per_layer("feed_forward_length", d.n_layers)
     router = None
     if p.integer("expert_count", 0, least=0):
-        router = d.router_spec()
+        router = router_spec(d)
         hidden = p.per_layer("expert_feed_forward_length", d.n_layers, hidden)
 
     def block(layer: int) -> Block:
         n = hidden[layer]
-        ffn = d.ffn(layer, n) if router is None else d.moe(layer, n, router)
+        ffn = d.ffn(layer, n) if router is None else moe(d, layer, n, router)
         return d.block(layer, d.attention(layer, rope), ffn)
 
     return d.network(block)

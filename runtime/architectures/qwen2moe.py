@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ..layers.block import Block
 from ..network.decoder import Decoder
+from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
 from . import architecture
 
@@ -15,11 +16,13 @@ def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.
     """
-    rope, router = d.rope("neox"), d.router_spec(norm=False)
+    rope, router = d.rope("neox"), router_spec(d, norm=False)
     hidden = d.p.integer("expert_feed_forward_length")
     shared = d.p.integer("expert_shared_feed_forward_length")
 
     def block(layer: int) -> Block:
-        return d.block(layer, d.attention(layer, rope), d.moe(layer, hidden, router, shared=shared))
+        return d.block(
+            layer, d.attention(layer, rope), moe(d, layer, hidden, router, shared=shared)
+        )
 
     return d.network(block)

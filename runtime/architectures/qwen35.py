@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..layers.block import Block
 from ..network.decoder import Decoder
 from ..network.delta_net_parts import delta_net, recurrent_layers
+from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
 from . import architecture
 
@@ -21,7 +22,7 @@ def build(d: Decoder) -> Network:
     """
     p, rope = d.p, d.rope("neox")
     recurrent = recurrent_layers(d)
-    router = d.router_spec() if p.integer("expert_count", 0, least=0) else None
+    router = router_spec(d) if p.integer("expert_count", 0, least=0) else None
     hidden = p.integer("feed_forward_length" if router is None else "expert_feed_forward_length")
     shared = p.integer("expert_shared_feed_forward_length", 0, least=0)
 
@@ -32,7 +33,7 @@ def build(d: Decoder) -> Network:
             else d.attention(layer, rope, head_norms=True, gate=True)
         )
         ffn = (
-            d.ffn(layer, hidden) if router is None else d.moe(layer, hidden, router, shared=shared)
+            d.ffn(layer, hidden) if router is None else moe(d, layer, hidden, router, shared=shared)
         )
         return d.block(layer, mixer, ffn, norms=("attn_norm", "post_attention_norm"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..layers.block import Block
 from ..network.decoder import Decoder
 from ..network.delta_net_parts import delta_net, recurrent_layers
+from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
 from . import architecture
 
@@ -18,7 +19,7 @@ def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.
     """
-    p, rope, router = d.p, d.rope("neox"), d.router_spec()
+    p, rope, router = d.p, d.rope("neox"), router_spec(d)
     recurrent = recurrent_layers(d)
     hidden = p.integer("expert_feed_forward_length")
     shared = p.integer("expert_shared_feed_forward_length", 0, least=0)
@@ -32,7 +33,7 @@ def build(d: Decoder) -> Network:
         )
         has_experts = d.w.has(f"blk.{layer}.ffn_gate_inp.weight")
         ffn = (
-            d.moe(layer, hidden, router, shared=shared)
+            moe(d, layer, hidden, router, shared=shared)
             if has_experts
             else d.ffn(layer, dense[layer])
         )

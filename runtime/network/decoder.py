@@ -1,7 +1,7 @@
 """What decoder-only transformers share: the keys that every architecture reads, embedding, blocks,
-attention and expert tensors.
+attention and dense feed-forward layers.
 
-Architecture files describe only what differs.
+Architecture files describe only what differs. Experts are in `expert_parts.py`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from ..layers.attention import Attention
 from ..layers.block import Block, Branch
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
-from ..layers.moe import Experts, MoE, Router
 from ..layers.norm import LayerNorm, Norm, RMSNorm
 from ..layers.rope import Rope, Scaling
-from ..layers.specs import AttentionSpec, FFNSpec, RouterSpec
+from ..layers.specs import AttentionSpec, FFNSpec
 from ..weights.hyperparameters import Hyperparameters
 from ..weights.linear import Linear
 from ..weights.weights import Weights
 from .network import Network
 
 _LARGEST_HEAD = 65536  # far beyond any model, so that a hostile file cannot ask for huge tables
-_SCORES = {1: "softmax", 2: "sigmoid", 3: "selected", 4: "sqrt_softplus"}
 
 
 @dataclass(frozen=True)
@@ -277,98 +275,3 @@ class Decoder:
         if w.has(f"{at}.ffn_gate{suffix}.weight"):
             return GatedFFN(down, product("gate", hidden), product("up", hidden), spec=spec)
         return GatedFFN(down, gate_up=product("up", 2 * hidden, "gate_up"), spec=spec)
-
-    def router_spec(self, score: str = "softmax", *, norm: bool = True, **spec: Any) -> RouterSpec:
-        """Read how tokens choose experts. score, norm: what a file without these keys has. spec:
-        other fields of `RouterSpec`, which the keys replace. Raise ConfigError for numbers of
-        experts or groups that are not possible.
-        """
-        p = self.p
-        n_experts = p.integer("expert_count")
-        function = p.integer("expert_gating_func", 0, least=0, most=max(_SCORES))
-        groups = p.integer("expert_group_count", 0, least=0, most=n_experts) or 1
-        groups_used = p.integer("expert_group_used_count", 0, least=0, most=n_experts)
-        if groups == 1:
-            groups_used = groups_used or 1
-        if n_experts % groups or not 1 <= groups_used <= groups:
-            raise ConfigError(
-                f"{n_experts} experts cannot be in {groups} groups of which {groups_used} are used",
-                file=p.file,
-            )
-        n_used = p.integer("expert_used_count", most=n_experts)
-        if n_used > n_experts // groups * groups_used:
-            raise ConfigError(
-                f"{n_used} of {n_experts} experts cannot be in {groups_used} of {groups} groups",
-                file=p.file,
-            )
-        fields = {"groups": groups, "groups_used": groups_used} if groups > 1 else {}
-        return RouterSpec(
-            n_experts,
-            n_used,
-            _SCORES.get(function, score),
-            norm=p.flag("expert_weights_norm", norm),
-            scale=p.number("expert_weights_scale", 1.0) or 1.0,
-            **{**spec, **fields},
-        )
-
-    def experts(self, layer: int, n: int, hidden: int, spec: FFNSpec = FFNSpec()) -> Experts:
-        """The expert tensors of a block, with gate and up split or merged."""
-        at, w = f"blk.{layer}", self.w
-        down = w.experts(f"{at}.ffn_down", n, hidden, self.width, role="ffn_down_exps", split="row")
-        merged = {"role": "ffn_gate_up_exps", "split": "gate_up"}
-        if w.has(f"{at}.ffn_gate_up_exps.weight"):
-            gate_up = w.experts(f"{at}.ffn_gate_up", n, self.width, 2 * hidden, **merged)
-            return Experts(down, gate_up=gate_up, spec=spec)
-        names = f"{at}.ffn_gate", f"{at}.ffn_up"
-        if w.switches.merge_gate_up and w.can_merge(*names):
-            gate_up = w.merged_experts(f"{at}.ffn_gate_up", names, n, self.width, hidden, **merged)
-            return Experts(down, gate_up=gate_up, spec=spec)
-        gate, up = (
-            w.experts(f"{at}.ffn_{x}", n, self.width, hidden, role=f"ffn_{x}_exps", split="column")
-            for x in ("gate", "up")
-        )
-        return Experts(down, gate, up, spec=spec)
-
-    def router(self, layer: int, spec: RouterSpec, *, scaled: bool = True) -> Router:
-        """`ffn_gate_inp` of a block, and `exp_probs_b` if the file has it. scaled: see
-        `Weights.linear`.
-        """
-        at, w = f"blk.{layer}", self.w
-        linear = w.linear(
-            f"{at}.ffn_gate_inp",
-            self.width,
-            spec.n_experts,
-            role="ffn_gate_inp",
-            split="replicated",
-            scaled=scaled,
-        )
-        bias = w.optional_vector(f"{at}.exp_probs_b.bias", spec.n_experts, masks=True)
-        return Router(linear, spec, bias, w.switches.ser)
-
-    def moe(
-        self,
-        layer: int,
-        hidden: int,
-        router: RouterSpec,
-        *,
-        ffn: FFNSpec = FFNSpec(),
-        shared: int = 0,
-        scaled_router: bool = True,
-    ) -> Any:
-        """Router and experts of a block; `shared` is the hidden size of the expert that works on
-        every token (0: none), which `ffn_gate_inp_shexp` gates if the file has it.
-        """
-        at, w = f"blk.{layer}", self.w
-        gate = f"{at}.ffn_gate_inp_shexp"
-        if w.share is not None and not w.share.layer(layer).n_experts:
-            return AbsentRows()
-        always = shared and (w.share is None or w.share.has_ffn(layer, shared=True))
-        return MoE(
-            self.router(layer, router, scaled=scaled_router),
-            self.experts(layer, router.n_experts, hidden, ffn),
-            self.ffn(layer, shared, ffn, "_shexp") if always else None,
-            w.linear(gate, self.width, 1, role="ffn_gate_inp_shexp", split="replicated")
-            if always and w.has(f"{gate}.weight")
-            else None,
-            None if w.share is None else w.share.owned(layer),
-        )

@@ -20,6 +20,7 @@ from ..layers.norm import LayerNorm, RMSNorm
 from ..layers.rope import Rope, Scaling
 from ..layers.specs import IndexerSpec, MLASpec, RouterSpec, Temperature
 from .decoder import Decoder
+from .expert_parts import moe, router_spec
 
 # The norms of latent vectors have the eps of their class in transformers, whatever the model's is
 # (1e-5 in GLM). Files have one key, for the others.
@@ -136,11 +137,11 @@ class LatentParts:
 
     def router(self, score: str, **spec: Any) -> RouterSpec | None:
         """Read how tokens choose experts; None if no layer has any. Arguments: as for
-        `Decoder.router_spec`.
+        `expert_parts.router_spec`.
         """
         if self.dense == self.d.n_layers:
             return None
-        return self.d.router_spec(score, norm=False, **spec)
+        return router_spec(self.d, score, norm=False, **spec)
 
     def ffn(self, layer: int, router: RouterSpec | None) -> Any:
         """The feed-forward layer of a block: dense, or experts with shared ones."""
@@ -150,7 +151,7 @@ class LatentParts:
             return d.ffn(layer, hidden[layer])
         hidden = p.integer("expert_feed_forward_length")
         shared = p.integer("expert_shared_count", 0, least=0, most=1024)
-        return d.moe(layer, hidden, router, shared=shared * hidden)
+        return moe(d, layer, hidden, router, shared=shared * hidden)
 
     def _product(self, layer: int, name: str, n_in: int, n_out: int, split: str = "column"):
         return self.d.w.linear(f"blk.{layer}.{name}", n_in, n_out, role=name, split=split)

@@ -1,0 +1,113 @@
+"""Builders of experts from the tensors of a block, and how tokens choose them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import ConfigError
+from ..layers.absent import AbsentRows
+from ..layers.moe import Experts, MoE, Router
+from ..layers.specs import FFNSpec, RouterSpec
+from .decoder import Decoder
+
+_SCORES = {1: "softmax", 2: "sigmoid", 3: "selected", 4: "sqrt_softplus"}
+
+
+def router_spec(
+    d: Decoder, score: str = "softmax", *, norm: bool = True, **spec: Any
+) -> RouterSpec:
+    """Read how tokens choose experts. score, norm: what a file without these keys has. spec: other
+    fields of `RouterSpec`, which the keys replace. Raise ConfigError for numbers of experts or
+    groups that are not possible.
+    """
+    p = d.p
+    n_experts = p.integer("expert_count")
+    function = p.integer("expert_gating_func", 0, least=0, most=max(_SCORES))
+    groups = p.integer("expert_group_count", 0, least=0, most=n_experts) or 1
+    groups_used = p.integer("expert_group_used_count", 0, least=0, most=n_experts)
+    if groups == 1:
+        groups_used = groups_used or 1
+    if n_experts % groups or not 1 <= groups_used <= groups:
+        raise ConfigError(
+            f"{n_experts} experts cannot be in {groups} groups of which {groups_used} are used",
+            file=p.file,
+        )
+    n_used = p.integer("expert_used_count", most=n_experts)
+    if n_used > n_experts // groups * groups_used:
+        raise ConfigError(
+            f"{n_used} of {n_experts} experts cannot be in {groups_used} of {groups} groups",
+            file=p.file,
+        )
+    fields = {"groups": groups, "groups_used": groups_used} if groups > 1 else {}
+    return RouterSpec(
+        n_experts,
+        n_used,
+        _SCORES.get(function, score),
+        norm=p.flag("expert_weights_norm", norm),
+        scale=p.number("expert_weights_scale", 1.0) or 1.0,
+        **{**spec, **fields},
+    )
+
+
+def moe(
+    d: Decoder,
+    layer: int,
+    hidden: int,
+    router: RouterSpec,
+    *,
+    ffn: FFNSpec = FFNSpec(),
+    shared: int = 0,
+    scaled_router: bool = True,
+) -> MoE | AbsentRows:
+    """Router and experts of a block, or nothing where this rank has none of them. hidden: their
+    hidden size. shared: that of the expert that works on every token (0: none), which
+    `ffn_gate_inp_shexp` gates if the file has it. scaled_router: see `Weights.linear`.
+    """
+    at, w = f"blk.{layer}", d.w
+    gate = f"{at}.ffn_gate_inp_shexp"
+    if w.share is not None and not w.share.layer(layer).n_experts:
+        return AbsentRows()
+    always = shared and (w.share is None or w.share.has_ffn(layer, shared=True))
+    return MoE(
+        _router(d, layer, router, scaled=scaled_router),
+        _experts(d, layer, router.n_experts, hidden, ffn),
+        d.ffn(layer, shared, ffn, "_shexp") if always else None,
+        w.linear(gate, d.width, 1, role="ffn_gate_inp_shexp", split="replicated")
+        if always and w.has(f"{gate}.weight")
+        else None,
+        None if w.share is None else w.share.owned(layer),
+    )
+
+
+def _router(d: Decoder, layer: int, spec: RouterSpec, *, scaled: bool) -> Router:
+    """`ffn_gate_inp` of a block, and `exp_probs_b` if the file has it."""
+    at, w = f"blk.{layer}", d.w
+    linear = w.linear(
+        f"{at}.ffn_gate_inp",
+        d.width,
+        spec.n_experts,
+        role="ffn_gate_inp",
+        split="replicated",
+        scaled=scaled,
+    )
+    bias = w.optional_vector(f"{at}.exp_probs_b.bias", spec.n_experts, masks=True)
+    return Router(linear, spec, bias, w.switches.ser)
+
+
+def _experts(d: Decoder, layer: int, n: int, hidden: int, spec: FFNSpec) -> Experts:
+    """The expert tensors of a block, with gate and up split or merged."""
+    at, w = f"blk.{layer}", d.w
+    down = w.experts(f"{at}.ffn_down", n, hidden, d.width, role="ffn_down_exps", split="row")
+    merged = {"role": "ffn_gate_up_exps", "split": "gate_up"}
+    if w.has(f"{at}.ffn_gate_up_exps.weight"):
+        gate_up = w.experts(f"{at}.ffn_gate_up", n, d.width, 2 * hidden, **merged)
+        return Experts(down, gate_up=gate_up, spec=spec)
+    names = f"{at}.ffn_gate", f"{at}.ffn_up"
+    if w.switches.merge_gate_up and w.can_merge(*names):
+        gate_up = w.merged_experts(f"{at}.ffn_gate_up", names, n, d.width, hidden, **merged)
+        return Experts(down, gate_up=gate_up, spec=spec)
+    gate, up = (
+        w.experts(f"{at}.ffn_{x}", n, d.width, hidden, role=f"ffn_{x}_exps", split="column")
+        for x in ("gate", "up")
+    )
+    return Experts(down, gate, up, spec=spec)
