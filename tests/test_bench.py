@@ -1,6 +1,4 @@
-"""`iqforge bench`: the matrix of tests, what a context holds, the formats of outputs, the figures
-that GB/s are computed from.
-"""
+"""`iqforge bench`: the matrix of tests, what a context holds, the formats of outputs."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from iqforge.cli import main
 from iqforge.errors import EvaluationError, NonFiniteError
 from iqforge.runtime.bench.bench import Runner, deviation, run_test
 from iqforge.runtime.bench.bench import Test as BenchTest
-from iqforge.runtime.bench.cost import Cost
 from iqforge.runtime.bench.options import SweepOptions
-from iqforge.runtime.bench.sweep import positions, sweep
+from iqforge.runtime.bench.sweep import sweep
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda.common.device_facts import facts_of
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling
+
+from .recorder import Recorder
 
 IK_FIELDS = """\
 build_commit, build_number, cuda, vulkan, metal, sycl, rpc, gpu_blas, blas, cpu_info, gpu_info,
@@ -34,32 +32,6 @@ grouped_er, no_fused_up_gate, use_thp, no_ooae, rcache, sas, max_gpu, cuda_param
 override_tensor, n_prompt, n_gen, test_time, avg_ns, stddev_ns, avg_ts, stddev_ts, test""".replace(
     "\n", " "
 ).split(", ")
-
-
-class Recorder:
-    """A model that records its calls."""
-
-    def __init__(self, spec: str = "llama-tiny:Q8_0"):
-        self.model, self.calls, self.capacities = (
-            Model(SyntheticSource(spec), torch.device("cpu")),
-            [],
-            [],
-        )
-        self.extend_inner, self.new_state_inner = self.model.extend, self.model.new_state
-        self.model.extend, self.model.new_state = self.extend, self.new_state
-        self.after_inner, self.model._after = self.model._after, self.after
-
-    def after(self, token, state):
-        self.calls.append((state.n_past, 1))
-        return self.after_inner(token, state)
-
-    def extend(self, tokens, state, **options):
-        self.calls.append((state.n_past, len(tokens)))
-        return self.extend_inner(tokens, state, **options)
-
-    def new_state(self, capacity, settings=None):
-        self.capacities.append(capacity)
-        return self.new_state_inner(capacity, settings)
 
 
 def said(err: str) -> list[str]:
@@ -438,161 +410,6 @@ def test_expert_switches_without_effect_are_reported_once(command, capsys):
 
 def test_no_model(capsys):
     assert main(["bench"]) == 1 and "--synthetic" in capsys.readouterr().err
-
-
-def test_costs():
-    """Costs equal sums written out here, and the specification's figures for real shapes (GB per
-    token with an empty context).
-    """
-    with Model(SyntheticSource("qwen3moe-tiny:Q8_0"), torch.device("cpu")) as model:
-        state = model.new_state(100)
-        cost = Cost.of(model, state)
-        attention, experts = 2 * 256 * 512 + 2 * 256 * 256, 3 * 256 * 256
-        assert cost.token_flop == 2 * 2 * (attention + 8 * 256 + 2 * experts)
-        assert cost.output_flop == 2 * 512 * 256
-        # Layers, keys and values, heads, head size, bytes.
-        position = 2 * 2 * 2 * 128 * 2
-        # One row of the embedding, too.
-        quantized = (2 * (attention + 2 * experts) + 513 * 256) / 32 * 34
-        floats = 4 * (2 * (8 * 256 + 2 * 256 + 2 * 128) + 256)
-        assert cost.step_bytes == quantized + floats
-        assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + position * (11 + 12 + 13)
-        assert Cost.of(model).generation_bytes(10, 3) == 3 * cost.step_bytes
-        # Two batches: the last block is needed for one token of each, after the keys and values of
-        # all three.
-        last, pairs = 2 * (2 * 256 * 512 + 8 * 256 + 2 * experts), 2 * 4 * 2 * 128
-        assert cost.last_flop == last
-        assert cost.prompt_flop(10, 3, 2) == (
-            3 * (cost.token_flop - last)
-            + 2 * (last + cost.output_flop)
-            + pairs * (11 + 12 + 13)
-            + pairs * (12 + 13)
-        )
-
-
-@pytest.mark.parametrize(
-    "spec, gigabytes",
-    [
-        ("llama-8b:Q8_0", 7.97),
-        ("llama-8b:IQ4_KS", 4.14),
-        ("llama-8b:IQ2_K", 2.50),
-        ("qwen3-30b-a3b:IQ4_KS", 1.75),
-    ],
-)
-def test_bytes_per_token_of_real_shapes(spec, gigabytes):
-    with Model(SyntheticSource(spec), torch.device("cpu")) as model:
-        assert Cost.of(model).step_bytes / 1e9 == pytest.approx(gigabytes, abs=0.01)
-
-
-def test_limits_of_devices():
-    class Properties:
-        name, major, minor, multi_processor_count, total_memory, L2_cache_size = (
-            "NVIDIA H200",
-            9,
-            0,
-            132,
-            150 * 10**9,
-            60 * 10**6,
-        )
-        memory_clock_rate, memory_bus_width, clock_rate = 1, 1, 1
-
-    assert (
-        facts_of(Properties).bandwidth == 4.8e12 and "4800 GB/s" in facts_of(Properties).describe()
-    )
-    Properties.name, Properties.major, Properties.minor, Properties.multi_processor_count = (
-        "NVIDIA GeForce RTX 4090",
-        8,
-        9,
-        128,
-    )
-    Properties.memory_clock_rate, Properties.memory_bus_width, Properties.clock_rate = (
-        10501000,
-        384,
-        2520000,
-    )
-    assert facts_of(Properties).bandwidth == pytest.approx(1008e9, rel=0.01)
-    assert facts_of(Properties).bf16_rate == pytest.approx(165e12, rel=0.01)
-    Properties.clock_rate = Properties.memory_clock_rate = 0
-    assert facts_of(Properties).bandwidth is None and facts_of(Properties).bf16_rate is None
-
-
-def test_sweep():
-    recorder = Recorder()
-    recorder.model.ubatch = 8
-    rows = list(sweep(recorder.model, 24, SweepOptions(tg=2, warmup=False)))
-    assert recorder.calls == [
-        (0, 1),
-        (1, 1),
-        (0, 8),
-        (8, 1),
-        (9, 1),
-        (8, 8),
-        (16, 1),
-        (17, 1),
-        (16, 8),
-    ] and recorder.capacities == [26]
-    assert [(row.pp, row.tg, row.n_kv) for row in rows] == [(8, 2, 0), (8, 2, 8), (8, 2, 16)]
-    assert rows[0].speed_pp == pytest.approx(8 / rows[0].t_pp) and rows[
-        0
-    ].speed_tg == pytest.approx(2 / rows[0].t_tg)
-    recorder.calls.clear()
-    assert [
-        row.n_kv for row in sweep(recorder.model, 24, SweepOptions(stride=2, first_repetitions=2))
-    ] == [
-        0,
-        0,
-        16,
-    ]
-    # With the warm-up.
-    assert (
-        recorder.calls[-4:] == [(8, 8), (16, 1), (17, 1), (16, 8)]
-        and recorder.calls.count((0, 8)) == 3
-    )
-
-
-def test_the_context_of_a_sweep_is_counted_whole():
-    recorder = Recorder()
-    recorder.model.ubatch = 16
-    list(sweep(recorder.model, 40, SweepOptions(warmup=False)))
-    assert recorder.capacities == [positions(40, 16)] == [48 + 4] and positions(40, 16, 9) == 57
-
-
-def test_sweep_command(capsys):
-    words = [
-        "sweep-bench",
-        "--device",
-        "cpu",
-        "--synthetic",
-        "llama-tiny:Q8_0",
-        "-c",
-        "32",
-        "-ub",
-        "16",
-        "-t",
-        "1",
-    ]
-    assert main(words) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith(
-        "main: n_kv_max = 32, n_batch = 2048, n_ubatch = 16, flash_attn = 1, n_gpu_layers = 0,"
-        " n_threads = 1"
-    )
-    assert lines[3:5] == [
-        "|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |",
-        "|-------|--------|--------|----------|----------|----------|----------|",
-    ]
-    assert [line.split("|")[1:4] for line in lines[5:]] == [
-        ["    16 ", "      4 ", "      0 "],
-        ["    16 ", "      4 ", "     16 "],
-    ]
-    assert main([*words, "--output-format", "jsonl", "--sweep-memory", "-n", "1"]) == 0
-    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert (
-        [o["n_kv"] for o in objects] == [0, 16]
-        and objects[0]["rss_hwm_mib"] > 1
-        and objects[0]["tg"] == 1
-    )
-    assert main([*words, "-ub", "8"]) == 1 and "lists" in capsys.readouterr().err
 
 
 def test_from_python():
