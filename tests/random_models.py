@@ -12,8 +12,9 @@ from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.model import load_model
 
 from .seed import run_seed
+from .tiny_cases import CASES, SIZES, WIDE
 from .tiny_model import write_gguf
-from .tiny_models import CASES, SIZES, WIDE, TinyModel, make_tiny_model
+from .tiny_models import TinyModel, make_tiny_model
 
 WITH_EXPERTS = [
     case

@@ -19,8 +19,10 @@ from iqforge.runtime.weights.switches import Switches
 
 from .random_models import WITH_EXPERTS, Models, logits_of
 from .seed import VARIABLE, run_seed
+from .tiny_cases import CASES, N_TOKENS, SIZES
 from .tiny_model import write_gguf
-from .tiny_models import CASES, N_TOKENS, SIZES, VARIANTS, TinyModel, make_tiny_model
+from .tiny_models import TinyModel, make_tiny_model
+from .tiny_variants import VARIANTS
 
 BOUND = 1e-4  # largest difference of logits
 # (case, size) -> (largest difference, why)

@@ -12,8 +12,9 @@ from iqforge.convert.architectures.registry import supported
 from iqforge.formats.gguf.reader import open_gguf
 from safetensors.torch import load_file, save_file
 
+from .tiny_cases import CASES, SMALL
 from .tiny_checkpoint import write_tokenizer
-from .tiny_models import CASES, SMALL, make_tiny_model
+from .tiny_models import make_tiny_model
 
 # Multimodal classes by the case of their text model.
 MULTIMODAL = {

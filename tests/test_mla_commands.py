@@ -18,8 +18,9 @@ from iqforge.runtime.weights.switches import Switches
 
 from .latent_models import CASES, golden, in_pieces
 from .shared import shared
-from .tiny_models import CASES as TINY
-from .tiny_models import SMALL, make_tiny_model
+from .tiny_cases import CASES as TINY
+from .tiny_cases import SMALL
+from .tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="module")

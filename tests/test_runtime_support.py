@@ -29,8 +29,9 @@ from iqforge.runtime.model import load_model
 from iqforge.runtime.support import supported_architectures
 
 from .shared import shared
+from .tiny_cases import CASES, SMALL
 from .tiny_model import write_gguf
-from .tiny_models import CASES, SMALL, make_tiny_model
+from .tiny_models import make_tiny_model
 
 MODELS = {
     "deepseek2": ["deepseek_v2", "deepseek_v3"],

@@ -80,7 +80,7 @@ def _headed(s: Sizes, **more) -> dict[str, Any]:
     return _common(s, head_dim=s.head, **more)
 
 
-def _yarn(**more) -> dict[str, Any]:
+def yarn(**more) -> dict[str, Any]:
     return {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
@@ -105,7 +105,7 @@ def _llama3(s: Sizes) -> dict[str, Any]:
 
 
 def _ministral3(s: Sizes) -> dict[str, Any]:
-    rope = _yarn(
+    rope = yarn(
         mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1, max_position_embeddings=512
     )
     return _headed(s, rope_parameters=rope)
@@ -153,24 +153,24 @@ def _deepseek_v2_lite(s: Sizes) -> dict[str, Any]:
         topk_method="greedy",
         norm_topk_prob=False,
         routed_scaling_factor=1.0,
-        rope_parameters=_yarn(**MSCALE),
+        rope_parameters=yarn(**MSCALE),
     )
 
 
 def _deepseek_v2(s: Sizes) -> dict[str, Any]:
     return _latent(
         s, topk_method="group_limited_greedy", norm_topk_prob=False, routed_scaling_factor=4.0
-    ) | {**GROUPS, "rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0)}
+    ) | {**GROUPS, "rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0)}
 
 
 def _deepseek_v3(s: Sizes) -> dict[str, Any]:
-    rope = _yarn(mscale=1.0, mscale_all_dim=1.0)
+    rope = yarn(mscale=1.0, mscale_all_dim=1.0)
     return _latent(s, num_mtp_layers=0, rope_parameters=rope) | GROUPS
 
 
 def _kimi_k2(s: Sizes) -> dict[str, Any]:
     """One group."""
-    rope = _yarn(mscale=1.0, mscale_all_dim=1.0)
+    rope = yarn(mscale=1.0, mscale_all_dim=1.0)
     return _latent(s, num_mtp_layers=0, routed_scaling_factor=2.827, rope_parameters=rope)
 
 
@@ -215,7 +215,7 @@ def _glm_moe_dsa(s: Sizes) -> dict[str, Any]:
 
 
 def _mistral4(s: Sizes) -> dict[str, Any]:
-    rope = _yarn(
+    rope = yarn(
         mscale=1.0,
         mscale_all_dim=1.0,
         llama_4_scaling_beta=0.2,
@@ -393,7 +393,7 @@ def _gemma4_e(s: Sizes) -> dict[str, Any]:
 def _gpt_oss(s: Sizes) -> dict[str, Any]:
     # Of these sizes, borders of YaRN's ramp that are rounded to integers differ from those that are
     # not.
-    rope = _yarn(truncate=False, rope_theta=150000.0, original_max_position_embeddings=4096)
+    rope = yarn(truncate=False, rope_theta=150000.0, original_max_position_embeddings=4096)
     return _headed(s, rope_parameters=rope) | {
         "intermediate_size": s.ff_expert,
         "num_local_experts": s.experts,
@@ -504,95 +504,6 @@ CASES = {
         Case("smollm3", "SmolLM3ForCausalLM", "smollm3", _smollm3),
         Case("starcoder2", "Starcoder2ForCausalLM", "starcoder2", _starcoder2),
     )
-}
-
-
-YARN = {"rope_parameters": _yarn()}
-YARN_OF_LATENT = {"rope_parameters": _yarn(mscale=1.0, mscale_all_dim=1.0)}
-LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
-PARTIAL = {
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-    }
-}
-# Case -> further settings of its config that GGUF can express. What it cannot is in
-# test_convert_implied.py.
-VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "llama": ({"attention_bias": True}, {"mlp_bias": True}, YARN, LINEAR),
-    "mistral": (YARN,),
-    "ministral3": (
-        {
-            "rope_parameters": _yarn(
-                mscale=1.0,
-                mscale_all_dim=1.0,
-                llama_4_scaling_beta=0.3,
-                beta_fast=8.0,
-                beta_slow=2.0,
-            )
-        },
-    ),
-    "qwen2": (YARN, {"tie_word_embeddings": True}),
-    "qwen2_moe": ({"qkv_bias": False}, YARN),
-    "qwen3": ({"attention_bias": True}, YARN),
-    "qwen3_moe": ({"attention_bias": True}, YARN),
-    "qwen3_next": (
-        {"attention_bias": True},
-        PARTIAL,
-        {"linear_conv_kernel_dim": 3},
-        {"linear_value_head_dim": 24},
-    ),
-    "qwen3_5": ({"attention_bias": True}, {"linear_num_value_heads": 2}),
-    "qwen3_5_moe": ({"attention_bias": True}, {"linear_value_head_dim": 24}),
-    "deepseek_v2_lite": (
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-        {"first_k_dense_replace": 0},
-        {"routed_scaling_factor": 3.0},
-        YARN,
-    ),
-    "deepseek_v3": (
-        {"norm_topk_prob": False},
-        {"q_lora_rank": None},
-        {"routed_scaling_factor": 1.0},
-        {"tie_word_embeddings": True},
-        YARN,
-    ),
-    "glm4_moe_lite": (
-        {"mlp_layer_types": ["sparse"] * 3},
-        {"q_lora_rank": None},
-        YARN_OF_LATENT,
-    ),
-    "glm4_moe": (
-        {"norm_topk_prob": False},
-        {"attention_bias": False},
-        {"n_group": 2, "topk_group": 1},
-        {"tie_word_embeddings": True},
-        {"rope_parameters": _yarn(partial_rotary_factor=0.5)},
-    ),
-    "glm_moe_dsa": (
-        {"indexer_types": None},
-        {"norm_topk_prob": False},
-        YARN_OF_LATENT,
-        GROUPS,
-    ),
-    "gemma2": ({"attention_bias": True}, YARN),
-    "gemma3": (
-        {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]},
-        {"final_logit_softcapping": 3.0},
-        {"attention_bias": True},
-    ),
-    "gemma4_moe": ({"attention_k_eq_v": False}, {"final_logit_softcapping": None}),
-    "gemma4_e": (
-        {"use_double_wide_mlp": False},
-        {"num_kv_shared_layers": 0},
-        {"num_kv_shared_layers": 2},
-    ),
-    "gpt_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}),
-    "phi3": (PARTIAL, {"sliding_window": WINDOW}, {"tie_word_embeddings": True}),
-    "seed_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}, YARN),
-    "smollm3": ({"tie_word_embeddings": False}, {"head_dim": 24}, YARN),
-    "starcoder2": ({"use_bias": False}, {"tie_word_embeddings": True}),
 }
 
 # Of those that have kernels for every layer, one for each thing that only some models have.

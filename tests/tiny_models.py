@@ -12,19 +12,8 @@ import numpy as np
 import torch
 
 from .seed import VARIABLE
-from .tiny_cases import CASES, N_TOKENS, SIZES, SMALL, VARIANTS, WIDE, Case, Sizes
+from .tiny_cases import N_TOKENS, Case, Sizes
 from .tiny_checkpoint import write_tokenizer
-
-__all__ = [
-    "CASES",
-    "N_TOKENS",
-    "SIZES",
-    "SMALL",
-    "VARIANTS",
-    "WIDE",
-    "TinyModel",
-    "make_tiny_model",
-]
 
 # A draw counts as ambiguous if weights that differ in the last bits give other logits: a router or
 # an indexer then chooses between equals, and no two implementations need to agree. Logits that
