@@ -28,8 +28,9 @@ import os
 import zlib
 from pathlib import Path
 
-from rounding_quality.run import Settings, run
+from rounding_quality.run import run
 from rounding_quality.tables import in_turns, print_tables
+from rounding_quality.tasks import Settings
 
 SOURCES = ("argparse", "asyncio.base_events", "dataclasses", "decimal", "difflib", "inspect")
 SOURCES += ("pathlib", "subprocess", "tarfile", "typing", "unittest.mock", "zipfile")

@@ -32,7 +32,7 @@ from iqforge.quantize.rounding.ternary_rounder import TWINS
 from iqforge.quantize.rounding.vector_layout import VECTORS
 from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.search.trellis.tree import CODEBOOKS
-from rounding_quality.run import PRESETS
+from rounding_quality.quantizing import PRESETS
 
 N_CTX = 512
 TYPES = [*SCALES, *VECTORS, *TABLES, "IQ4_KSS", *CODEBOOKS, *TWINS]

@@ -11,7 +11,7 @@ from typing import Any
 from iqforge.formats.types import TYPES
 from iqforge.quantize.rounding.methods import UNGUIDED
 
-from rounding_quality.run import read_results
+from rounding_quality.judging import read_results
 
 MIXES = [
     "mix:IQ4_K",
