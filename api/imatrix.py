@@ -170,8 +170,10 @@ def _texts(
 ) -> list[Text]:
     from ..imatrix.texts import Text
 
-    if not given or (weights is not None and len(weights) != len(given)):
-        raise UsageError(f"{len(weights or ())} weights are given for {len(given)} texts")
+    if not given:
+        raise UsageError("there is no text to collect from")
+    if weights is not None and len(weights) != len(given):
+        raise UsageError(f"{len(weights)} weights are given for {len(given)} texts")
     contents = (
         texts_of(given) if dataset is None else [[(os.fspath(one), dataset)] for one in given]
     )

@@ -103,6 +103,12 @@ def test_errors_before_any_work(model, tmp_path, monkeypatch, options, error, me
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_no_text_is_not_taken_for_missing_weights(model):
+    for weights in (None, [], [1.0]):
+        with pytest.raises(UsageError, match="there is no text to collect from"):
+            iqforge.collect_imatrix(model, [], text_weights=weights, n_ctx=N_CTX, progress=never)
+
+
 def test_a_text_that_is_too_short_is_named(model, tmp_path):
     for name, content in (("long.txt", PROSE), ("short.txt", "of 12")):
         (tmp_path / name).write_text(content)
