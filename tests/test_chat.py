@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import iqforge
@@ -169,6 +170,12 @@ def test_tools_are_passed_on(model):
     assert text == json.dumps([{"name": "f"}]) + json.dumps(messages) + "m"
     with pytest.raises(ChatTemplateError):
         ChatSession(model, template("{{ raise_exception('x') }}"), context=100).render([user("x")])
+
+
+def test_a_template_without_text_is_an_error(model, monkeypatch):
+    monkeypatch.setattr(model.tokenizer, "special", replace(model.tokenizer.special, add_bos=False))
+    with pytest.raises(EvaluationError, match="template makes no text"):
+        answered(ChatSession(model, template("{# nothing #}"), context=100), [user("x")])
 
 
 def test_bos_is_there_once(model):

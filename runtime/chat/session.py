@@ -161,10 +161,12 @@ class ChatSession:
 
         n: the most tokens; None or negative: until the context is full. interrupted: is asked
         before every token whether to end. Raise EvaluationError for a conversation that does not
-        fit the context, ChatTemplateError for one that the template refuses.
+        fit the context or becomes no text, ChatTemplateError for one that the template refuses.
         """
         record = record if record is not None else Answer()
         tokens = self.tokens(messages, **variables)
+        if not tokens:
+            raise EvaluationError("the chat template makes no text of the conversation")
         free = self.context - len(tokens)
         if free < 1:
             raise EvaluationError(
