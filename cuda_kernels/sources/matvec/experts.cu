@@ -204,11 +204,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   static_assert(N % R == 0 && !(DIVIDED && ADVANCES), "parts of a row have as many slots, and each its own pointers");
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
-  // Items are rows, or parts of the block's rows.
-  const int block_rows = (rows + (int)gridDim.x - 1 - (int)blockIdx.x) / (int)gridDim.x, items = DIVIDED ? PARTS * block_rows : rows;
-  const int stride = DIVIDED ? WARPS : gridDim.x * WARPS, begin = DIVIDED ? warp : first_item(warp);
-  const auto row_in_matrix = [&](int item) { return DIVIDED ? item / PARTS * (int)gridDim.x + (int)blockIdx.x : item; };
-  const auto first_slot = [&](int item) { return DIVIDED ? item % PARTS * R : 0; };
   float* const sums = (float*)(shared_memory + N * A::BYTES + WARPS * Ring<F>::BYTES);   // of parts
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
   const typename F::Lane constants(lane);
@@ -222,6 +217,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const float own = share;
 #endif
   const float factor = SCALED && scale && share != 0 && !shared ? share * __ldg(scale + mine) : own;
+#if SOME_ABSENT
+  const uint32_t present = __ballot_sync(~0u, mine >= 0);
+  const int kept = __popc(present), kth = place_of_bit(present, lane), before_lane = __popc(present & ((1u << lane) - 1));
+  const int parts = DIVIDED ? (kept + R - 1) / R : 1;   // of the slots that are there
+#else
+  constexpr uint32_t present = ~0u;
+  constexpr int parts = PARTS;
+#endif
+
+  // Items are rows, or parts of the block's rows: R slots, of which place k has slot_at(item, k).
+  const int block_rows = (rows + (int)gridDim.x - 1 - (int)blockIdx.x) / (int)gridDim.x, items = DIVIDED ? parts * block_rows : rows;
+  const int stride = DIVIDED ? WARPS : gridDim.x * WARPS, begin = DIVIDED ? warp : first_item(warp);
+  const auto row_of_block = [&](int i) { return i * (int)gridDim.x + (int)blockIdx.x; };
+  const auto row_in_matrix = [&](int item) { return DIVIDED ? row_of_block(item / parts) : item; };
+  const auto first_place = [&](int item) { return DIVIDED ? item % parts * R : 0; };   // of all that are there
+  const auto slot_at = [&](int item, int k) {
+#if SOME_ABSENT
+    if (DIVIDED) return __shfl_sync(~0u, kth, min(first_place(item) + k, 31));
+#endif
+    return first_place(item) + k;
+  };
 
   // A row of the shared expert is SHARED_SLOTS rows of COLS elements, as if it were a matrix of more rows.
   auto row_of = [&](int item, int slot) -> int64_t {
@@ -229,19 +245,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     return SHARED_SLOTS && slot >= ROUTED ? of_all * SHARED_SLOTS + slot - ROUTED : routed;
   };
   auto source = [&](int item, int k) -> Row {   // the same piece of a row of every slot's expert
-    const int slot = first_slot(item) + k;
+    const int slot = slot_at(item, k);
     const int64_t row = row_of(item, slot);
     return SHARED_SLOTS && slot >= ROUTED ? Row{shared_down, (int64_t)rows * SHARED_SLOTS, row} : Row{down, stored, row};
   };
   auto end = [&](int) { return items; };
 #if SOME_ABSENT
-  const uint32_t present = __ballot_sync(~0u, mine >= 0);
+  const uint32_t places = DIVIDED ? (1u << kept) - 1 : present;   // N is less than 32 where slots are divided
+  static_assert(!DIVIDED || N < 32, "a bit after the last place");
 #else
-  const uint32_t present = ~0u;
+  constexpr uint32_t places = ~0u;
 #endif
-  auto matrices = feed<F>(items_of<1, ROUTED, SHARED_SLOTS>(source, end, first_slot), begin, items, stride, lane, ring, present);
+  auto matrices = feed<F>(items_of<1, ROUTED, SHARED_SLOTS>(source, end, first_place), begin, items, stride, lane, ring, places);
   const auto own_row = [&](int item) { return shared ? (int64_t)row_in_matrix(item) : (int64_t)mine * rows + row_in_matrix(item); };   // slot lane's, where rows have factors
-  const auto takes_part = [&](int item) { return item < items && (!DIVIDED || lane / R == item % PARTS); };   // slot lane
+#if SOME_ABSENT
+  const int own_place = DIVIDED ? mine >= 0 ? before_lane : -R : lane;   // of slot lane
+#else
+  const int own_place = lane;
+#endif
+  const auto takes_part = [&](int item) { return item < items && (!DIVIDED || (own_place >= first_place(item) && own_place < first_place(item) + R)); };
   quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
   __syncthreads();
 
@@ -250,17 +272,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     return F::ROW_FACTOR && !F::HEADER_STAGED && factor != 0 && takes_part(item) ? row_header_bits<F>(shared ? shared_down : down, shared ? rows : stored, own_row(item)) : 0u;
   };
   const auto bias_of = [&](int item) { return BIASED && bias && share != 0 && !shared && takes_part(item) ? __ldg(bias + own_row(item)) : 0.0f; };
-  const float first_before = DIVIDED && (int)threadIdx.x < block_rows ? h[(int64_t)token * rows + row_in_matrix(PARTS * threadIdx.x)] : 0.0f;
+  const float first_before = DIVIDED && (int)threadIdx.x < block_rows ? h[(int64_t)token * rows + row_of_block(threadIdx.x)] : 0.0f;
   uint32_t header = header_of(begin);
   float added = bias_of(begin);   // to slot lane's product
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
     float sum = share * added, before = lane == 0 && !DIVIDED ? h[(int64_t)token * rows + item] : 0.0f, weight = factor;   // slot lane's, times its row's factor
-    const int from = first_slot(item);
-#if SOME_ABSENT
-    const uint32_t of_part = present >> from & ~0u >> (32 - R);
-    const int kept = __popc(of_part), kth = place_of_bit(of_part, lane);
-#endif
+    const int from = first_place(item);
     if (F::ROW_FACTOR && !F::HEADER_STAGED) weight = factor != 0 ? factor * F::row_factor(header) : 0.0f;
     header = header_of(item + stride);
     if (BIASED) added = bias_of(item + stride);
@@ -268,23 +286,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();
       if (F::HEADER_STAGED && chunk == 0 && factor != 0 && takes_part(item))
-        weight *= Ring<F>::row_factor(matrices.slot + (lane - from) * Ring<F>::ROW, own_row(item));
+        weight *= Ring<F>::row_factor(matrices.slot + (own_place - from) * Ring<F>::ROW, own_row(item));
       constexpr int OF_ROW = COLS / F::G, ALL = JOINED_SLOTS ? R * OF_ROW : 0;
       #pragma unroll (ROLLED ? 1 : 32)
       for (int first = 0; first < ALL; first += 32) {
 #if SOME_ABSENT
-        const int all = kept * OF_ROW;
+        const int there = DIVIDED ? min(R, kept - from) : kept, all = there * OF_ROW;
         if (first >= all) break;
-        const int at = first + lane, of_kept = min(at / OF_ROW, kept - 1), slot = __shfl_sync(~0u, kth, of_kept);
-        const int granule = min(at - of_kept * OF_ROW, OF_ROW - 1);
+        const int at = first + lane, of_kept = min(at / OF_ROW, there - 1), granule = min(at - of_kept * OF_ROW, OF_ROW - 1);
+        const int slot = __shfl_sync(~0u, kth, from + of_kept), place = DIVIDED ? of_kept : slot;
 #else
-        const int all = ALL, at = first + lane, slot = min(at / OF_ROW, R - 1), granule = min(at - slot * OF_ROW, OF_ROW - 1);
+        const int all = ALL, at = first + lane, place = min(at / OF_ROW, R - 1), slot = from + place, granule = min(at - place * OF_ROW, OF_ROW - 1);
 #endif
-        const int64_t row = row_of(item, from + slot);
-        const float by = __shfl_sync(~0u, weight, from + slot);
-        const Stage stage = Ring<F>::stage(matrices.slot + slot * Ring<F>::ROW, row, 0);
+        const int64_t row = row_of(item, slot);
+        const float by = __shfl_sync(~0u, weight, slot);
+        const Stage stage = Ring<F>::stage(matrices.slot + place * Ring<F>::ROW, row, 0);
         const typename F::Weights w[1] = {F::prepare(F::load(stage, 0, granule), constants, granule)};
-        const uint32_t x = shared_address(shared_memory) + (from + slot) * A::BYTES + 16 * granule;
+        const uint32_t x = shared_address(shared_memory) + slot * A::BYTES + 16 * granule;
         float v[1];
         products<F, 1>(w, F::input(x, x + 16 * A::PARTS * A::GRANULES, 0), v);
         if (by != 0 && at < all) sum += by * v[0];   // keeps out, too, what is not a number in an expert that nobody chose
@@ -292,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
       #pragma unroll (ROLLED ? 1 : R)
       for (int k = 0; k < (JOINED_SLOTS ? 0 : R); k++) {
         if (!matrices.has(item, k)) continue;
-        const int slot = from + k;
+        const int slot = slot_at(item, k);
         const int64_t row = row_of(item, slot);
         const float by = __shfl_sync(~0u, weight, slot);
         float part = 0;
@@ -317,10 +335,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   if (!DIVIDED) return;
   __syncthreads();
   for (int i = threadIdx.x; i < block_rows; i += THREADS) {
-    float sum = sums[PARTS * i];
+    float sum = 0;
     #pragma unroll
-    for (int part = 1; part < PARTS; part++) sum += sums[PARTS * i + part];
-    float* to = h + (int64_t)token * rows + row_in_matrix(PARTS * i);
+    for (int part = 0; part < PARTS; part++) sum += part < parts ? sums[parts * i + part] : 0;
+    float* to = h + (int64_t)token * rows + row_of_block(i);
     *to = (i < THREADS ? first_before : *to) + sum;
   }
 }
