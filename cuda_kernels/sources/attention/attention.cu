@@ -6,7 +6,7 @@
 // for all GROUP query heads that share it and all ROWS new positions: R = ROWS * GROUP rows over
 // one pass of K and V. Ranges follow from the number of positions alone; blocks without a range
 // return. Blocks of a kv head that share the work store (unnormalised mix, maximum, sum) of their
-// range in memory. Where warps take their own tiles, the blocks of a head's last ranges wait for the parts of all its ranges and join them in the order
+// range in memory. Where warps take their own tiles, the last blocks of a head wait for the parts of all its ranges and join them in the order
 // of positions. Otherwise the last block to finish joins them.
 //
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
