@@ -215,6 +215,9 @@ class LoadOptions(Options):
         kind=str,
         optional=True,
         metavar="on|off",
+        constants=(
+            Constant(("-no-fa", "--no-fa", "--no-flash-attn"), False, "the same as -fa off"),
+        ),
         help="flash attention (default: on)",
     )
     attention_max_batch: int = option(

@@ -390,6 +390,9 @@ def test_errors_name_the_keyword_and_the_flag(options, message):
         (["--dsa"], "sparse_attention", True),
         (["-fa", "off"], "flash_attention", False),
         (["-fa"], "flash_attention", True),
+        (["-fa", "true"], "flash_attention", True),
+        (["-no-fa"], "flash_attention", False),
+        (["--no-flash-attn"], "flash_attention", False),
         ([], "flash_attention", True),
     ],
 )

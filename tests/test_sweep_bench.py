@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from iqforge import cli
 from iqforge.cli import main
 from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.bench.sweep import positions, sweep
+from iqforge.runtime.commands import ignored_flags
+from iqforge.runtime.commands.bench_flags import settings_matrix
 
 from .recorder import Recorder
 
@@ -89,3 +92,24 @@ def test_sweep_command(capsys):
         and objects[0]["tg"] == 1
     )
     assert main([*words, "-ub", "8"]) == 1 and "lists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("", {}),
+        ("-fa -muge -khad -rtr", {"muge": True, "k_cache_hadamard": True, "repack": True}),
+        ("-fa auto -muge 0 -rtr 0 -sas 1 -sas", {}),
+        ("-no-fa", {"flash_attn": False}),
+        ("--no-flash-attn -khad 1", {"flash_attn": False, "k_cache_hadamard": True}),
+        ("-cmoe", {"n_cpu_moe": 999}),
+    ],
+)
+@pytest.mark.parametrize("command", ["bench", "sweep-bench", "profile"])
+def test_switches_need_no_value(command, words, expected):
+    """As llama-sweep-bench and the commands that take no lists have them."""
+    args = cli._parser(command)[0].read(["-m", "x", *words.split()])
+    [setting] = settings_matrix(args)
+    [usual] = settings_matrix(cli._parser(command)[0].read(["-m", "x"]))
+    assert setting == usual | expected
+    list(ignored_flags.given(args))

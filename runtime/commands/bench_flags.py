@@ -7,15 +7,17 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import UsageError
+from ...formats.flags import Constant
 from ...formats.options import Options
 from ..bench.options import BenchOptions
 from ..options import LoadOptions, split_options
 from ..parallel.modes import split_notes
 from ..text_options import ChunkOptions
+from ..weights.switches import parse_on_off
 from .ignored_flags import BY_FLAG, add_ignored_flags
 from .ignored_flags import given as given_flags
 
@@ -25,7 +27,7 @@ _ON = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": F
 @dataclass(frozen=True)
 class Option:
     """One setting. `field`: its name in outputs; `column`: in the md table; `reload`: the model is
-    loaded again where it changes.
+    loaded again where it changes. `constants`: flags that stand for a word.
     """
 
     field: str
@@ -36,9 +38,17 @@ class Option:
     help: str
     reload: bool = False
     between: str = ","
+    constants: tuple[Constant, ...] = ()
+
+    @property
+    def spellings(self) -> set[str]:
+        """All flags that add a value."""
+        return {*self.flags, *(flag for one in self.constants for flag in one.names)}
 
     def parse(self, word: str) -> Any:
         """Return the value of a word. UsageError for an invalid value."""
+        if self.field == "flash_attn":
+            return parse_on_off(self.flags[0], word.lower())
         if self.kind is bool:
             if word.lower() not in _ON:
                 raise UsageError(f"{self.flags[0]} takes 0 or 1, got '{word}'")
@@ -61,6 +71,7 @@ def _setting(
     between: str = ",",
     of: type[Options] = LoadOptions,
     declared: type[Options] | None = None,
+    constants: tuple[Constant, ...] = (),
 ) -> Option:
     """Return the setting that every other command has one value for: field `name` of `of`, with its
     flags. Kind, help and default are those of the same field, or of `field` in `declared`.
@@ -74,14 +85,18 @@ def _setting(
     kind = bool if isinstance(value, bool) else shared.kind
     form = "" if shared.metavar in (None, "N") else f"{shared.metavar}: "  # of one value
     help = form + shared.help + ("" if between == "," else f"; lists with {between}")
-    return Option(field, flag.names, kind, value, column, help, reload, between)
+    constants += tuple(replace(one, value=str(int(one.value))) for one in flag.constants)
+    return Option(field, flag.names, kind, value, column, help, reload, between, constants)
 
+
+_CPU_MOE = LoadOptions.flag_of("cpu_moe")
+_ALL_EXPERTS = Constant(_CPU_MOE.names, "999", _CPU_MOE.help)  # more layers than any model has
 
 # In the order of loops, outermost first; columns of the md table come in this order, too.
 OPTIONS = (
     _setting("precision", "precision", "precision", default=""),
     _setting("n_gpu_layers", "gpu_layers", "ngl", default=99),
-    _setting("n_cpu_moe", "n_cpu_moe", "ncmoe", default=0),
+    _setting("n_cpu_moe", "n_cpu_moe", "ncmoe", default=0, constants=(_ALL_EXPERTS,)),
     _setting("override_tensor", "override_tensor", "ot", default="", between=";"),
     _setting("muge", "merge_gate_up", "muge"),
     _setting("flash_attn", "flash_attn", "fa"),
@@ -117,7 +132,9 @@ _ALL_ON_CPU = "everything is on the CPU"
 
 
 def add_options(parser: argparse._ActionsContainer) -> None:
-    """Add a flag for every option; values are lists, from commas and from repeating the flag."""
+    """Add a flag for every option; values are lists, from commas and from repeating the flag. A
+    switch without a value is on, as in tools that take no lists.
+    """
     for option in OPTIONS:
         shown = option.help and f"{option.help}" + (
             f" (default: {int(option.default) if option.kind is bool else option.default})"
@@ -128,10 +145,16 @@ def add_options(parser: argparse._ActionsContainer) -> None:
             *option.flags,
             dest=option.field,
             action="append",
+            nargs="?" if option.kind is bool else None,
+            const="1" if option.kind is bool else None,
             metavar="LIST",
             help=shown or argparse.SUPPRESS,
         )
-    add_ignored_flags(parser, {flag for option in OPTIONS for flag in option.flags})
+        for one in option.constants:
+            sets = {"dest": option.field, "action": "append_const", "const": one.value}
+            parser.add_argument(*one.names, **sets, help=one.help)
+    known = {flag for option in OPTIONS for flag in option.spellings}
+    add_ignored_flags(parser, known, with_values=True)
 
 
 def values_of(args: argparse.Namespace, option: Option) -> list:

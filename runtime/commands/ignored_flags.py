@@ -18,8 +18,8 @@ _PREFIX = "without effect "
 
 @dataclass(frozen=True)
 class Ignored:
-    """One flag. `expected`: what its values are, in words, None for a flag without a value; `fits`:
-    whether a text is one.
+    """One flag. `expected`: what its values are, in words, None for a flag without a value, or with
+    0 or 1 in commands that take lists; `fits`: whether a text is one.
     """
 
     spellings: tuple[str, ...]
@@ -34,8 +34,13 @@ class Ignored:
 
     def check(self, value: object) -> None:
         """UsageError for a value that the reference would not take either."""
-        if self.fits is not None and not self.fits(str(value)):
-            raise UsageError(f"{self.flag} is '{printable(value, 40)}', expected {self.expected}")
+        if self.fits is None:
+            expected = "0 or 1"
+            fits = not isinstance(value, str) or {*value.split(",")} <= {"0", "1"}
+        else:
+            expected, fits = self.expected, self.fits(str(value))
+        if not fits:
+            raise UsageError(f"{self.flag} is '{printable(value, 40)}', expected {expected}")
 
 
 def _number(low: int, high: int) -> tuple[str, Callable[[str], bool]]:
@@ -69,7 +74,7 @@ IGNORED = (
         " on the CPU nothing is",
     ),
     Ignored(
-        ("-no-fmoe", "--no-fused-moe"),
+        ("-no-fmoe", "--no-fmoe", "--no-fused-moe"),
         "on a GPU experts run fused wherever there are kernels for them (--precision f32 has them"
         " apart)",
     ),
@@ -89,14 +94,14 @@ IGNORED = (
         "groups of experts are used wherever the model has them",
     ),
     Ignored(("-gr", "--graph-reuse"), _GRAPHS),
-    Ignored(("-no-gr", "--no-graph-reuse"), _GRAPHS),
+    Ignored(("-no-gr", "--no-gr", "--no-graph-reuse"), _GRAPHS),
     Ignored(
         ("-gap", "--graph-attn-precision"),
         "attention adds up in float32 on every rank",
         *_one_of("f16", "f32"),
     ),
     Ignored(("-smgs", "--split-mode-graph-scheduling"), _RANKS),
-    Ignored(("-sas", "--scheduler-async"), _RANKS),
+    Ignored(("-sas", "--scheduler-async", "--scheduler_async"), _RANKS),
     Ignored(
         ("-cuda", "--cuda-params"),
         "kernels are chosen by type and shape, there is nothing to tune",
@@ -106,11 +111,11 @@ IGNORED = (
         ),
     ),
     Ignored(
-        ("-no-fug", "--no-fused-up-gate"),
+        ("-no-fug", "--no-fug", "--no-fused-up-gate"),
         "on a GPU gate and up always go together (--precision f32 has them apart)",
     ),
     Ignored(
-        ("-no-mmad", "--no-fused-mul-multiadd"),
+        ("-no-mmad", "--no-mmad", "--no-fused-mul-multiadd"),
         "on a GPU weighted sums of experts are always fused (--precision f32 has them apart)",
     ),
     Ignored(("-tb", "--threads-batch"), "-t holds for prompts, too", *_number(-1, _MOST)),
@@ -148,15 +153,19 @@ IGNORED = (
 BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
 
 
-def add_ignored_flags(parser: argparse._ActionsContainer, known: Collection[str] = ()) -> None:
-    """Every flag of the table, but those that are `known` to the command."""
+def add_ignored_flags(
+    parser: argparse._ActionsContainer, known: Collection[str] = (), *, with_values: bool = False
+) -> None:
+    """Every flag of the table, but those that are `known` to the command. with_values: switches may
+    be followed by 0 or 1.
+    """
     for ignored in IGNORED:
         if ignored.flag in known:
             continue
         parser.add_argument(
             *(spelling for spelling in ignored.spellings if spelling not in known),
             action=_Given,
-            nargs=None if ignored.expected else 0,
+            nargs=None if ignored.expected else "?" if with_values else 0,
             dest=_PREFIX + ignored.flag,
             help=argparse.SUPPRESS,
             default=argparse.SUPPRESS,

@@ -64,8 +64,8 @@ def parse_ser(text: str) -> tuple[int, float] | None:
 
 
 def parse_on_off(name: str, value: object) -> bool:
-    """Return the value of a flag such as `-fa`, `-fa on|off|auto|1|0`, or of its option. Raise
-    UsageError for other text.
+    """Return the value of a flag such as `-fa`, `-fa on|off|auto|1|0|true|false`, or of its option.
+    Raise UsageError for other text.
     """
     known = {
         True: True,
@@ -75,9 +75,11 @@ def parse_on_off(name: str, value: object) -> bool:
         "auto": True,
         "-1": True,
         "enabled": True,
+        "true": True,
         "off": False,
         "0": False,
         "disabled": False,
+        "false": False,
     }
     if value not in known:
         raise UsageError(f"{name} is '{printable(value, 40)}', expected on, off or auto")
