@@ -8,6 +8,7 @@ import argparse
 
 import pytest
 import torch
+from iqforge import cli
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
@@ -34,6 +35,9 @@ VALUES = {  # good ones, bad ones
     "-Cr": ("0-7 3- -5", "7 - a-b"),
     "--cpu-strict": ("0 1", "2 yes"),
     "-tgb": ("8,16", "8 8,16,2 a,b"),
+    "-s": ("-1 0 4294967295", "-2 abc 4294967296"),
+    "-c": ("0 4096", "-1 all"),
+    "-b": ("1 2048", "0 -1 x"),
 }
 
 
@@ -80,6 +84,8 @@ def test_bench_takes_and_refuses_the_same():
         return parser.parse_args(words)
 
     for flag, (good, bad) in VALUES.items():
+        if flag == "-b":  # one of bench's own
+            continue
         for value in good.split():
             notes = bench_options.notes(given(f"{flag}={value}"), True)
             assert (
@@ -93,6 +99,33 @@ def test_bench_takes_and_refuses_the_same():
             )
         with pytest.raises(UsageError, match=f"^{flag} "):
             bench_options.notes(given(f"{flag}={bad.split()[0]}"), True)
+
+
+@pytest.mark.parametrize(
+    "command, known",
+    [
+        ("perplexity", "-c -b"),
+        ("imatrix", "-c -b"),
+        ("generate", "-s -c"),
+        ("chat", "-s -c"),
+        ("embedding", ""),
+        ("bench", "-b --no-warmup"),
+        ("sweep-bench", "-b -c --no-warmup"),
+        ("profile", "-b"),
+    ],
+)
+def test_flags_that_only_some_commands_have_are_without_effect_in_the_others(command, known):
+    parser, _ = cli._parser(command)
+    for flag, value in {"-s": "5", "-c": "64", "-b": "32", "--no-warmup": None}.items():
+        words = [flag] if value is None else [flag, value]
+        args = parser.read(["-m", "x", *words])
+        ignored = [one.flag for one in ignored_flags.given(args)]
+        assert ignored == ([] if flag in known.split() else [flag])
+
+
+@pytest.mark.parametrize("flags", ["-cnv -e", "--conversation --escape"])
+def test_chat_takes_what_is_always_so(flags):
+    assert not list(ignored_flags.given(cli._parser("chat")[0].read(["-m", "x", *flags.split()])))
 
 
 def test_bench_says_so(monkeypatch, model, capsys):

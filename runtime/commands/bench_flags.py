@@ -40,11 +40,6 @@ class Option:
     between: str = ","
     constants: tuple[Constant, ...] = ()
 
-    @property
-    def spellings(self) -> set[str]:
-        """All flags that add a value."""
-        return {*self.flags, *(flag for one in self.constants for flag in one.names)}
-
     def parse(self, word: str) -> Any:
         """Return the value of a word. UsageError for an invalid value."""
         if self.field == "flash_attn":
@@ -153,8 +148,7 @@ def add_options(parser: argparse._ActionsContainer) -> None:
         for one in option.constants:
             sets = {"dest": option.field, "action": "append_const", "const": one.value}
             parser.add_argument(*one.names, **sets, help=one.help)
-    known = {flag for option in OPTIONS for flag in option.spellings}
-    add_ignored_flags(parser, known, with_values=True)
+    add_ignored_flags(parser, with_values=True)
 
 
 def values_of(args: argparse.Namespace, option: Option) -> list:

@@ -36,6 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-escape", action="store_true", help="take backslashes in -p, -sys and -r as they are"
     )
+    for flags in (("-e", "--escape"), ("-cnv", "--conversation")):  # always so
+        parser.add_argument(*flags, action="store_true", help=argparse.SUPPRESS)
     add_sampler_flags(parser)
     add_load_flags(parser)
 
@@ -48,9 +50,6 @@ def add_chat_flags(parser: argparse._ActionsContainer) -> None:
     )
     ChatOptions.add_flags(parser, only=("chat_template", "chat_template_kwargs"))
     parser.add_argument("--jinja", action="store_true", help=argparse.SUPPRESS)  # always so
-    parser.add_argument(  # nothing is warmed up
-        "--no-warmup", "--warmup", action="store_true", help=argparse.SUPPRESS
-    )
     parser.add_argument(
         "--messages",
         metavar="FILE",

@@ -44,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-escape", action="store_true", help="take backslashes in -p as they are"
     )
+    parser.add_argument("-e", "--escape", action="store_true", help=argparse.SUPPRESS)  # always so
     add_load_flags(parser)
 
 

@@ -55,11 +55,12 @@ def add_chunk_flags(
         + (", or 'default', which comes with iqforge" if default_text else ""),
     )
     ChunkOptions.add_flags(parser, only=("n_ctx", "chunks", "batch_tokens"), **defaults)
-    parser.add_argument("-s", "--seed", help=argparse.SUPPRESS)  # nothing here is random
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where and how the model is loaded, the last group of the help."""
+    """Add the flags that say where and how the model is loaded, the last group of the help, after
+    all others.
+    """
     group = parser.add_argument_group("where and how the model runs")
     LoadOptions.add_flags(group, device="auto")
     group.add_argument(

@@ -52,7 +52,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     chat.add_chat_flags(conversation)
     parser.add_argument("-e", "--escape", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("-b", "--batch-size", type=int, default=2048, help=argparse.SUPPRESS)
     add_sampler_flags(parser)
     add_load_flags(parser)
 

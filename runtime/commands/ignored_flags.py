@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ...errors import UsageError, printable
@@ -124,6 +124,14 @@ IGNORED = (
         "-t holds for prompts, too",
         *_matching(r"\d{1,5},\d{1,5}", "two numbers such as 8,16"),
     ),
+    Ignored(("-s", "--seed"), "nothing is drawn at random", *_number(-1, 2**32 - 1)),
+    Ignored(("-c", "--ctx-size"), "a context has as many tokens as are needed", *_number(0, _MOST)),
+    Ignored(
+        ("-b", "--batch-size"),
+        "-ub says how many tokens go through the model at a time",
+        *_number(1, _MOST),
+    ),
+    Ignored(("--no-warmup", "--warmup"), "nothing is warmed up"),
     Ignored(("-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"), "a cache is where its layer is"),
     Ignored(("--no-op-offload", "--op-offload"), "a layer computes where its weights are"),
     Ignored(("--mlock",), _PAGES),
@@ -153,12 +161,11 @@ IGNORED = (
 BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
 
 
-def add_ignored_flags(
-    parser: argparse._ActionsContainer, known: Collection[str] = (), *, with_values: bool = False
-) -> None:
-    """Every flag of the table, but those that are `known` to the command. with_values: switches may
-    be followed by 0 or 1.
+def add_ignored_flags(parser: argparse._ActionsContainer, *, with_values: bool = False) -> None:
+    """Every flag of the table, but those that the parser has already. with_values: switches may be
+    followed by 0 or 1.
     """
+    known = set(parser._option_string_actions)
     for ignored in IGNORED:
         if ignored.flag in known:
             continue
