@@ -148,7 +148,7 @@ def measure_tasks(
     """
     from ..formats.arguments import path, whole_number
     from ..runtime.evaluate import task_files, tasks
-    from ..runtime.text_options import ChunkOptions
+    from ..runtime.text_options import HELLASWAG_TASKS, ChunkOptions
 
     readers = {
         "hellaswag": task_files.read_hellaswag,
@@ -159,7 +159,7 @@ def measure_tasks(
     if kind not in readers:
         raise UsageError(f"kind is {kind!r}, expected {', '.join(readers)}")
     if n_tasks is None:
-        n_tasks = task_files.HELLASWAG_TASKS if kind == "hellaswag" else 0
+        n_tasks = HELLASWAG_TASKS if kind == "hellaswag" else 0
     found = readers[kind](path("file", file), whole_number("n_tasks", n_tasks, 0))
     with opened_model(model, load) as loaded:
         return tasks.measure_tasks(

@@ -86,12 +86,14 @@ class AutoOptions(Options):
     chunks: int = option(
         -1,
         "--chunks",
+        least=-1,
         metavar="N",
         help="calibrate with at most N chunks of each text (default: all)",
     )
     test_chunks: int = option(
         20,
         "--test-chunks",
+        least=-1,
         metavar="N",
         help="measure on at most N chunks of each text (default: 20; -1: all)",
     )

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from .prompt_cache import PromptCache
 
 
+HELLASWAG_TASKS = 400  # by default, of --hellaswag
+
+
 @dataclass(frozen=True)
 class ChunkOptions(Options):
     """How a text is cut into chunks and evaluated."""
 
     n_ctx: int = option(512, "-c", "--ctx-size", metavar="N", help="tokens per chunk")
     chunks: int = option(
-        -1, "--chunks", metavar="N", help="evaluate at most N chunks (default: all)"
+        -1, "--chunks", least=-1, metavar="N", help="evaluate at most N chunks; -1, 0: all"
     )
     batch_tokens: int = option(
         2048, "-b", "--batch-size", least=1, metavar="N", help="tokens per pass, in whole chunks"
@@ -126,8 +129,10 @@ class TextOptions(SamplerOptions):
         "--predict",
         "--n-predict",
         kind=int,
+        least=-2,
         metavar="N",
-        help="generate at most N tokens; -1: until the context is full (default: 128, if they fit)",
+        help="generate at most N tokens; -1, -2: until the context is full (default: 128, if they"
+        " fit)",
     )
     context: int = option(
         0,

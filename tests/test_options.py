@@ -28,6 +28,7 @@ from iqforge.imatrix.options import (
     MergeOptions,
     SensitivityOptions,
 )
+from iqforge.proof.auto_options import AutoOptions
 from iqforge.quantize.options import (
     QuantizeOptions,
     RepackOptions,
@@ -43,7 +44,7 @@ from iqforge.runtime.bench.options import BenchOptions, SweepOptions
 from iqforge.runtime.chat.options import ChatOptions
 from iqforge.runtime.commands.bench_flags import OPTIONS
 from iqforge.runtime.options import LoadOptions
-from iqforge.runtime.text_options import GenerateOptions, PerplexityOptions
+from iqforge.runtime.text_options import ChunkOptions, GenerateOptions, PerplexityOptions
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60
@@ -380,6 +381,29 @@ def test_sensitivity_refuses_eight_bits():
 def test_errors_name_the_keyword_and_the_flag(options, message):
     with pytest.raises(UsageError, match=message):
         iqforge.load_model(DEMO, **options)
+
+
+@pytest.mark.parametrize(
+    "options, words, message",
+    [
+        (ChunkOptions, ["--chunks", "-2"], "--chunks is -2, expected -1 or more"),
+        (GenerateOptions, ["-n", "-3"], "-n is -3, expected -2 or more"),
+        (AutoOptions, ["--chunks", "-2"], "--chunks is -2, expected -1 or more"),
+        (AutoOptions, ["--test-chunks", "-2"], "--test-chunks is -2, expected -1 or more"),
+    ],
+)
+def test_numbers_below_those_with_a_meaning_are_refused(options, words, message):
+    parser = argparse.ArgumentParser()
+    options.add_flags(parser)
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        options.from_flags(parser.parse_args(words))
+
+
+def test_help_has_the_default_of_its_command(capsys):
+    for command, default in (("perplexity", "-1"), ("sensitivity", "16")):
+        assert cli.main(["help", command]) == 0
+        help = " ".join(capsys.readouterr().out.split())
+        assert f"evaluate at most N chunks; -1, 0: all (default: {default})" in help
 
 
 @pytest.mark.parametrize(

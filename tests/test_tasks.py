@@ -185,6 +185,9 @@ def test_wrong_files_are_named_errors(tmp_path):
         ["--hellaswag", "-c", "64"],
         ["--hellaswag", "-bf", "x"],
         ["-bf", "x", "-f", "x"],
+        ["--hellaswag", "-f", "x", "--hellaswag-tasks", "-5"],
+        ["--hellaswag", "-f", "x", "--winogrande-tasks", "5"],
+        ["-f", "x", "--multiple-choice-tasks", "5"],
     ],
 )
 def test_flags_that_exclude_each_other_are_refused(words, capsys):

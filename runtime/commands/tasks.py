@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..options import LoadOptions
-from ..text_options import ChunkOptions, PerplexityOptions
+from ..text_options import HELLASWAG_TASKS, ChunkOptions, PerplexityOptions
 from .flags import open_model
 
 if TYPE_CHECKING:
@@ -20,21 +20,20 @@ TASKS = {
     "winogrande": "Winogrande",
     "multiple-choice": "multiple choice",
 }
-_DEFAULT_TASKS = {"hellaswag": 400}
 
 
 def add_task_flags(parser: argparse.ArgumentParser) -> None:
     """Add --hellaswag, --winogrande, --multiple-choice and how many tasks of each are drawn."""
     group = parser.add_argument_group("tasks with several answers, read from -f")
     for kind, name in TASKS.items():
-        default = _DEFAULT_TASKS.get(kind, 0)
+        default = HELLASWAG_TASKS if kind == "hellaswag" else "all"
         group.add_argument(f"--{kind}", action="store_true", help=f"count right answers in {name}")
         group.add_argument(
             f"--{kind}-tasks",
             type=int,
-            default=default,
             metavar="N",
-            help=f"draw N of them at random, always the same ones (default: {default or 'all'})",
+            help="draw N of them at random, always the same ones; 0: take all (default:"
+            f" {default})",
         )
     group.add_argument(
         "-bf", "--binary-file", metavar="FILE", help="the file of --multiple-choice, instead of -f"
@@ -43,9 +42,15 @@ def add_task_flags(parser: argparse.ArgumentParser) -> None:
 
 def task_kind(args: argparse.Namespace, options: PerplexityOptions, texts: list[str]) -> str | None:
     """Return the kind of tasks that the flags ask for. UsageError for flags that exclude each
-    other.
+    other, and for numbers of tasks that cannot be.
     """
     given = [kind for kind in TASKS if getattr(args, kind.replace("-", "_"))]
+    for one in TASKS:
+        n = _number_of_tasks(args, one)
+        if n is not None and n < 0:
+            raise UsageError(f"--{one}-tasks is {n}, expected 0 (all) or more")
+        if n is not None and one not in given:
+            raise UsageError(f"--{one}-tasks needs --{one}")
     if not given:
         return None
     kind = given[0]
@@ -62,6 +67,10 @@ def task_kind(args: argparse.Namespace, options: PerplexityOptions, texts: list[
     if args.binary_file and kind != "multiple-choice":
         raise UsageError("-bf is the file of --multiple-choice")
     return kind
+
+
+def _number_of_tasks(args: argparse.Namespace, kind: str) -> int | None:
+    return getattr(args, f"{kind.replace('-', '_')}_tasks")
 
 
 def score_tasks(args: argparse.Namespace, api, kind: str) -> int:
@@ -82,7 +91,7 @@ def score_tasks(args: argparse.Namespace, api, kind: str) -> int:
             model,
             args.binary_file or args.file[0],
             kind,
-            max(0, getattr(args, f"{kind.replace('-', '_')}_tasks")),
+            _number_of_tasks(args, kind),
             options=options,
             on_task=show,
         )

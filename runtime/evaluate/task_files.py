@@ -18,12 +18,12 @@ from typing import TypeVar
 import numpy as np
 
 from ...errors import EvaluationError, MalformedFileError, NotFoundError, TruncatedFileError
+from ..text_options import HELLASWAG_TASKS
 from .chunks import read_text
 
 log = logging.getLogger(__name__)
 
 Task = TypeVar("Task")
-HELLASWAG_TASKS = 400  # by default
 _ENDINGS = 4
 _MOST_ANSWERS = 100
 _U32 = struct.Struct("<I")
