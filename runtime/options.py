@@ -262,6 +262,12 @@ class LoadOptions(Options):
         " chooses (default: on)",
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("expert_reduction", "cache_type_k", "cache_type_v", "tensor_split"):
+            if getattr(self, name) == "":
+                raise UsageError(f"{name} ({self.flag_of(name).names[0]}) is empty")
+
     def adapters(self) -> list[AdapterFile]:
         """Return the adapters to merge into the model. UsageError for a scale that is no number."""
         from ..formats.tools.lora_source import parse_adapter
@@ -337,8 +343,9 @@ class LoadOptions(Options):
             notes.append((", ".join(given), f"everything is on the CPU{named}"))
         settings = self._cache()
         if settings is None:
-            if self.k_cache_hadamard or self.v_cache_hadamard:
-                notes.append(("-khad, -vhad", "the cache is not quantized"))
+            turned = (("-khad", self.k_cache_hadamard), ("-vhad", self.v_cache_hadamard))
+            if flags := [flag for flag, is_given in turned if is_given]:
+                notes.append((", ".join(flags), "the cache is not quantized"))
             return notes
         return notes + [
             (flag, f"the cache stores {type.name.lower()}")

@@ -243,6 +243,8 @@ def test_table(capsys):
         (["-ot", "x"], "-ot 'x'"),
         (["-fa", "0", "-ctv", "q8_0"], "-fa 0"),
         (["-ser", "5"], "-ser"),
+        (["-ser", ""], "-ser is empty"),
+        (["-ot", ""], "-ot is empty"),
         (["-ub", "0"], "-ub"),
         (["-r", "0"], "-r is 0, expected 1"),
         (["--device", "cuda:77"], "cuda:77"),

@@ -420,13 +420,16 @@ def test_commands(model, tmp_path, capsys):
     for wrong, message in (
         ([], "-f TEXT is needed"),
         (["-f", a, "-p", "x"], "not both"),
+        (["-f", a, "-p", ""], "not both"),
         (["-f", a], "-m MODEL is needed"),
+        (["-p", ""], "-m MODEL is needed"),
         (["--in-file", a, "--in-weight", "1", "--in-weight", "1"], "2 weights"),
         (["--show-statistics"], "exactly one"),
         (["--in-file", a, "-o", a], "same file"),
     ):
         assert main(["imatrix", *wrong]) == 1 and message in capsys.readouterr().err
     assert main([*words, "-o", a, "--in-file", a]) == 1 and "same file" in capsys.readouterr().err
+    assert main([*words, "-b", "0"]) == 1 and "-b is 0, expected 1" in capsys.readouterr().err
 
 
 def test_text_of_the_command_line_and_special_tokens(model, tmp_path, capsys):

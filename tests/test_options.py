@@ -375,6 +375,10 @@ def test_sensitivity_refuses_eight_bits():
     "options, message",
     [
         ({"gpu_layers": -2}, r"^gpu_layers \(-ngl\) is -2"),
+        ({"expert_reduction": ""}, r"^expert_reduction \(-ser\) is empty$"),
+        ({"cache_type_k": ""}, r"^cache_type_k \(-ctk\) is empty$"),
+        ({"cache_type_v": ""}, r"^cache_type_v \(-ctv\) is empty$"),
+        ({"tensor_split": ""}, r"^tensor_split \(-ts\) is empty$"),
         ({"cache_type_v": "q8_0", "flash_attn": "off"}, r"flash_attn \(-fa\) is off$"),
     ],
 )

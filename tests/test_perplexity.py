@@ -321,6 +321,32 @@ def test_command_prints_what_scripts_read(tiny, tmp_path, capsys):
     assert "error" in capsys.readouterr().err
 
 
+def test_flags_that_change_nothing_in_a_comparison_or_in_tasks_are_said(tiny, tmp_path, capsys):
+    words = ["perplexity", "--device", "cpu", "-m", str(tiny / "f32.gguf")]
+    file = tmp_path / "b.kld"
+    base = ["--kl-divergence-base", str(file)]
+    text = ["-f", str(tiny / "text.txt"), "-c", str(N_CTX), "--chunks", "2"]
+    assert main([*words, *text, *base]) == 0 and "changes nothing" not in capsys.readouterr().err
+    unused = ["-c", str(2 * N_CTX), "--ppl-output-type", "1"]
+    assert main([*words, *base, "--kl-divergence", *unused]) == 0
+    err = capsys.readouterr().err
+    assert (
+        f"note: -c changes nothing here: {tmp_path / 'b.kld'} has chunks of {N_CTX} tokens" in err
+    )
+    assert "note: --ppl-output-type changes nothing here" in err
+    for own in ([], ["-c", str(N_CTX)]):
+        assert main([*words, *base, "--kl-divergence", *own]) == 0
+        assert "changes nothing" not in capsys.readouterr().err
+    tasks = tmp_path / "tasks.txt"
+    tasks.write_text("a context\n1\none\ntwo\nthree\nfour\n")
+    assert main([*words, "-f", str(tasks), "--hellaswag", "--chunks", "1"]) == 0
+    assert "note: --chunks changes nothing here" in capsys.readouterr().err
+    assert main([*words, *base, "--kl-divergence", "--ppl-stride", "4"]) == 1
+    assert "--kl-divergence and --ppl-stride cannot" in capsys.readouterr().err
+    assert main([*words, *text, "--kl-divergence-against", ""]) == 1
+    assert "--kl-divergence-against is empty" in capsys.readouterr().err
+
+
 def test_tables_have_no_headings_before_errors_of_the_input(tiny, tmp_path, capsys):
     words = ["perplexity", "--device", "cpu", "-m", str(tiny / "f32.gguf"), "-c", str(N_CTX)]
     text = tmp_path / "text.txt"

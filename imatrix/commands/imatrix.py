@@ -90,9 +90,9 @@ def run(args: argparse.Namespace, api) -> int:
     """
     if args.show_statistics:
         return _show_statistics(args, api)
-    if args.file and args.prompt:
+    if args.file and args.prompt is not None:
         raise UsageError("-f TEXT or -p TEXT, not both")
-    if not args.file and not args.prompt:
+    if not args.file and args.prompt is None:
         return _combine(args, api)
     if not args.model:
         raise UsageError("-m MODEL is needed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ...formats.flags import check_value
 from ...runtime.options import LoadOptions
 from ...runtime.text_options import ChunkOptions
 
@@ -11,8 +12,9 @@ FAST_TOKENS = 8192  # on the fast path, where launches of a pass cost as much as
 
 
 def batch_tokens(args: argparse.Namespace, load: LoadOptions) -> int:
-    """Return the tokens of a pass: `-b`, or what suits the device."""
+    """Return the tokens of a pass: `-b`, or what suits the device. UsageError for fewer than 1."""
     if args.batch_tokens is not None:
+        check_value("-b", ChunkOptions.flag_of("batch_tokens"), args.batch_tokens, None)
         return args.batch_tokens
     from ...runtime.start_ranks import device_here  # imports torch
 

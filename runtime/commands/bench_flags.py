@@ -152,10 +152,13 @@ def add_options(parser: argparse._ActionsContainer) -> None:
 
 
 def values_of(args: argparse.Namespace, option: Option) -> list:
-    """Return what the user asked for, or the default."""
-    words = [
-        word for given in getattr(args, option.field) or () for word in given.split(option.between)
-    ]
+    """Return what the user asked for, or the default. UsageError for an empty text instead of a
+    list; between others, nothing stands for a run without the flag.
+    """
+    lists = getattr(args, option.field) or ()
+    if "" in lists:
+        raise UsageError(f"{option.flags[0]} is empty")
+    words = [word for given in lists for word in given.split(option.between)]
     return [option.parse(word) for word in words] or [option.default]
 
 

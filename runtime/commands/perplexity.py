@@ -111,7 +111,9 @@ def run(args: argparse.Namespace, api) -> int:
     check(args)
     options = PerplexityOptions.from_flags(args)
     texts = args.file or []
-    if kind := task_kind(args, options, texts):
+    kind = task_kind(args, options, texts)
+    _say_unused(args, options, kind)
+    if kind:
         return score_tasks(args, api, kind)
     base = options.kl_divergence_base
     if options.kl_divergence:
@@ -259,6 +261,26 @@ def _check_bases(args: argparse.Namespace, options: PerplexityOptions) -> None:
             "--kl-divergence-compact is for a base file that is written: --kl-divergence-base F"
             " without --kl-divergence"
         )
+    if args.kl_divergence_against == "":
+        raise UsageError("--kl-divergence-against is empty, expected the base model")
     if args.kl_divergence_against and (base or options.ppl_stride):
         other = "--kl-divergence-base" if base else "--ppl-stride"
         raise UsageError(f"--kl-divergence-against and {other} cannot be given together")
+    if options.kl_divergence and options.ppl_stride:
+        raise UsageError("--kl-divergence and --ppl-stride cannot be given together")
+
+
+def _say_unused(args: argparse.Namespace, options: PerplexityOptions, kind: str | None) -> None:
+    """Print a note for each flag that changes nothing in what is measured."""
+    if kind is not None and options.chunks > 0:
+        note("--chunks", f"--{kind} has tasks instead: --{kind}-tasks")
+    if args.ppl_output_type and (kind or options.kl_divergence or args.kl_divergence_against):
+        note("--ppl-output-type", "it is about perplexity alone")
+    if not options.kl_divergence:
+        return
+    from ..evaluate.compact_base import open_base
+
+    base = options.kl_divergence_base or ""
+    n_ctx = open_base(base).n_ctx
+    if options.n_ctx not in (n_ctx, PerplexityOptions.default_of("n_ctx")):
+        note("-c", f"{printable(base, 400)} has chunks of {n_ctx} tokens")
