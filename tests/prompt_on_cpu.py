@@ -285,7 +285,7 @@ class Graph:
 
 
 def captures(monkeypatch) -> None:
-    """Return true: passes are captured, too."""
+    """Let passes be captured as on a GPU, in graphs that launch their parts on the CPU."""
     monkeypatch.setattr(prompt_graphs, "can_capture", lambda device: True)
     monkeypatch.setattr(
         prompt_graphs.PassGraphs,

@@ -30,7 +30,7 @@ FEW_ROWS = 8192
 # docs/benchmarks/quantizers.md.
 BLOCK_THREADS, ROW_THREADS, ROW_TEAM = 256, 128, 64
 PIECE_ELEMENTS = 1 << 26  # on the device at a time
-_locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by device
+LOCKS: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by number of the device
 
 # The first axis of arrays is the block (or row); scratch is private to a thread.
 _HEAD = """\
@@ -227,7 +227,7 @@ class CudaEncoder:
         self._threads = team * self._units
         self.type, self.kind, self.n_cols, self.number = type, kind, n_cols, device_number(device)
         self._cuda = cuda_module()
-        with _locks[self.number], self._cuda.gpus[self.number]:
+        with LOCKS[self.number], self._cuda.gpus[self.number]:
             self._kernel = _kernel(
                 type, kind, search, self.number, tuple((t.dtype.str, t.ndim) for t in tables)
             )
@@ -245,7 +245,7 @@ class CudaEncoder:
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         """Encode x float32[rows, n_cols] to out uint8[rows, row_bytes], both in host memory."""
         step = max(1, PIECE_ELEMENTS // self.n_cols)
-        with _locks[self.number], self._cuda.gpus[self.number]:
+        with LOCKS[self.number], self._cuda.gpus[self.number]:
             for start in range(0, len(x), step):
                 piece = np.ascontiguousarray(x[start : start + step])
                 arrays = self.arrays(len(piece))
@@ -305,7 +305,7 @@ class CudaEncoder:
         """Return the seconds of `repeat` searches over x float32[rows, n_cols], which is copied to
         the device before the clock starts.
         """
-        with _locks[self.number], self._cuda.gpus[self.number]:
+        with LOCKS[self.number], self._cuda.gpus[self.number]:
             arrays = self.arrays(len(x))
             arrays[0].copy_to_device(np.ascontiguousarray(x).reshape(arrays[0].shape))
             self.launch(arrays)  # loads the code

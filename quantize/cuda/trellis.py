@@ -27,7 +27,7 @@ from ..search.trellis import SETTINGS
 from ..search.trellis.nearest import MARGIN
 from ..search.trellis.rows import SMALLEST
 from ..search.trellis.tree import CODEBOOKS, search_tree
-from .encoder import CudaEncoder, _locks
+from .encoder import LOCKS, CudaEncoder
 
 LEAF = 32  # words per leaf: one for each lane of a warp
 THREADS = 256
@@ -139,7 +139,7 @@ class TrellisEncoder(CudaEncoder):
         self._by_row = True
         self._cuda = cuda_module()
         self._groups = 32 // CODEBOOKS[type.name].dim
-        with _locks[self.number], self._cuda.gpus[self.number]:
+        with LOCKS[self.number], self._cuda.gpus[self.number]:
             self._steps = _kernels(type, self.number)
             self._tables = [
                 self._cuda.to_device(table, stream=stream) for table in tables(type.name)
