@@ -269,7 +269,9 @@ def test_a_name_that_is_never_resolved_is_given_up_in_time(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     monkeypatch.setattr(repository, "FIRST_CONTACT_SECONDS", 0.5)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: time.sleep(3))
-    with pytest.raises(RemoteError, match="hub.invalid does not answer within.*check the network"):
+    with pytest.raises(
+        RemoteError, match="hub.invalid: the server does not answer within.*check the network"
+    ):
         open_remote("org/model")
 
 
@@ -422,10 +424,10 @@ def never_sends_all(hub, handler, name, start, stop, number):
 @pytest.mark.parametrize(
     "answer, kind, words",
     [
-        (changes, RemoteError, "has changed while it was read: its ETag was"),
-        (grows, RemoteError, "has changed while it was read: it had"),
+        (changes, RemoteError, "the file has changed while it was read: its ETag was"),
+        (grows, RemoteError, "the file has changed while it was read: it had"),
         (ignores_ranges, RemoteError, "ignores ranges"),
-        (wrong_place, RemoteError, "asked for bytes"),
+        (wrong_place, RemoteError, "were asked for"),
         (no_content_range, RemoteError, "Content-Range ''"),
         (is_gone, NotFoundError, "no such file"),
         (always_busy, RemoteError, "7 attempts: HTTP 503"),
@@ -515,6 +517,16 @@ def test_damaged_repository(tmp_path: Path, monkeypatch, damage, kind, words):
     damage(folder)
     with serve(monkeypatch, folder), pytest.raises(kind, match=words):
         open_source("hf://org/model")
+
+
+def test_a_file_that_is_too_long_is_named_with_both_numbers(tmp_path: Path, monkeypatch):
+    folder = make_tiny_llama(tmp_path / "model", n_layers=1)
+    (folder / "config.json").write_text("{   }")
+    with serve(monkeypatch, folder):
+        opened = repository.Repository(Address.parse("org/model"))
+        message = r"^org/model@\w{8}/config\.json: the file has 5 bytes; the limit is 4$"
+        with pytest.raises(RemoteError, match=message):
+            opened.get("config.json", 4)
 
 
 def test_pytorch_files_are_not_read_in_ranges(tmp_path: Path, monkeypatch):

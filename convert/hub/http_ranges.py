@@ -68,10 +68,10 @@ class RangeClient:
             with _Response(self._connections, url, {}) as response:
                 response.expect(200)
                 if (size := response.header_number("Content-Length")) is not None and size > limit:
-                    raise RemoteError(f"has {size} bytes; the limit is {limit}", file=url)
+                    raise RemoteError(f"the file has {size} bytes; the limit is {limit}", file=url)
                 data = response.read(limit + 1 if size is None else size)
                 if len(data) > limit:
-                    raise RemoteError(f"has more than {limit} bytes, the limit", file=url)
+                    raise RemoteError(f"the file has more than {limit} bytes, the limit", file=url)
                 if size is not None and len(data) < size:
                     raise RetryableError(f"the connection ended after {len(data)} of {size} bytes")
                 return data
@@ -119,8 +119,8 @@ class RangeClient:
                 wanted = min(stop, size) - start - done
                 if first != start + done or last - first + 1 > wanted:
                     raise RemoteError(
-                        f"asked for bytes {start + done} to {stop - 1}, the server sends {first} to"
-                        f" {last} of {size}",
+                        f"the server sends bytes {first} to {last} of {size} where"
+                        f" {start + done} to {stop - 1} were asked for",
                         file=url,
                     )
                 data = response.read(last - first + 1)
@@ -158,7 +158,7 @@ class RangeClient:
                 if last or self._stopped.wait(min(pause, LONGEST_PAUSE)):
                     tries = f"{number} attempts" if number > 1 else "1 attempt"
                     raise RemoteError(
-                        f"cannot be read after {tries}: {printable(error) or type(error).__name__}",
+                        f"reading failed after {tries}: {printable(error) or type(error).__name__}",
                         file=url,
                     ) from None
         raise AssertionError("the last attempt returns or raises")
@@ -224,12 +224,13 @@ def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationEr
 def _check_same(url: str, seen: FileRange | None, now: FileRange) -> None:
     if seen is not None and seen.size != now.size:
         raise RemoteError(
-            f"has changed while it was read: it had {seen.size} bytes, now it has {now.size}",
+            f"the file has changed while it was read: it had {seen.size} bytes, now it has"
+            f" {now.size}",
             file=url,
         )
     if seen is not None and seen.etag and now.etag and seen.etag != now.etag:
         raise RemoteError(
-            f"has changed while it was read: its ETag was {printable(seen.etag)}, now it is"
-            f" {printable(now.etag)}",
+            f"the file has changed while it was read: its ETag was {printable(seen.etag)}, now it"
+            f" is {printable(now.etag)}",
             file=url,
         )

@@ -155,8 +155,8 @@ class Repository:
                 )
             except RemoteError as error:
                 raise RemoteError(
-                    f"{self.endpoint} {error.message}; check the network, HF_ENDPOINT and the proxy"
-                    " settings"
+                    f"{self.endpoint}: {error.message}; check the network, HF_ENDPOINT and the"
+                    " proxy settings"
                 ) from None
             if isinstance(found, HfHubHTTPError):
                 raise found
@@ -173,7 +173,8 @@ class Repository:
             ) from None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise RemoteError(
-                f"its commit is given as '{printable(commit)}', expected 40 hexadecimal digits",
+                f"the server gives '{printable(commit)}' as the commit, expected 40 hexadecimal"
+                " digits",
                 file=str(address),
             )
         for name in names:
@@ -182,7 +183,8 @@ class Repository:
                 part in ("", ".", "..") or "\\" in part or not part.isprintable() for part in parts
             ):
                 raise RemoteError(
-                    f"lists a file '{printable(name)}', which is not a valid file name",
+                    f"the repository lists a file '{printable(name)}', which is not a valid file"
+                    " name",
                     file=str(address),
                 )
         return commit, frozenset(names)
@@ -207,7 +209,7 @@ class Repository:
             raise errors[0]
         if not results:
             self.client.stop()
-            raise RemoteError(f"does not answer within {seconds:.0f} s")
+            raise RemoteError(f"the server does not answer within {seconds:.0f} s")
         return results[0]
 
     def _asked(self, file: str, ask: Callable[[], T]) -> T:
