@@ -49,7 +49,7 @@ class IqforgeError(Exception):
     def __str__(self) -> str:
         where = []
         if self.file is not None:
-            where.append(printable(os.fspath(self.file), 400))
+            where.append(printable(os.fspath(self.file), 400) or "''")
         if self.tensor is not None:
             where.append(f"tensor '{printable(self.tensor)}'")
         if self.offset is not None:

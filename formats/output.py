@@ -48,6 +48,8 @@ def check_output(path: str | os.PathLike) -> None:
 
 def real_output(path: str | os.PathLike) -> str:
     """Return the file that an output replaces: symbolic links are followed."""
+    if not os.fspath(path):
+        raise OutputError("the name of the output is empty")
     try:
         return os.path.realpath(path)
     except (OSError, ValueError) as error:

@@ -60,7 +60,9 @@ def run(args: argparse.Namespace, api) -> int:
 
     if args.json == "-" and args.html == "-":
         raise UsageError("--html needs a file")
-    outputs = [path for path in (args.html, args.json) if path and path != "-"]
+    if not args.work:
+        raise UsageError("--work is empty, expected a folder")
+    outputs = [path for path in (args.html, args.json) if path not in (None, "-")]
     adapters = [adapter.path for adapter in LoadOptions.from_flags(args).adapters()]
     for path in outputs:  # an error before anything is measured
         refuse_same_file(path, [args.base, *args.models, *args.file, *adapters])

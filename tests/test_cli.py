@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import iqforge
 import pytest
@@ -367,3 +368,26 @@ def test_no_other_input_is_overwritten(shards, tmp_path):
         with pytest.raises(OutputError, match="same file"):
             iqforge.quantize_model(shards[0], out, "Q4_0", imatrix, pure=True)
     assert digests(*shards, text, imatrix) == before
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("perplexity -m MODEL -f EMPTY", "'': no such text file"),
+        ("generate -m EMPTY -p x", "'': no such file or folder"),
+        ("chat -m MODEL --messages EMPTY", "'': no such"),
+        ("chat -m MODEL --tools EMPTY", "'': no such"),
+        ("imatrix -m MODEL -p x -o EMPTY", "the name of the output is empty"),
+        ("profile -m MODEL -o EMPTY", "the name of the output is empty"),
+        ("compare MODEL MODEL -f here.txt --json EMPTY", "the name of the output is empty"),
+        ("compare MODEL MODEL -f here.txt --html EMPTY", "the name of the output is empty"),
+        ("compare MODEL MODEL -f here.txt --work EMPTY", "--work is empty, expected a folder"),
+    ],
+)
+def test_empty_names_of_files_are_errors_that_show(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("here.txt").write_text("one two three four five six seven eight nine ten\n" * 20)
+    model = str(Path(iqforge.__file__).parent / "demo" / "model")
+    named = {"MODEL": model, "EMPTY": ""}
+    assert main([*(named.get(word, word) for word in words.split()), "--device", "cpu"]) == 1
+    assert message in capsys.readouterr().err.splitlines()[-1]

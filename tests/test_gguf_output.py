@@ -68,6 +68,8 @@ def test_outputs_that_cannot_be_written(tmp_path):
             write(path)
         assert printable(path, 400) in str(caught.value)
     assert not os.path.isfile("/dev/null")
+    with pytest.raises(OutputError, match="^the name of the output is empty$"):
+        write("")
 
 
 def test_too_little_space_is_known_before(tmp_path, monkeypatch):

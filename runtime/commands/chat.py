@@ -117,9 +117,10 @@ def run(args: argparse.Namespace, api) -> int:
         options = replace(options, seed=secrets.randbits(32))
     options = replace(options, system=_system(args))
     first = prompt_text(args, needed=False)
-    messages = options.with_system(read_messages(args.messages) if args.messages else [])
-    tools = read_list(args.tools) if args.tools else None
-    documents = read_list(args.documents) if args.documents else None
+    given = [] if args.messages is None else read_messages(args.messages)
+    messages = options.with_system(given)
+    tools = read_list(args.tools) if args.tools is not None else None
+    documents = read_list(args.documents) if args.documents is not None else None
     source = api.open_source(args.model)
     try:
         file = str(source.path)

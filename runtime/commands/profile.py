@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, api) -> int:
 
     if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
-    if args.output:
+    if args.output is not None:
         check_output(args.output)  # fails before the work, not after it
     if args.output and not args.output.lower().endswith(".svg"):
         raise UsageError(
