@@ -309,6 +309,15 @@ def test_single_turns(demo, capsys, monkeypatch, tmp_path):
     assert one == two == three == four == five and one.count("\n") >= 1
 
 
+def test_a_single_turn_without_an_answer_is_a_failure(demo, capsys, monkeypatch):
+    """A conversation goes on: there a later message may fit."""
+    words = ["chat", "-n", "4", "-p", "one two three", "-c", "2"]
+    for extra, expected in ((["-st"], 1), ([], 0)):
+        status, out, err = run(demo, capsys, monkeypatch, "", *words, *extra)
+        assert status == expected and "error: the conversation has" in err and not out.strip("> \n")
+    assert run(demo, capsys, monkeypatch, "", "chat", "-n", "4", "-p", "one", "-st")[0] == 0
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

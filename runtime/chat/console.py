@@ -44,6 +44,8 @@ class Console:
     messages: a conversation to start with. n: the most tokens of an answer. multiline: a message
     ends with a line that ends with a backslash, instead of continuing there. inputs: files that
     /save may not replace, besides the model's.
+
+    `failed`: the last message got an error instead of an answer.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Console:
         self.n, self.multiline, self.timings = n, multiline, timings
         self.inputs = [*session.model.source.files, *inputs]
         self.context = {"tools": tools, "documents": documents}
+        self.failed = False
         self._variant = 0  # of the answer to the same message
         self._is_terminal = sys.stdin.isatty()
         self._in_message = False  # a line of it has been typed
@@ -110,7 +113,7 @@ class Console:
         """Print the model's answer to the messages, and append it to them. False if there is none,
         as they do not fit the context or the template refuses them.
         """
-        record = Answer()
+        record, self.failed = Answer(), True
         self._ctrl_c.clear()
         seed = (self.session.settings.seed + self._variant) % 2**64
         try:
@@ -139,6 +142,7 @@ class Console:
         if self.timings:
             self._note(_timings(record))
         self.messages.append(record.message)
+        self.failed = False
         return True
 
     def command(self, text: str) -> bool:

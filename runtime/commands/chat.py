@@ -104,7 +104,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    """Hold the conversation and return 0."""
+    """Hold the conversation and return 0; 1 with -st if there was an error instead of an answer."""
     from ..chat.console import Console
     from ..chat.files import read_list, read_messages
     from ..chat.session import ChatSession, chat_context
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace, api) -> int:
             print("/help lists commands, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
         console.run(first, once=args.single_turn)
         session.dismiss()
-    return 0
+    return int(args.single_turn and console.failed)
 
 
 def _system(args: argparse.Namespace) -> str | None:

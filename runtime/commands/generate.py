@@ -85,8 +85,8 @@ def check_ranks(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    """Print the text that follows the prompt, or start a conversation with -cnv. Return 0. Raise
-    UsageError for flags that do not go together.
+    """Print the text that follows the prompt, or start a conversation with -cnv. Return 0, or what
+    `chat.run` returns. Raise UsageError for flags that do not go together.
     """
     if not has_ranks(args.split_mode):
         start_driver(args.device)  # before torch is imported
