@@ -55,7 +55,7 @@ class LoadOptions(Options):
         " prompts in 8 bits",
     )
     threads: int = option(
-        0, "-t", "--threads", least=0, metavar="N", help="CPU threads (default: all)"
+        0, "-t", "--threads", least=0, metavar="N", help="CPU threads, 0: all (default: all)"
     )
     gpu_layers: int | None = option(
         None,

@@ -105,6 +105,9 @@ def test_commands(tmp_path, capsys):
     assert naive.out == absorbed.out and "note" not in naive.err
     assert "note: --dsa changes nothing here" in absorbed.err
     assert "note: -ctv changes nothing here: latent attention keeps no values" in absorbed.err
+    run(*generate, "-m", f32, "-ctk", "q8_0", "-vhad")
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "-vhad" in line]
+    assert line.startswith("note: -vhad changes nothing here: latent attention keeps no values")
 
 
 def test_bench_has_both_forms(capsys):

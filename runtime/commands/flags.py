@@ -148,7 +148,7 @@ def open_model(
         verbose=SlowPaths(everything=args.verbose),
     )
     try:
-        for flag, why in [*load.notes(device), *model_notes(model)]:
+        for flag, why in dict([*load.notes(device), *model_notes(model)]).items():
             note(flag, why)
         load_and_say(model, rows, chunk, name)
     except BaseException:
