@@ -15,5 +15,7 @@ _FLAGS = {
     "saving a state": "--slot-save-path",
     "several sequences": "-np --parallel -ns --sequences -cb --cont-batching",
     "other machines": "--rpc",
+    "changing metadata": "--override-kv",
+    "checking weights at loading, see `iqforge validate`": "-vq --validate-quants --check-tensors",
 }
 UNSUPPORTED = {flag: what for what, flags in _FLAGS.items() for flag in flags.split()}

@@ -121,7 +121,6 @@ OPTIONS = (
 _WITHOUT_EFFECT = {
     "-mmp": "weights on the CPU are read through the page cache",
     "-embd": "logits are always computed",
-    "-thp": "that is up to the system",
 }
 _ALL_ON_CPU = "everything is on the CPU"
 

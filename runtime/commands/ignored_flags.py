@@ -152,6 +152,7 @@ IGNORED = (
         *_matching(r"(?=.*\d)\d{0,5}-\d{0,5}", "a range such as 0-7"),
     ),
     Ignored(("--cpu-strict",), _THREADS, *_number(0, 1)),
+    Ignored(("-thp", "--transparent-huge-pages"), "that is up to the system"),
     Ignored(("--simple-io",), "lines are read as they come"),
     Ignored(("--no-perf", "--perf"), "times are always printed at the end"),
     Ignored(("--no-context-shift",), "a context is never shifted"),
