@@ -39,8 +39,8 @@ def host_kernel(folder, spec, parameters):
     """
     names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(", "))
     threads = 32 * int(dict(spec.defines)["WARPS"])
-    program = "".join(f"#define {k} {v}\n" for k, v in spec.defines)
-    program += f'#include "{HERE / "block_on_host.hpp"}"\n'
+    program = f'#include "{HERE / "block_on_host.hpp"}"\n'
+    program += "".join(f"#define {k} {v}\n" for k, v in spec.defines)
     program += expand(spec.sources)
     program += f"""
 extern "C" void memory(int n, const uint8_t* begin, int64_t bytes) {{
