@@ -25,18 +25,33 @@ def build(tmp_path_factory):
     return partial(host_kernel, tmp_path_factory.mktemp("matvec"))
 
 
-@pytest.mark.parametrize("some_absent", [False, True])
-@pytest.mark.parametrize("divided", [False, True])
+EXPERTS = [
+    ("IQ4_K", 512, 768, {}),
+    ("Q8_0", 544, 96, {}),
+    ("IQ2_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),  # row headers in the first stage
+    ("Q6_K", 512, 768, {}),
+    ("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),
+    ("IQ4_KT", 512, 768, {}),
+    ("IQ5_K", 512, 768, {}),
+]
+QUICK_EXPERTS = {  # type, divided, some_absent
+    ("IQ4_K", False, False),
+    ("IQ4_K", True, True),
+    ("Q8_0", True, False),
+    ("IQ2_KS", False, True),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "cols", "ff", "changes"),
+    ("name", "cols", "ff", "changes", "divided", "some_absent"),
     [
-        ("IQ4_K", 512, 768, {}),
-        pytest.param("Q6_K", 512, 768, {}, marks=pytest.mark.full),
-        ("Q8_0", 544, 96, {}),
-        pytest.param("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2}, marks=pytest.mark.full),
-        ("IQ2_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),  # row headers in the first stage
-        pytest.param("IQ4_KT", 512, 768, {}, marks=pytest.mark.full),
-        pytest.param("IQ5_K", 512, 768, {}, marks=pytest.mark.full),
+        pytest.param(
+            *(*case, divided, some_absent),
+            marks=[] if (case[0], divided, some_absent) in QUICK_EXPERTS else pytest.mark.full,
+        )
+        for case in EXPERTS
+        for divided in (False, True)
+        for some_absent in (False, True)
     ],
 )
 def test_experts(build, name, cols, ff, changes, divided, some_absent):
@@ -204,18 +219,27 @@ def test_experts_with_biases_and_scales(build, name, scaled, divided):
     assert_close(to, expected)
 
 
-@pytest.mark.parametrize("some_absent", [False, True])
+SHARED = [
+    ("IQ4_K", 768, 2, {}, False),
+    ("IQ4_K", 768, 1, {"stage_rows": 2}, False),  # of `down`
+    ("IQ4_KS", 768, 1, {}, True),
+    ("Q8_0", 96, 2, {}, False),
+    ("IQ2_KS", 2304, 1, {"stage_steps": 1, "slots": 2}, False),
+    ("IQ4_NL", 1408, 2, {}, False),
+]
+
+
 @pytest.mark.parametrize(
-    "name, ff, slots, changes, merged",
+    "name, ff, slots, changes, merged, some_absent",
     [
-        ("IQ4_K", 768, 2, {}, False),
-        ("IQ4_K", 768, 1, {"stage_rows": 2}, False),  # of `down`
-        pytest.param("IQ4_KS", 768, 1, {}, True, marks=pytest.mark.full),
-        pytest.param("Q8_0", 96, 2, {}, False, marks=pytest.mark.full),
-        pytest.param(
-            "IQ2_KS", 2304, 1, {"stage_steps": 1, "slots": 2}, False, marks=pytest.mark.full
+        (*SHARED[0], False),
+        (*SHARED[1], True),
+        *(
+            pytest.param(*case, some_absent, marks=pytest.mark.full)
+            for number, case in enumerate(SHARED)
+            for some_absent in (False, True)
+            if number != some_absent
         ),
-        pytest.param("IQ4_NL", 1408, 2, {}, False, marks=pytest.mark.full),
     ],
 )
 def test_a_shared_expert(build, name, ff, slots, changes, merged, some_absent):
@@ -282,7 +306,8 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged, some_absent):
 @pytest.mark.parametrize(
     "name, merged",
     [
-        *(("BF16", False), ("BF16", True), ("F16", False), ("F32", False)),
+        *(("BF16", True), ("F16", False), ("F32", False)),
+        pytest.param("BF16", False, marks=pytest.mark.full),
         *(pytest.param(name, True, marks=pytest.mark.full) for name in ("F16", "F32")),
     ],
 )

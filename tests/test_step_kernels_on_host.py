@@ -33,31 +33,37 @@ from .step_reference import (
 CPU = torch.device("cpu")
 
 
+def part_of_full_matrix(*cases: tuple) -> list:
+    return [pytest.param(case, marks=pytest.mark.full) for case in cases]
+
+
 @pytest.mark.parametrize(
     "case",
     [
-        (1, 8, 2, 128, 128, "f16", "f16", 128, "neox", False, True),
         (8, 4, 1, 64, 64, "bf16", "bf16", 64, "norm", False, False),
         (2, 3, 1, 80, 72, "f16", "f32", 40, "norm", False, True),
         (1, 4, 2, 64, 64, "q8_0", "q5_1", 64, "norm", True, False),
         (3, 2, 1, 96, 32, "q6_0", "iq4_nl", 64, "neox", False, True),
         (1, 6, 2, 64, 64, "q4_1", "iq4_nl", 64, "norm", False, False),
-        (2, 7, 1, 64, 64, "q5_0", "q6_0", 64, "norm", False, False),
-        (1, 4, 2, 64, 64, "q8_0", "f16", 64, "norm", False, False),
         (1, 8, 3, 128, 128, "q8_kv", "q8_0", 128, "neox", False, True),
         (3, 2, 1, 64, 32, "q8_kv", "f32", 64, "norm", True, False),
         (3, 8, 1, 64, 64, "q8_kv", "iq4_nl", 64, "norm", False, False),
-        (1, 4, 2, 128, 128, "q8_0", "q8_0", 128, "neox", False, True),
         (1, 4, 1, 128, 128, "q8_0", "f16", 128, "neox", False, True),
         (1, 2, 1, 128, 192, "q5_1", "q6_0", 64, "neox", True, True),
-        (4, 4, 2, 64, 64, "q4_0", "iq4_nl", 64, "neox", False, True),
         (1, 8, 1, 256, 256, "q4_0", "q5_0", 64, "neox", False, True),
-        (1, 16, 1, 64, 64, "q6_0", "q4_1", 64, "neox", False, True),
         (1, 4, 1, 64, 96, "iq4_nl", "q5_1", 64, "neox", False, True),
         (1, 4, 1, 64, 32, "q5_0", "q4_1", 64, "neox", False, True),
         (1, 16, 1, 96, 96, "q8_0", "q4_0", 64, "neox", False, True),
         (1, 8, 1, 256, 256, "f16", "f16", 64, "neox", False, True),  # six warps
         (8, 2, 1, 16, 16, "f16", "f16", 16, "neox", False, True),  # rows shorter than their number
+        *part_of_full_matrix(
+            (1, 8, 2, 128, 128, "f16", "f16", 128, "neox", False, True),
+            (2, 7, 1, 64, 64, "q5_0", "q6_0", 64, "norm", False, False),
+            (1, 4, 2, 64, 64, "q8_0", "f16", 64, "norm", False, False),
+            (1, 4, 2, 128, 128, "q8_0", "q8_0", 128, "neox", False, True),
+            (4, 4, 2, 64, 64, "q4_0", "iq4_nl", 64, "neox", False, True),
+            (1, 16, 1, 64, 64, "q6_0", "q4_1", 64, "neox", False, True),
+        ),
     ],
     ids=lambda case: "-".join(map(str, case)),
 )
@@ -87,23 +93,35 @@ def test_queries_in_bytes_that_are_no_numbers(value, tmp_path):
     assert torch.isfinite(outs[0]).all(-1)[0].tolist() == [True, True, False, True]
 
 
+IN_LITTLE_MEMORY = [  # case, positions of a tile
+    ((1, 8, 1, 512, 512, "f16", "f16", 512, "neox", False, True), 16),
+    ((1, 2, 1, 512, 512, "bf16", "f32", 256, "neox", False, True), 16),
+    ((2, 4, 1, 512, 512, "q8_0", "q8_0", 512, "neox", False, True), 8),
+    ((1, 8, 1, 512, 512, "q8_0", "q4_0", 512, "neox", True, False), 8),
+]
+
+
 @pytest.mark.parametrize(
-    "case, tile",
+    "case, tile, window",
     [
-        ((1, 8, 1, 512, 512, "f16", "f16", 512, "neox", False, True), 16),
-        ((1, 2, 1, 512, 512, "bf16", "f32", 256, "neox", False, True), 16),
-        ((2, 4, 1, 512, 512, "q8_0", "q8_0", 512, "neox", False, True), 8),
-        ((1, 8, 1, 512, 512, "q8_0", "q4_0", 512, "neox", True, False), 8),
+        *((*given, number % 2 * 100) for number, given in enumerate(IN_LITTLE_MEMORY)),
+        *(
+            pytest.param(*given, 100 - number % 2 * 100, marks=pytest.mark.full)
+            for number, given in enumerate(IN_LITTLE_MEMORY)
+        ),
     ],
     ids=lambda case: "-".join(map(str, case)) if isinstance(case, tuple) else str(case),
 )
-@pytest.mark.parametrize("window", [0, 100])
 def test_heads_of_512_in_little_shared_memory(case, tile, window, tmp_path):
     run, limit = _runner(tmp_path, 97 << 10, tile), 97 << 10
     check_attention(case, (0, 61, 300), 512, CPU, run, limit=limit, window=window)
 
 
-@pytest.mark.parametrize("case", SHARED_JOINS, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case",
+    [*SHARED_JOINS[:2], *SHARED_JOINS[4:], *part_of_full_matrix(*SHARED_JOINS[2:4])],
+    ids=lambda case: "-".join(map(str, case)),
+)
 def test_ranges_that_several_blocks_join(case, tmp_path):
     """Of few ranges and of many, of more than a thread reads at once."""
     check_attention(case, (90, 127, 300, 740), 768, CPU, _runner(tmp_path), shortest=16)
