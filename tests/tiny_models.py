@@ -4,8 +4,12 @@ in every run, unless a test asks for those of the run's seed.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import math
-from dataclasses import dataclass
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +49,28 @@ class TinyModel:
 def make_tiny_model(
     case: Case, sizes: Sizes, folder: Path, disturbance: float = DISTURBANCE, of_run: int = 1
 ) -> TinyModel:
-    """Write a checkpoint of random weights to `folder` and compute its logits.
+    """Write a checkpoint of random weights to `folder` and compute its logits. One that is the same
+    in every run is drawn once per process, and copied.
 
     disturbance: a relative change of weights that changes no choice of experts: HALF for a
     comparison with half precision. of_run: the seed of the run, for a test that is to see other
     weights in every run.
     """
+    if of_run != 1:
+        return _draw(case, sizes, folder, disturbance, of_run)
+    drawn = _drawn(case, sizes, disturbance)
+    shutil.copytree(drawn.folder, folder, dirs_exist_ok=True)
+    return replace(drawn, folder=folder, tokens=[*drawn.tokens], logits=drawn.logits.copy())
+
+
+@functools.cache
+def _drawn(case: Case, sizes: Sizes, disturbance: float) -> TinyModel:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return _draw(case, sizes, Path(folder.name), disturbance, 1)
+
+
+def _draw(case: Case, sizes: Sizes, folder: Path, disturbance: float, of_run: int) -> TinyModel:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
