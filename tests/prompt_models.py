@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import iqforge
 import numpy as np
@@ -19,7 +20,7 @@ from iqforge.runtime.state.sequence import State
 
 from . import prompt_on_cpu
 from .step_on_cpu import CPU
-from .tiny_cases import CASES, WIDE
+from .tiny_cases import CASES, WIDE, Sizes
 from .tiny_models import HALF, make_tiny_model
 
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (3, 21)))
@@ -65,17 +66,19 @@ def memory_of(state: State) -> list[torch.Tensor]:
     return found
 
 
+def _without_experts(sizes: Sizes) -> dict[str, Any]:
+    config = CASES["deepseek_v3"].config(sizes)
+    return {**config, "first_k_dense_replace": config["num_hidden_layers"]}
+
+
+DENSE = replace(CASES["deepseek_v3"], config=_without_experts)
+
+
 @pytest.fixture
 def latent(tmp_path):
     """(f32 file, token ids) of a random DeepSeek V3 with dense layers, made before anything is
     replaced. The rounding of encoded keys would change choices of experts.
     """
-    case = CASES["deepseek_v3"]
-
-    def dense(sizes):
-        config = case.config(sizes)
-        return {**config, "first_k_dense_replace": config["num_hidden_layers"]}
-
-    tiny = make_tiny_model(replace(case, config=dense), WIDE, tmp_path / "hf", HALF)
+    tiny = make_tiny_model(DENSE, WIDE, tmp_path / "hf", HALF)
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     return tmp_path / "f32.gguf", tiny.tokens
