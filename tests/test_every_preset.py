@@ -47,24 +47,41 @@ def outputs_of(folder, src, recipes: list[Recipe], imatrix: Imatrix) -> list:
     return paths
 
 
+def some_of_every_type(plans: dict[str, list]) -> list[str]:
+    """Return names of plans in which every type of all plans is."""
+    found, names = set(), []
+    for name, kinds in sorted(plans.items(), key=lambda item: -len(set(item[1]))):
+        if not found.issuperset(kinds):
+            found.update(kinds)
+            names.append(name)
+    return names
+
+
 @pytest.mark.slow
-def test_files_are_the_reference_s_plans(tmp_path):
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_files_are_the_reference_s_plans(tmp_path, every):
+    """The plans of all presets are compared with the reference's, also without files, in
+    test_quantize_mixes.py.
+    """
     golden = json.loads(shared("golden/tools/plan/rows.json").read_text())
     tensors, metadata = model_of(golden["meta"])
     imatrix = written(tmp_path / "m.gguf", tensors, metadata)
     names = [name for name in golden["plan"] if "+" not in name]
-    plans = [golden["plan"][f"{name}+imatrix"] for name in names]
-    wanted = [golden["plan"][name] if plan == "same" else plan for name, plan in zip(names, plans)]
-    chosen = [(name, plan) for name, plan in zip(names, wanted) if "error" not in plan]
-    assert len(chosen) == 83
-    for (name, plan), path in zip(
-        chosen,
-        outputs_of(tmp_path, tmp_path / "m.gguf", [Recipe(name) for name, _ in chosen], imatrix),
-    ):
-        kinds = [
+    given = [golden["plan"][f"{name}+imatrix"] for name in names]
+    wanted = [golden["plan"][name] if plan == "same" else plan for name, plan in zip(names, given)]
+    plans = {
+        name: [
             t.type if kind == "kept" else ggml_type(kind)
             for t, kind in zip(tensors, expected(tensors, plan))
         ]
+        for name, plan in zip(names, wanted)
+        if "error" not in plan
+    }
+    assert len(plans) == 83
+    chosen = list(plans) if every else some_of_every_type(plans)
+    recipes = [Recipe(name) for name in chosen]
+    for name, path in zip(chosen, outputs_of(tmp_path, tmp_path / "m.gguf", recipes, imatrix)):
+        kinds = plans[name]
         with open_gguf(path) as result:
             assert [(t.name, t.type) for t in result.tensors] == [
                 (t.name, kind) for t, kind in zip(tensors, kinds)
@@ -76,7 +93,7 @@ def test_files_are_the_reference_s_plans(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # the test above makes all files of "ik"
+@pytest.mark.parametrize(  # the test above makes files of "ik" with every type
     "rules", [pytest.param("ik", marks=pytest.mark.full), "mainline"]
 )
 def test_files_of_every_preset_hold_numbers(tmp_path, rules):
