@@ -21,6 +21,7 @@ from iqforge.proof import auto, auto_compiling
 from iqforge.proof.auto_options import AutoOptions, Target
 from iqforge.proof.auto_plan import probe_layers
 from iqforge.proof.auto_texts import sample
+from iqforge.quantize.run import estimate
 from iqforge.runtime.model import Model
 from iqforge.runtime.options import LoadOptions
 
@@ -29,6 +30,14 @@ from .tiny_checkpoint import PROSE, make_tiny_llama
 
 TYPES = ("Q4_0", "Q5_0", "Q8_0")  # whose searches compile in no time
 LICENSE = "---\nlicense: other\nlicense_name: tiny\n---\n# Tiny\n"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rough_estimates():
+    """Try each type for a moment: how near estimates are is no matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate, "_TIMED_SECONDS", 0.02)
+        yield
 
 
 @pytest.fixture(scope="module")
