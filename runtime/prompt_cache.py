@@ -12,6 +12,7 @@ from .model import Model
 from .parallel.modes import NO_PROMPT_CACHE
 from .state.saved import SavedSequence, save_sequence
 from .state.sequence import State
+from .tokens import n_common
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,7 @@ class PromptCache:
             return 0
         saved = SavedSequence(self.path)
         saved.check(model.source)
-        common = 0
-        for a, b in zip(saved.tokens, tokens[:-1]):
-            if a != b:
-                break
-            common += 1
+        common = n_common(saved.tokens, tokens[:-1])
         fits = len(saved.tokens) <= state.capacity
         if not common or not fits or (common < len(saved.tokens) and not state.can_be_cut):
             return 0

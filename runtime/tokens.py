@@ -1,4 +1,4 @@
-"""Token ids that callers pass, as tensors that are checked."""
+"""Token ids that callers pass, as tensors that are checked, and what two lists have in common."""
 
 from __future__ import annotations
 
@@ -55,3 +55,11 @@ def checked_tokens(tokens: torch.Tensor, n_vocab: int, file: str | Path) -> torc
             file=file,
         )
     return tokens
+
+
+def n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two lists begin with in common."""
+    for i, (x, y) in enumerate(zip(a, b)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

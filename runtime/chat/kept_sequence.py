@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ...errors import UsageError
 from ..model import Model
 from ..state.sequence import Snapshot
+from ..tokens import n_common
 
 
 class KeptSequence:
@@ -67,11 +68,3 @@ class KeptSequence:
             self.tokens = tokens[: self.state.n_past]
             if stop == stable:
                 self._snapshot = self.state.snapshot()
-
-
-def n_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two lists begin with in common."""
-    for i, (x, y) in enumerate(zip(a, b)):
-        if x != y:
-            return i
-    return min(len(a), len(b))

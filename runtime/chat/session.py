@@ -17,9 +17,10 @@ from ..sampling.chain import Constraint, SamplerChain
 from ..sampling.settings import SamplerSettings
 from ..tokenizer.stream import StopText
 from ..tokenizer.tokenizer import Tokenizer
+from ..tokens import n_common
 from ..weights.hyperparameters import Hyperparameters
 from .channels import AnswerStream
-from .kept_sequence import KeptSequence, n_common
+from .kept_sequence import KeptSequence
 from .options import ChatOptions
 from .template import ChatTemplate, Message, chosen_template
 

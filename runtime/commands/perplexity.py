@@ -117,7 +117,10 @@ def run(args: argparse.Namespace, api) -> int:
         return score_tasks(args, api, kind)
     base = options.kl_divergence_base
     if options.kl_divergence:
-        options = replace(options, n_ctx=open_base(base or "").n_ctx)
+        n_ctx = open_base(base or "").n_ctx
+        if options.n_ctx not in (n_ctx, PerplexityOptions.default_of("n_ctx")):
+            note("-c", f"{printable(base or '', 400)} has chunks of {n_ctx} tokens")
+        options = replace(options, n_ctx=n_ctx)
     load = LoadOptions.from_flags(args)
     if not options.ppl_stride:
         options = replace(options, batch_tokens=options.tokens_per_pass(load.ubatch))
@@ -276,11 +279,3 @@ def _say_unused(args: argparse.Namespace, options: PerplexityOptions, kind: str 
         note("--chunks", f"--{kind} has tasks instead: --{kind}-tasks")
     if args.ppl_output_type and (kind or options.kl_divergence or args.kl_divergence_against):
         note("--ppl-output-type", "it is about perplexity alone")
-    if not options.kl_divergence:
-        return
-    from ..evaluate.compact_base import open_base
-
-    base = options.kl_divergence_base or ""
-    n_ctx = open_base(base).n_ctx
-    if options.n_ctx not in (n_ctx, PerplexityOptions.default_of("n_ctx")):
-        note("-c", f"{printable(base, 400)} has chunks of {n_ctx} tokens")

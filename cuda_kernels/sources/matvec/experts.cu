@@ -251,8 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   };
   auto end = [&](int) { return items; };
 #if SOME_ABSENT
-  const uint32_t places = DIVIDED ? (1u << kept) - 1 : present;   // N is less than 32 where slots are divided
-  static_assert(!DIVIDED || N < 32, "a bit after the last place");
+  const uint32_t places = !DIVIDED ? present : kept < 32 ? (1u << kept) - 1 : ~0u;
 #else
   constexpr uint32_t places = ~0u;
 #endif

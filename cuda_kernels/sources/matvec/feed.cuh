@@ -11,7 +11,7 @@ struct Row { const uint8_t* base; int64_t stored, row; };   // of a packed matri
 
 // The rows of weights of items: at(item, k) is the k-th one; all lanes call it together. Items from one on and below end(item) have theirs
 // in the same matrices, `EACH` rows further on from item to item; LAST_EACH for those from the FROM-th one on.
-// Its k-th row is one of the slot k + first(item).
+// Of the bits of a feed's `present` those from first(item) on are for the item's rows.
 struct Zero { __device__ __forceinline__ int operator()(int) const { return 0; } };
 template <int EACH, int FROM, int LAST_EACH, class At, class End, class First> struct Items {
   CONST int each(int k) { return k < FROM ? EACH : LAST_EACH; }
@@ -38,7 +38,7 @@ template <class F, class Rows> struct Feed {
   uint32_t slot;             // of the stage that is read next
   int item, chunk = 0;       // of the stage that is fetched next
   int steady = 0;            // items below it need no new pointers
-  const uint32_t present;    // bit k: rows of slot k are there to fetch; read with SOME_ABSENT
+  const uint32_t present;    // bit first(item) + k: the k-th row of an item is there to fetch; read with SOME_ABSENT
   const uint8_t* from[KEPT ? R * F::STAGED : F::STAGED];
 
   __device__ __forceinline__ Feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring, uint32_t present)
