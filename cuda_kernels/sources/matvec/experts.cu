@@ -89,18 +89,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const Places places(hidden);
   int mine = -1, original = lane;   // slot lane's expert, and its place among all slots
 
-  auto source = [&](int item, int k) -> Row {
-    if (item < always) return k == 0 ? Row{shared_gate, shared_stored, item} : Row{shared_up, shared_stored, item + shared_stored - shared_rows};
-    const Place at = places.of(item - always);
-    const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, at.slot), 0) * per_expert + at.row;
-    return k == 0 ? Row{gate, stored, row} : Row{up, stored, row + first_up};
+  int64_t routed = 0;   // row of an item's expert
+  auto source = [&](int item, int k) -> Row {   // of up after that of gate: both have one shuffle
+    if (SHARED_SLOTS && item < always)
+      return k == 0 ? Row{shared_gate, shared_stored, item} : Row{shared_up, shared_stored, item + shared_stored - shared_rows};
+    if (k == 0) {
+      const Place at = places.of(item - always);
+      routed = (int64_t)max(__shfl_sync(~0u, mine, at.slot), 0) * per_expert + at.row;
+    }
+    return k == 0 ? Row{gate, stored, routed} : Row{up, stored, routed + first_up};
   };
-  auto end = [&](int item) { return item < always ? always : item - places.of(item - always).row + hidden; };
+  auto end = [&](int item) { return SHARED_SLOTS && item < always ? always : item - places.of(item - always).row + hidden; };
   auto matrices = feed_later<F>(items_of<1>(source, end), begin, items, stride, lane, ring);
   const int early = SHARED_SLOTS ? matrices.fill(0, always) : 0;
   prepare_unit<TYPE>();
   static __shared__ float squares[1][WARPS];
   quantize<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
+  __syncthreads();   // here, as after it each warp begins when its own stages are there, not those of all
   wait_for_predecessor();
   allow_successor();   // not earlier: it reads the router's choice as soon as it starts
   if (lane < slots) mine = __ldcg(ids + token * slots + lane);
@@ -113,7 +118,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       out[token * pitch + slot * hidden + i] = 0;
 #endif
   matrices.fill(early, items);
-  __syncthreads();
   const float factor = norm_factor(squares[0], eps);
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
