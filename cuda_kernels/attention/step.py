@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ..common.parts import empty_parts
 from ..compile.launch import device_index, function, launch
 from ..compile.occupancy import occupancy
 from ..compile.spec import KernelSpec
@@ -16,7 +17,6 @@ from .shape import WARPS, AttentionShape, shared_limit
 # where warps do not share tiles; and rows too long for eight warps are taken by six, which at 512
 # positions take 2 us more (benchmarks/attention.py).
 _LONG = 4096
-_NOT_THERE = -1  # as bits, in the place of a part of a result that no block has left: parts.cuh
 
 
 class StepAttention:
@@ -47,7 +47,7 @@ class StepAttention:
             part = part.of_range(-(-min(capacity, shape.window or capacity) // splits))
             kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
             n = shape.kv_heads * splits * part.part_floats
-            parts = torch.full((n,), _NOT_THERE, dtype=torch.int32, device=device)
+            parts = empty_parts(n, device)
             shared = part.shared_bytes(*cut)
             if (
                 part.is_by_warp

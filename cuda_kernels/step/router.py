@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import torch
 
+from ..common.parts import empty_parts
 from ..common.routing import Routing
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
@@ -70,7 +71,8 @@ def router_spec(
 
 class StepRouter:
     """Launch the router of one shape. Instances keep scratch, so layers on one stream share
-    them.
+    them. Launches of an instance must not run at the same time: a block would wait without end for
+    logits that another launch has taken.
     """
 
     def __init__(
@@ -88,8 +90,7 @@ class StepRouter:
         """
         spec = router_spec(rows, width, n_experts, n_used, reduction, routing)
         self._kernel, self._grid = function(spec, "router", device), n_experts + routing.shared_gate
-        self._logits = torch.empty(rows * (n_experts + 1), device=device)
-        self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
+        self._parts = empty_parts(2 * rows * self._grid, device)
 
     def __call__(
         self,
@@ -123,8 +124,7 @@ class StepRouter:
             logit_bias,
             choice_bias,
             shared_gate,
-            self._logits,
-            self._ticket,
+            self._parts,
             ids,
             weights,
             pdl=True,

@@ -1,7 +1,7 @@
 // Join what blocks found in their ranges of positions, by one or several blocks of N_WARPS warps that wait for the others' parts (parts.cuh). A launch runs
 // this once, and instructions that are run once take as long as it takes to fetch them: so there are few.
 #pragma once
-#include "attention/parts.cuh"
+#include "step/parts.cuh"
 
 // A block joins `rows` of R rows of LENGTH elements. A warp takes 128 elements of a row at a time, of all ranges or (SHARED_RANGES) of a slice of them.
 // What warps found in the slices is joined in their order. A part has R * LENGTH floats of mixes, then a maximum and a sum of every row, for each chunk

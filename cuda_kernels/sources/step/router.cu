@@ -2,8 +2,8 @@
 //
 // There is one block for each expert. It holds the expert's router row in registers (read before
 // the previous launch has ended, as weights do not depend on it) and multiplies it with every row
-// of h. The last block to finish chooses. Blocks are small, so that they fit next to those of the
-// previous launch.
+// of h. The last block chooses, once it has the logits of all. Blocks are small, so that they fit next to
+// those of the previous launch.
 //
 // In the common case (softmax, weights of sum 1) the softmax over all experts is not needed:
 // probabilities have the order of logits, and the sum over all experts cancels out.
@@ -14,9 +14,10 @@
 // GROUP_BEST: experts are chosen from the groups with the largest sum of their GROUP_BEST best. FIRST, LAST: ids count from FIRST, and those
 // of other experts than FIRST to LAST are -1. SHARED_SLOTS: so many weights follow those of the chosen experts, 1 or, with SHARED_GATE, the
 // sigmoid of another product with norm(h).
-#include "step/common.cuh"
+#include "step/parts.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
+constexpr int LOGITS = EXPERTS + SHARED_GATE;  // of a row
 constexpr int QUADS = WIDTH / 4, EACH = (QUADS + THREADS - 1) / THREADS;  // float4 of a row; of them per thread
 static_assert(WIDTH % 4 == 0 && ROWS <= 8 && N_USED <= EXPERTS && N_USED <= 32 && ROWS * EXPERTS <= 8192 && EXPERTS % GROUPS == 0 && GROUPS <= THREADS && EXPERTS / GROUPS >= GROUP_BEST &&
                   GROUP_BEST <= 2 && (EXPERTS <= 2048 || ROWS == 1), "a shape this is made for");
@@ -178,14 +179,14 @@ __device__ __forceinline__ void choose(float* logits, float* scores, const float
     __syncthreads();
 }
 
-// h float32[ROWS, WIDTH]; norm float32[WIDTH]; router float32[EXPERTS, WIDTH]; logit_bias, choice_bias float32[EXPERTS]; shared_gate float32[WIDTH]; logits float32[ROWS, EXPERTS] and float32[ROWS], scratch; ticket u32, zero;
+// h float32[ROWS, WIDTH]; norm float32[WIDTH]; router float32[EXPERTS, WIDTH]; logit_bias, choice_bias float32[EXPERTS]; shared_gate float32[WIDTH]; parts float32[ROWS, LOGITS, 2], scratch, NOT_THERE before the first launch;
 // ids int32[ROWS, N_USED], weights float32[ROWS, N_USED + SHARED_SLOTS], the best first. One block per expert, and one for SHARED_GATE.
 extern "C" __global__ void __launch_bounds__(THREADS)
 router(const float* __restrict__ h, const float* __restrict__ norm, float eps, const float* __restrict__ matrix,
-       const float* __restrict__ logit_bias, const float* __restrict__ choice_bias, const float* __restrict__ shared_gate, float* logits,
-       u32* ticket, int* ids, float* weights) {
+       const float* __restrict__ logit_bias, const float* __restrict__ choice_bias, const float* __restrict__ shared_gate, float* parts, int* ids,
+       float* weights) {
     __shared__ __align__(16) float all[ROWS * EXPERTS];
-    __shared__ float sums[WARPS][ROWS][2], scores[BY_LOGITS ? 1 : EXPERTS], best[32];
+    __shared__ float sums[WARPS][ROWS][2], scores[BY_LOGITS ? 1 : EXPERTS], best[32], shares[ROWS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x;
     const bool gates = SHARED_GATE && expert == EXPERTS;  // the block after those of the experts
     const float* vector = gates ? shared_gate : matrix + (long long)expert * WIDTH;
@@ -215,18 +216,31 @@ router(const float* __restrict__ h, const float* __restrict__ norm, float eps, c
 #pragma unroll
         for (int i = 0; i < WARPS; i++) dot += sums[i][threadIdx.x][0], squares += sums[i][threadIdx.x][1];
         const float logit = dot * rsqrtf(squares / (float)WIDTH + eps);
-        if (gates) logits[ROWS * EXPERTS + threadIdx.x] = logit;
-        else logits[threadIdx.x * EXPERTS + expert] = LOGIT_BIAS ? logit + logit_bias[expert] : logit;
+        put_part(parts + 2 * (threadIdx.x * LOGITS + expert), LOGIT_BIAS && !gates ? logit + logit_bias[expert] : logit, 0.f);
     }
-    if (!last_to_arrive(ticket, gridDim.x)) return;
-    for (int i = threadIdx.x; i < ROWS * EXPERTS; i += THREADS) all[i] = fmaxf(__ldcg(logits + i), -INFINITY);  // NaN becomes -infinity
+    if (blockIdx.x + 1 < gridDim.x) return;
+    __syncthreads();  // its own are there before it waits for those of others
+    constexpr int ALL = ROWS * LOGITS, TURNS = (ALL + THREADS - 1) / THREADS, AT_ONCE = TURNS < 8 ? TURNS : 8;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < ALL; first += AT_ONCE * THREADS) {
+        const int count = min(AT_ONCE, (ALL - first + THREADS - 1) / THREADS);
+        u64 found[AT_ONCE];
+        ask(found, parts + 2 * first, 2 * THREADS, count);
+        take(found, parts + 2 * first, 2 * THREADS, count);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = first + i * THREADS, row = at / LOGITS, e = at % LOGITS;
+            if (i >= count) break;
+            if (e == EXPERTS) shares[row] = __fdiv_rn(1.f, 1.f + expf(-low_float(found[i])));
+            else all[row * EXPERTS + e] = fmaxf(low_float(found[i]), -INFINITY);  // NaN becomes -infinity
+        }
+    }
+    __syncthreads();
     constexpr int WEIGHTS = N_USED + SHARED_SLOTS;
     for (int i = threadIdx.x; i < ROWS * SHARED_SLOTS; i += THREADS) {
         const int row = i / max(SHARED_SLOTS, 1), slot = i % max(SHARED_SLOTS, 1);
-        const float share = SHARED_GATE ? __fdiv_rn(1.f, 1.f + expf(-__ldcg(logits + ROWS * EXPERTS + row))) : 1.f;
-        weights[row * WEIGHTS + N_USED + slot] = share;
+        weights[row * WEIGHTS + N_USED + slot] = SHARED_GATE ? shares[row] : 1.f;
     }
-    __syncthreads();
 #pragma unroll 1
     for (int row = 0; row < ROWS; row++) choose(all + row * EXPERTS, scores, choice_bias, best, ids + row * N_USED, weights + row * WEIGHTS);
 }
