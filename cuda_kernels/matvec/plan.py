@@ -42,6 +42,7 @@ _STAGE_STEPS = 2
 _MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
 _FEW_BITS = 2.6  # per weight
 _MOST_POINTERS = 6
+_GATES_ADVANCE_FROM = 2  # stages of a row of an expert
 # Types with so much arithmetic that its registers are worth more than the pointers kept in them.
 _POINTERLESS = ("IQ3_KT", "IQ3_S", "IQ3_XXS", "IQ5_K", "IQ5_KS", "IQ6_K")
 # Types whose kernels read activations in shared memory for as long as they compute: two rows of
@@ -222,7 +223,7 @@ def cut_in_parts(
         spread,
         negated,
         joinable and stage_steps == steps,
-        parts == 1 and _advances(type, stage_rows),
+        parts == 1 and _advances(type, stage_rows, kind, steps, stage_steps),
     )
 
 
@@ -231,11 +232,15 @@ def _stage_rows(type: GGMLType, n: int, kind: int) -> int:
     return {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
 
 
-def _advances(type: GGMLType, stage_rows: int) -> bool:
+def _advances(type: GGMLType, stage_rows: int, kind: int, steps: int, stage_steps: int) -> bool:
     """Return whether pointers advance from stage to stage: fewer instructions where a stage has
-    few pieces, and more registers.
+    few pieces, and more registers. From item to item of a warp they do not: these are rows of
+    different experts.
     """
     if type.name in _POINTERLESS:
+        return False
+    gates = (EXPERT_GATE_UP, EXPERT_GATE, EXPERT_GATE_BY)
+    if kind in gates and -(-steps // stage_steps) < _GATES_ADVANCE_FROM:
         return False
     planes = packed_layout(type).planes
     return stage_rows * sum(not per_row for _, _, per_row in planes) <= _MOST_POINTERS
