@@ -30,8 +30,9 @@ class Flag:
     does not show. many: the value is a tuple, and the flag may be repeated. several: with `many`,
     the flag takes several words. commas: with `many`, a word of the flag holds several values.
     one_text: with `many`, a keyword may be a single text. text: the command itself parses the words
-    of the flag, which are lists. optional: the value of the flag without a word. least: the
-    smallest number that is accepted. constants: flags that set the field to one value each. keyed:
+    of the flag, which are lists. optional: the value of the flag without a word. least,
+    most: the smallest and the largest number that are accepted. above: numbers are larger than
+    it. constants: flags that set the field to one value each. keyed:
     the value is a dict, with a flag and its help for each key.
     """
 
@@ -41,6 +42,8 @@ class Flag:
     metavar: str | None = None
     choices: tuple[Any, ...] | None = None
     least: float | None = None
+    most: float | None = None
+    above: float | None = None
     aliases: tuple[str, ...] = ()
     many: bool = False
     several: bool = False
@@ -132,13 +135,34 @@ def _check_one(name: str, flag: Flag, value: Any) -> None:
         fits = isinstance(value, (bool, int)) and value in (0, 1)
     else:
         fits = True
-    if flag.least is not None:
-        expected = f"{flag.least} or more" if fits else f"{expected}, {flag.least} or more"
-        fits = fits and value >= flag.least
+    if range := _range_of(flag):
+        expected = range if fits else f"{expected}, {range}"
+        fits = fits and _is_in_range(flag, value)
     if flag.choices is not None and fits:
         expected, fits = "one of " + ", ".join(map(str, flag.choices)), value in flag.choices
     if not fits:
         raise wrong_value(name, value, expected)
+
+
+def _range_of(flag: Flag) -> str:
+    """Return the words for the numbers that a flag takes; empty if it takes all."""
+    if flag.least is not None:
+        return f"{flag.least} or more" if flag.most is None else f"{flag.least} to {flag.most}"
+    words = [
+        f"{word} {bound}"
+        for word, bound in (("more than", flag.above), ("at most", flag.most))
+        if bound is not None
+    ]
+    return " and ".join(words)
+
+
+def _is_in_range(flag: Flag, value: Any) -> bool:
+    """Return whether a number is one that the flag takes; NaN is not where there is a bound."""
+    return (
+        (flag.least is None or value >= flag.least)
+        and (flag.most is None or value <= flag.most)
+        and (flag.above is None or value > flag.above)
+    )
 
 
 def _is_real(value: Any) -> bool:

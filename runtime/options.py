@@ -55,7 +55,12 @@ class LoadOptions(Options):
         " prompts in 8 bits",
     )
     threads: int = option(
-        0, "-t", "--threads", least=0, metavar="N", help="CPU threads, 0: all (default: all)"
+        0,
+        "-t",
+        "--threads",
+        least=-1,
+        metavar="N",
+        help="CPU threads, 0 or -1: all (default: all)",
     )
     gpu_layers: int | None = option(
         None,
@@ -308,8 +313,8 @@ class LoadOptions(Options):
         return chosen if self.ubatch is None else chosen | {"ubatch": self.ubatch}
 
     def set_threads(self) -> None:
-        """Let torch use `threads` CPU threads, or leave its number as it is for 0."""
-        if self.threads:
+        """Let torch use `threads` CPU threads, or leave its number as it is for 0 and -1."""
+        if self.threads > 0:
             import torch
 
             torch.set_num_threads(min(self.threads, os.cpu_count() or 1))  # more get in the way

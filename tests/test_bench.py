@@ -254,7 +254,7 @@ def test_table(capsys):
         (["-mla", "7"], "-mla is 7"),
         (["-ub", "9" * 20], "-ub"),
         (["-b", "9" * 20], "-b"),
-        (["-t", "-1"], "-t is"),
+        (["-t", "-2"], "-t is -2, expected 1 or more, or 0 or -1"),
         (["--fit", "-ngl", "3"], "does not go together"),
         (["--fit", "-3"], "--fit is -3 MiB"),
         (["-ot", "ffn=CUDA0"], "--device is cpu"),

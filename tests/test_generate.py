@@ -309,7 +309,7 @@ def test_a_sequence_takes_no_more_than_was_allocated(model):
 
 def test_a_temperature_below_zero_is_refused(demo, capsys):
     status, out, err = run(demo, capsys, "-p", "The", "--temp", "-1")
-    assert status == 1 and not out and "temperature is -1.0, expected 0 or more" in err
+    assert status == 1 and not out and "--temp is -1.0, expected 0 or more" in err
 
 
 def test_command_reports_flags_without_effect_once(demo, capsys):

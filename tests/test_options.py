@@ -44,6 +44,7 @@ from iqforge.runtime.bench.options import BenchOptions, SweepOptions
 from iqforge.runtime.chat.options import ChatOptions
 from iqforge.runtime.commands.bench_flags import OPTIONS
 from iqforge.runtime.options import LoadOptions
+from iqforge.runtime.sampling.options import SamplerOptions
 from iqforge.runtime.text_options import ChunkOptions, GenerateOptions, PerplexityOptions
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
@@ -394,13 +395,29 @@ def test_errors_name_the_keyword_and_the_flag(options, message):
         (GenerateOptions, ["-n", "-3"], "-n is -3, expected -2 or more"),
         (AutoOptions, ["--chunks", "-2"], "--chunks is -2, expected -1 or more"),
         (AutoOptions, ["--test-chunks", "-2"], "--test-chunks is -2, expected -1 or more"),
+        (LoadOptions, ["-t", "-2"], "-t is -2, expected -1 or more"),
+        (SamplerOptions, ["--min-p", "1.5"], "--min-p is 1.5, expected 0 to 1"),
+        (SamplerOptions, ["--min-p", "nan"], "--min-p is nan, expected 0 to 1"),
+        (SamplerOptions, ["--top-p", "0"], "--top-p is 0.0, expected more than 0 and at most 1"),
+        (
+            SamplerOptions,
+            ["--repeat-penalty", "0"],
+            "--repeat-penalty is 0.0, expected more than 0",
+        ),
     ],
 )
-def test_numbers_below_those_with_a_meaning_are_refused(options, words, message):
+def test_numbers_without_a_meaning_are_refused(options, words, message):
     parser = argparse.ArgumentParser()
     options.add_flags(parser)
     with pytest.raises(UsageError, match=f"^{message}$"):
         options.from_flags(parser.parse_args(words))
+
+
+@pytest.mark.parametrize("asked", [0, -1])
+def test_all_threads_are_what_torch_has(asked):
+    before = torch.get_num_threads()
+    LoadOptions(threads=asked).set_threads()
+    assert torch.get_num_threads() == before
 
 
 def test_help_has_the_default_of_its_command(capsys):

@@ -44,14 +44,13 @@ def planned_settings(args: argparse.Namespace, device: torch.device) -> list[dic
         for flag, field in (("-b", "n_batch"), ("-ub", "n_ubatch")):
             if not 1 <= setting[field] <= MOST_TOKENS:
                 raise UsageError(f"{flag} is {setting[field]} tokens, expected 1 to {MOST_TOKENS}")
-        if setting["n_threads"] < 0:
-            raise UsageError(
-                f"-t is {setting['n_threads']}, expected 1 or more, or 0: one thread per core"
-            )
+        asked = setting["n_threads"]
+        if asked < -1:
+            raise UsageError(f"-t is {asked}, expected 1 or more, or 0 or -1: one thread per core")
         setting["split"] = split_options(args)
         load_options(setting, device).settings(device)
         setting["n_threads"] = min(
-            setting["n_threads"] or torch.get_num_threads(), os.cpu_count() or 1
+            asked if asked > 0 else torch.get_num_threads(), os.cpu_count() or 1
         )
     return settings
 

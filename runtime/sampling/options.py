@@ -41,12 +41,14 @@ class SamplerOptions(Options):
         0.8,
         "--temp",
         "--temperature",
+        least=0,
         metavar="T",
         help="0: always the most probable token",
     )
     dynatemp_range: float = option(
         0.0,
         "--dynatemp-range",
+        least=0,
         metavar="R",
         help="temperatures from T - R where the model is certain to T + R where it is not, 0: off",
     )
@@ -55,11 +57,18 @@ class SamplerOptions(Options):
     )
     top_k: int = option(40, "--top-k", metavar="K", help="the K best tokens, 0: all")
     top_p: float = option(
-        0.95, "--top-p", metavar="P", help="the fewest tokens with probability P in all, 1: all"
+        0.95,
+        "--top-p",
+        above=0,
+        most=1,
+        metavar="P",
+        help="the fewest tokens with probability P in all, 1: all",
     )
     min_p: float = option(
         0.05,
         "--min-p",
+        least=0,
+        most=1,
         metavar="P",
         help="tokens at least P times as probable as the best, 0: all",
     )
@@ -67,6 +76,8 @@ class SamplerOptions(Options):
         1.0,
         "--typical",
         aliases=("--typical-p",),
+        least=0,
+        most=1,
         metavar="P",
         help="the most typical tokens with probability P in all, 1: all",
     )
@@ -80,23 +91,32 @@ class SamplerOptions(Options):
     xtc_probability: float = option(
         0.0,
         "--xtc-probability",
+        least=0,
+        most=1,
         metavar="P",
         help="how often the most probable tokens are excluded, 0: never",
     )
     xtc_threshold: float = option(
         0.1,
         "--xtc-threshold",
+        least=0,
+        most=1,
         metavar="P",
         help="all but the last of the tokens of at least this probability are excluded",
     )
     repeat_last_n: int = option(
         64,
         "--repeat-last-n",
+        least=-1,
         metavar="N",
         help="tokens that the penalties consider, 0: none, -1: the whole context",
     )
     repeat_penalty: float = option(
-        1.0, "--repeat-penalty", metavar="X", help="divides logits of tokens that occurred, 1: off"
+        1.0,
+        "--repeat-penalty",
+        above=0,
+        metavar="X",
+        help="divides logits of tokens that occurred, 1: off",
     )
     presence_penalty: float = option(
         0.0,
@@ -108,17 +128,22 @@ class SamplerOptions(Options):
         0.0, "--frequency-penalty", metavar="X", help="the same for every time that they occurred"
     )
     dry_multiplier: float = option(
-        0.0, "--dry-multiplier", metavar="X", help="penalty for continuing a repetition, 0: off"
+        0.0,
+        "--dry-multiplier",
+        least=0,
+        metavar="X",
+        help="penalty for continuing a repetition, 0: off",
     )
     dry_base: float = option(
         1.75, "--dry-base", metavar="X", help="its growth with every token that was repeated"
     )
     dry_allowed_length: int = option(
-        2, "--dry-allowed-length", metavar="N", help="shorter repetitions have no penalty"
+        2, "--dry-allowed-length", least=0, metavar="N", help="shorter repetitions have no penalty"
     )
     dry_penalty_last_n: int = option(
         -1,
         "--dry-penalty-last-n",
+        least=-1,
         metavar="N",
         help="tokens that are searched for repetitions, 0: none, -1: the whole context",
     )
@@ -142,7 +167,11 @@ class SamplerOptions(Options):
         0.1, "--mirostat-lr", metavar="X", help="learning rate (eta) of Mirostat"
     )
     mirostat_ent: float = option(
-        5.0, "--mirostat-ent", metavar="X", help="target surprise (tau) of Mirostat, in bits"
+        5.0,
+        "--mirostat-ent",
+        least=0,
+        metavar="X",
+        help="target surprise (tau) of Mirostat, in bits",
     )
     logit_bias: tuple[str, ...] = option(
         (),
