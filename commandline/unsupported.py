@@ -6,7 +6,8 @@ _FLAGS = {
     "a dialogue without a chat template": "-i --interactive -if --interactive-first --in-prefix"
     " --in-suffix",
     "control vectors": "--control-vector --control-vector-scaled",
-    "speculative decoding": "-md --model-draft --draft --draft-max --draft-min -ngld",
+    "speculative decoding": "-md --model-draft --draft --draft-max --draft-min -ngld -mtp"
+    " --multi-token-prediction -lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
     "images and audio": "--mmproj --image --audio",
     "downloading GGUF files": "-hf -hfr --hf-repo -hff --hf-file -mu --model-url",
     "changing the context by RoPE scaling": "--rope-scaling --rope-scale --rope-freq-base"
@@ -14,6 +15,9 @@ _FLAGS = {
     "shifting the context": "--keep --context-shift",
     "saving a state": "--slot-save-path",
     "several sequences": "-np --parallel -ns --sequences -cb --cont-batching",
+    "another type for an indexer's keys": "-ictk --idx-type-k",
+    "printing the cache": "-dkvc --dump-kv-cache",
+    "a log file, redirect stderr": "--log-file",
     "other machines": "--rpc",
     "changing metadata": "--override-kv",
     "checking weights at loading, see `iqforge validate`": "-vq --validate-quants --check-tensors",

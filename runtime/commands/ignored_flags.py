@@ -156,7 +156,18 @@ IGNORED = (
     Ignored(("--simple-io",), "lines are read as they come"),
     Ignored(("--no-perf", "--perf"), "times are always printed at the end"),
     Ignored(("--no-context-shift",), "a context is never shifted"),
+    Ignored(("-rcache", "--rope-cache"), "angles of positions are always shared by all layers"),
+    Ignored(
+        ("-dt", "--defrag-thold"),
+        "a cache has no holes",
+        *_matching("-?" + _PART, "a number such as 0.1"),
+    ),
     Ignored(("--log-disable",), "only results go to stdout: redirect stderr"),
+    Ignored(
+        ("-lv", "--verbosity", "--log-verbosity"),
+        "messages have no levels: --verbose adds some",
+        *_number(-1, _MOST),
+    ),
     Ignored(("-co", "--color"), "text is printed without colours"),
 )
 BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
