@@ -238,7 +238,7 @@ def test_delta_nets_of_a_prompt(stages, tmp_path):
 
 BARRIERS = {
     "of a block": (
-        "    __syncthreads();\n#pragma unroll 1\n    for (int row = 0; row < ROWS; row++) choose(",
+        "    __syncthreads();\n    constexpr int WEIGHTS = ",
         lambda: (router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER),
     ),
     "of a warp": (
