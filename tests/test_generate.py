@@ -398,7 +398,7 @@ def test_stop_texts_have_escapes(demo, capsys):
     [
         ([], "-p PROMPT or -f FILE"),
         (["-p", "a", "-f", "b"], "-p PROMPT or -f FILE"),
-        (["-p", "a", "--top-p", "2"], "top_p is 2.0"),
+        (["-p", "a", "--top-p", "2"], "--top-p is 2.0"),
         (["-p", "a", "-ctk", "q3_k"], "q3_k"),
         (["-p", "a", "-ctv", "q8_0", "-fa", "off"], "flash attention"),
         (["-p", "a", "-fa", "maybe"], "maybe"),
