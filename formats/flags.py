@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypedDict
 
 from ..errors import UsageError, printable
 
@@ -20,6 +20,14 @@ class Constant:
     value: Any
     help: str
     hidden: bool = False
+
+
+class Range(TypedDict, total=False):
+    """The numbers that a flag takes, as keywords of `Flag`."""
+
+    least: float
+    most: float
+    above: float
 
 
 @dataclass(frozen=True)
@@ -135,8 +143,8 @@ def _check_one(name: str, flag: Flag, value: Any) -> None:
         fits = isinstance(value, (bool, int)) and value in (0, 1)
     else:
         fits = True
-    if range := _range_of(flag):
-        expected = range if fits else f"{expected}, {range}"
+    if accepted := _range_of(flag):
+        expected = accepted if fits else f"{expected}, {accepted}"
         fits = fits and _is_in_range(flag, value)
     if flag.choices is not None and fits:
         expected, fits = "one of " + ", ".join(map(str, flag.choices)), value in flag.choices

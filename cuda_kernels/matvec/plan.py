@@ -42,7 +42,8 @@ _STAGE_STEPS = 2
 _MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
 _FEW_BITS = 2.6  # per weight
 _MOST_POINTERS = 6
-_GATES_ADVANCE_FROM = 2  # stages of a row of an expert
+# Gates of experts keep pointers where a row has so many stages: the next row is another expert's.
+_GATES_ADVANCE_FROM = 2
 # Types with so much arithmetic that its registers are worth more than the pointers kept in them.
 _POINTERLESS = ("IQ3_KT", "IQ3_S", "IQ3_XXS", "IQ5_K", "IQ5_KS", "IQ6_K")
 # Types whose kernels read activations in shared memory for as long as they compute: two rows of
@@ -234,8 +235,7 @@ def _stage_rows(type: GGMLType, n: int, kind: int) -> int:
 
 def _advances(type: GGMLType, stage_rows: int, kind: int, steps: int, stage_steps: int) -> bool:
     """Return whether pointers advance from stage to stage: fewer instructions where a stage has
-    few pieces, and more registers. From item to item of a warp they do not: these are rows of
-    different experts.
+    few pieces, and more registers.
     """
     if type.name in _POINTERLESS:
         return False

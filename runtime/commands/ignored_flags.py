@@ -156,7 +156,7 @@ IGNORED = (
     Ignored(("--simple-io",), "lines are read as they come"),
     Ignored(("--no-perf", "--perf"), "times are always printed at the end"),
     Ignored(("--no-context-shift",), "a context is never shifted"),
-    Ignored(("-rcache", "--rope-cache"), "angles of positions are always shared by all layers"),
+    Ignored(("-rcache", "--rope-cache"), "angles are computed once for all layers anyway"),
     Ignored(
         ("-dt", "--defrag-thold"),
         "a cache has no holes",

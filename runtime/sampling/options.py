@@ -9,6 +9,7 @@ from ...formats.options import Options, option
 from .settings import (
     BREAKERS,
     DEFAULT_ORDER,
+    RANGES,
     SAMPLERS,
     SamplerSettings,
     read_biases,
@@ -41,14 +42,14 @@ class SamplerOptions(Options):
         0.8,
         "--temp",
         "--temperature",
-        least=0,
+        **RANGES["temperature"],
         metavar="T",
         help="0: always the most probable token",
     )
     dynatemp_range: float = option(
         0.0,
         "--dynatemp-range",
-        least=0,
+        **RANGES["dynatemp_range"],
         metavar="R",
         help="temperatures from T - R where the model is certain to T + R where it is not, 0: off",
     )
@@ -59,16 +60,14 @@ class SamplerOptions(Options):
     top_p: float = option(
         0.95,
         "--top-p",
-        above=0,
-        most=1,
+        **RANGES["top_p"],
         metavar="P",
         help="the fewest tokens with probability P in all, 1: all",
     )
     min_p: float = option(
         0.05,
         "--min-p",
-        least=0,
-        most=1,
+        **RANGES["min_p"],
         metavar="P",
         help="tokens at least P times as probable as the best, 0: all",
     )
@@ -76,8 +75,7 @@ class SamplerOptions(Options):
         1.0,
         "--typical",
         aliases=("--typical-p",),
-        least=0,
-        most=1,
+        **RANGES["typical_p"],
         metavar="P",
         help="the most typical tokens with probability P in all, 1: all",
     )
@@ -91,30 +89,28 @@ class SamplerOptions(Options):
     xtc_probability: float = option(
         0.0,
         "--xtc-probability",
-        least=0,
-        most=1,
+        **RANGES["xtc_probability"],
         metavar="P",
         help="how often the most probable tokens are excluded, 0: never",
     )
     xtc_threshold: float = option(
         0.1,
         "--xtc-threshold",
-        least=0,
-        most=1,
+        **RANGES["xtc_threshold"],
         metavar="P",
         help="all but the last of the tokens of at least this probability are excluded",
     )
     repeat_last_n: int = option(
         64,
         "--repeat-last-n",
-        least=-1,
+        **RANGES["repeat_last_n"],
         metavar="N",
         help="tokens that the penalties consider, 0: none, -1: the whole context",
     )
     repeat_penalty: float = option(
         1.0,
         "--repeat-penalty",
-        above=0,
+        **RANGES["repeat_penalty"],
         metavar="X",
         help="divides logits of tokens that occurred, 1: off",
     )
@@ -130,7 +126,7 @@ class SamplerOptions(Options):
     dry_multiplier: float = option(
         0.0,
         "--dry-multiplier",
-        least=0,
+        **RANGES["dry_multiplier"],
         metavar="X",
         help="penalty for continuing a repetition, 0: off",
     )
@@ -138,12 +134,16 @@ class SamplerOptions(Options):
         1.75, "--dry-base", metavar="X", help="its growth with every token that was repeated"
     )
     dry_allowed_length: int = option(
-        2, "--dry-allowed-length", least=0, metavar="N", help="shorter repetitions have no penalty"
+        2,
+        "--dry-allowed-length",
+        **RANGES["dry_allowed_length"],
+        metavar="N",
+        help="shorter repetitions have no penalty",
     )
     dry_penalty_last_n: int = option(
         -1,
         "--dry-penalty-last-n",
-        least=-1,
+        **RANGES["dry_penalty_last_n"],
         metavar="N",
         help="tokens that are searched for repetitions, 0: none, -1: the whole context",
     )
@@ -169,7 +169,7 @@ class SamplerOptions(Options):
     mirostat_ent: float = option(
         5.0,
         "--mirostat-ent",
-        least=0,
+        **RANGES["mirostat_ent"],
         metavar="X",
         help="target surprise (tau) of Mirostat, in bits",
     )

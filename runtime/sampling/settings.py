@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError, printable
+from ...formats.flags import Flag, Range, check_value
 from ...formats.options import did_you_mean
 
 if TYPE_CHECKING:
@@ -36,8 +37,26 @@ _OTHER_NAMES = {
     "temp": "temperature",
     "top_nsigma": "top_n_sigma",
 }
+# What numbers are accepted, as `Flag` has it; others may be any finite number.
+RANGES: dict[str, Range] = {
+    "temperature": {"least": 0},
+    "top_k": {"least": 0},
+    "top_p": {"above": 0, "most": 1},
+    "min_p": {"least": 0, "most": 1},
+    "seed": {"least": 0, "most": 2**64 - 1},
+    "typical_p": {"least": 0, "most": 1},
+    "xtc_probability": {"least": 0, "most": 1},
+    "xtc_threshold": {"least": 0, "most": 1},
+    "dynatemp_range": {"least": 0},
+    "repeat_last_n": {"least": -1},
+    "repeat_penalty": {"above": 0},
+    "dry_multiplier": {"least": 0},
+    "dry_allowed_length": {"least": 0},
+    "dry_penalty_last_n": {"least": -1},
+    "mirostat": {"least": 0, "most": 2},
+    "mirostat_ent": {"least": 0},
+}
 _PLAIN = ("top_k", "top_p", "min_p", "temperature")  # what kernels compute, in their order
-_LEAST = 0  # the smallest value of most numbers
 
 
 @dataclass(frozen=True)
@@ -76,41 +95,13 @@ class SamplerSettings:
     order: tuple[str, ...] = DEFAULT_ORDER
 
     def __post_init__(self):
-        for name, low, high in (
-            ("temperature", 0, None),
-            ("top_k", 0, None),
-            ("min_p", 0, 1),
-            ("typical_p", 0, 1),
-            ("xtc_probability", 0, 1),
-            ("xtc_threshold", 0, 1),
-            ("dynatemp_range", 0, None),
-            ("repeat_last_n", -1, None),
-            ("dry_multiplier", 0, None),
-            ("dry_allowed_length", 0, None),
-            ("dry_penalty_last_n", -1, None),
-            ("mirostat", 0, 2),
-            ("mirostat_ent", 0, None),
-            ("seed", 0, 2**64 - 1),
-        ):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and low <= value and (high is None or value <= high)):
-                expected = f"{low} or more" if high is None else f"{low} to {high}"
-                raise UsageError(f"{name} is {value}, expected {expected}")
-        for name in (
-            "repeat_penalty",
-            "frequency_penalty",
-            "presence_penalty",
-            "dynatemp_exponent",
-            "top_n_sigma",
-            "dry_base",
-            "mirostat_lr",
-        ):
-            if not math.isfinite(getattr(self, name)):
-                raise UsageError(f"{name} is {getattr(self, name)}, expected a number")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
-        if self.repeat_penalty <= 0:
-            raise UsageError(f"repeat_penalty is {self.repeat_penalty}, expected more than 0")
+        for one in fields(self):
+            if isinstance(one.default, tuple):
+                continue
+            value = getattr(self, one.name)
+            check_value(one.name, Flag((), "", float, **RANGES.get(one.name, Range())), value, None)
+            if not math.isfinite(value):
+                raise UsageError(f"{one.name} is {value}, expected a finite number")
         if any(math.isnan(bias) for _, bias in self.logit_bias):
             raise UsageError("a logit bias is not a number")
 

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   int mine = -1, original = lane;   // slot lane's expert, and its place among all slots
 
   int64_t routed = 0;   // row of an item's expert
-  auto source = [&](int item, int k) -> Row {   // of up after that of gate: both have one shuffle
+  auto source = [&](int item, int k) -> Row {   // k = 0 comes before k = 1, which needs no shuffle of its own
     if (SHARED_SLOTS && item < always)
       return k == 0 ? Row{shared_gate, shared_stored, item} : Row{shared_up, shared_stored, item + shared_stored - shared_rows};
     if (k == 0) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   prepare_unit<TYPE>();
   static __shared__ float squares[1][WARPS];
   quantize<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
-  __syncthreads();   // here, as after it each warp begins when its own stages are there, not those of all
+  __syncthreads();   // not after the first stages, where every warp would wait until all have requested theirs
   wait_for_predecessor();
   allow_successor();   // not earlier: it reads the router's choice as soon as it starts
   if (lane < slots) mine = __ldcg(ids + token * slots + lane);
