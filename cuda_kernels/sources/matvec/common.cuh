@@ -1,7 +1,8 @@
 // What the matrix-vector kernels share: activations in 8 bits.
 //
 // Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below),
-// BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD), NEGATED_X (it has SIZES, and takes activations or what is negated), PLAIN (they are not normed; without it 0).
+// BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD), NEGATED_X (it has SIZES, and takes activations or what is negated), PLAIN (they are not normed; without it 0), LATE (the next kernel may start when the one in front has
+// ended, not before: its first weights would be on their way, and activations behind them; without it 0).
 //
 // A format (matvec/formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
 // step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations are in shared memory in
@@ -15,6 +16,9 @@
 
 #ifndef PLAIN
 #define PLAIN 0
+#endif
+#ifndef LATE
+#define LATE 0
 #endif
 
 constexpr int N = X_ROWS, THREADS = 32 * WARPS;
@@ -138,6 +142,7 @@ template <class F, int ROWS, bool NORM, bool WAITS = true> DEV void quantize(con
     #pragma unroll
     for (int i = 0; i < PER; i++) norm[EARLY ? i : 0] = weights(thread + i * THREADS);
   if (WAITS) wait_for_predecessor();
+  if (WAITS && LATE) allow_successor();
   if (KEEP)
     #pragma unroll
     for (int i = 0; i < PER; i++) kept[KEEP ? i : 0] = load(thread + i * THREADS);
@@ -253,6 +258,7 @@ template <class F, int ROWS> DEV void quantize_joined(
     if (weight) prefetch(weight + 32 * line);
   }
   wait_for_predecessor();
+  if (LATE) allow_successor();
   if (KEEP) {
     Eight e[KEEP ? PER : 1], delta[KEEP ? PER : 1];
     float square = 0;

@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     , float scale0, float scale1, float scale2
 #endif
     ) {
-  allow_successor();
+  if (!LATE) allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int items = GATED ? rows0 : (rows0 + rows1 + rows2) / R, stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
