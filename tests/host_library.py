@@ -15,7 +15,7 @@ CHECKS = {
 }
 
 
-FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w")
+FLAGS = ("-std=c++17", "-Og", "-ffp-contract=off", "-fPIC", "-w")
 FIRST_HEADER = re.compile(r'\A\s*#include "(.*)"')
 
 
