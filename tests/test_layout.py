@@ -78,8 +78,12 @@ def is_type_checking(node: ast.If) -> bool:
 
 
 def import_nodes(tree: ast.AST, typing_only: bool = False):
-    """Yield (node, whether it is for type checkers only) of every import statement."""
+    """Yield (node, whether it is for type checkers only) of every import statement. No expression
+    contains one.
+    """
     for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.expr):
+            continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node, typing_only
         elif isinstance(node, ast.If) and is_type_checking(node):
@@ -120,12 +124,16 @@ def imported(path: Path, known: dict[str, Path]) -> set[tuple[str, bool]]:
 
 
 @functools.cache
-def import_graph(with_typing: bool) -> dict[str, set[str]]:
+def imports() -> dict[str, set[tuple[str, bool]]]:
+    """Return what each module imports, see `imported`."""
     known = modules()
+    return {name: imported(path, known) for name, path in known.items()}
+
+
+def import_graph(with_typing: bool) -> dict[str, set[str]]:
     return {
-        name: {m for m, typing_only in imported(path, known) if with_typing or not typing_only}
-        - {name}
-        for name, path in known.items()
+        name: {m for m, typing_only in found if with_typing or not typing_only} - {name}
+        for name, found in imports().items()
     }
 
 
@@ -222,11 +230,12 @@ def parents_and_children() -> dict[str, set[str]]:
 
 def test_no_circles_between_a_folder_and_its_sub_folders() -> None:
     """A folder's own files either serve its sub-folders or use them, not both."""
+    found = parents_and_children()
     left = [
         f"{folder} <-> {other}"
-        for folder, others in sorted(parents_and_children().items())
+        for folder, others in sorted(found.items())
         for other in sorted(others)
-        if folder < other and folder in parents_and_children()[other]
+        if folder < other and folder in found[other]
     ]
     assert not left, "\n".join(left)
 
@@ -326,6 +335,9 @@ def test_product_sets_no_environment() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+SETTERS = ("os.environ.setdefault", "os.environ.update", "os.environ.pop", "os.putenv")
+
+
 def sets_environment(tree: ast.Module, where: str) -> list[str]:
     """Return the statements that run on import and change os.environ."""
     found = []
@@ -334,16 +346,13 @@ def sets_environment(tree: ast.Module, where: str) -> list[str]:
         node = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
-        text = ast.unparse(node)
         writes = isinstance(node, ast.Assign | ast.AugAssign | ast.Delete) and any(
             ast.unparse(t).startswith("os.environ[")
             for t in (node.targets if not isinstance(node, ast.AugAssign) else [node.target])
         )
-        calls = isinstance(node, ast.Call) and text.startswith(
-            ("os.environ.setdefault(", "os.environ.update(", "os.environ.pop(", "os.putenv(")
-        )
+        calls = isinstance(node, ast.Call) and ast.unparse(node.func) in SETTERS
         if writes or calls:
-            found.append(f"{where}:{getattr(node, 'lineno', 0)}: {text}")
+            found.append(f"{where}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}")
         else:
             pending += ast.iter_child_nodes(node)
     return found
