@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -46,6 +47,18 @@ def pytest_report_header() -> str:
     from .seed import VARIABLE, run_seed
 
     return f"random tests: {VARIABLE}={run_seed()}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pools_of_random_rows():
+    """Draw the rows of random models once for all models of some tests: they are the same ones.
+    32 pools take 128 MiB.
+    """
+    from iqforge.runtime.bench import synthetic
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "_pool_rows", functools.lru_cache(32)(synthetic._pool_rows))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -95,15 +95,8 @@ class SyntheticSource(Source):
         key, mean = self._pool_key(tensor), self._mean(tensor)
         if key not in self._pools:
             distinct = _distinct_rows(tensor)
-            rng = np.random.default_rng([self.seed, zlib.crc32(repr(key).encode())])
-            rows = random_rows(
-                tensor.type,
-                distinct,
-                tensor.n_cols,
-                0.1 * abs(mean) if mean else 1 / math.sqrt(tensor.n_cols),
-                rng,
-                mean=mean,
-            )
+            seed = (self.seed, zlib.crc32(repr(key).encode()))
+            rows = _pool_rows(tensor.type, distinct, tensor.n_cols, mean, seed)
             most = max(other.n_rows for other in self.tensors if self._pool_key(other) == key)
             self._pools[key] = distinct, RepeatedRows(rows, distinct + most)
         return self._pools[key]
@@ -186,6 +179,14 @@ def _check(tensor: TensorInfo) -> None:
         raise UsageError(
             f"tensor '{tensor.name}': there are no random weights of type {tensor.type}"
         )
+
+
+def _pool_rows(
+    type: GGMLType, n_rows: int, n_cols: int, mean: float, seed: tuple[int, int]
+) -> np.ndarray:
+    """Draw the rows of a pool, the same ones for the same arguments."""
+    rms = 0.1 * abs(mean) if mean else 1 / math.sqrt(n_cols)
+    return random_rows(type, n_rows, n_cols, rms, np.random.default_rng(seed), mean=mean)
 
 
 def _distinct_rows(tensor: TensorInfo) -> int:
