@@ -17,6 +17,7 @@ from ...formats.types import GGMLType
 from .encoded import DEFAULT_CACHE_BYTES, DecodeCache, Matrix, Stacked
 from .host_memory import available_memory
 from .kept import can_be_kept, decoded, kept_rows
+from .many import Matrices
 from .matrix import MatrixLike
 from .placement import Placement
 from .resident import LoadProgress, Resident, ResidentMatrix
@@ -53,19 +54,15 @@ class TensorStore:
         """
         device = self.placement.of(tensors[0].name)
         if device.type == "cpu":
-            if len(tensors) == 1 or len(tensors[0].shape) == 2:
-                return [
-                    Matrix(self, tensor, index)
-                    for tensor in tensors
-                    for index in range(tensor.n_matrices)
-                ]
-            return [
-                Stacked(*(Matrix(self, tensor, index) for tensor in tensors)) for index in range(n)
-            ]
+            if len(tensors) == 1:
+                return Matrices(tensors[0].n_matrices, lambda i: Matrix(self, tensors[0], i))
+            if len(tensors[0].shape) == 2:
+                return Matrices(len(tensors), lambda i: Matrix(self, tensors[i]))
+            return Matrices(n, lambda i: Stacked(*(Matrix(self, tensor, i) for tensor in tensors)))
         resident = self._resident.setdefault(
             tensors[0].name, Resident(self.source, tensors, n, device)
         )
-        return [ResidentMatrix(resident, index) for index in range(n)]
+        return Matrices(n, lambda i: ResidentMatrix(resident, i))
 
     @property
     def resident(self) -> list[Resident]:
