@@ -238,7 +238,7 @@ def test_delta_nets_of_a_prompt(stages, tmp_path):
 
 BARRIERS = {
     "of a block": (
-        "    __syncthreads();\n    constexpr int WEIGHTS = ",
+        "    __syncthreads();\n    STAMP(INPUT_READY);\n",
         lambda: (router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER),
     ),
     "of a warp": (

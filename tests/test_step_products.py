@@ -4,6 +4,7 @@ token of a whole model was when it was last measured.
 
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from iqforge.cuda_kernels.compile.nvrtc import compile_spec
 from iqforge.cuda_kernels.layouts.table import packed_layout, packed_types, plain_type
 from iqforge.cuda_kernels.matvec import plan as mp
 from iqforge.cuda_kernels.matvec.specs import quantized_spec
+from iqforge.cuda_kernels.step.router import router_spec
 from iqforge.formats.types import TYPES, ggml_type
 
 QUANTIZED = [name for name in packed_types() if ggml_type(name).is_quantized]
@@ -68,6 +70,20 @@ def test_nothing_is_called(name):
     code = bytes(compile_spec(quantized_spec(type, 4096, 1, mp.MATVEC_ADD, cut), "sm_90").code)
     # The compiler's own slow path of a division is one.
     assert [f for f in functions(code) if not f.startswith("$__internal")] == ["matvec_add"]
+
+
+@pytest.mark.parametrize("kind", [mp.MATVEC_ADD, mp.EXPERT_GATE_UP, mp.EXPERT_DOWN, None])
+def test_kernels_compile_with_stamps(kind):
+    """As benchmarks/step_times.py compiles them. None: a router."""
+    pytest.importorskip("cuda.core")
+    if kind is None:
+        spec = router_spec(1, 512, 8, 2)
+    else:
+        type, n = ggml_type("IQ4_NL"), 4 if kind == mp.EXPERT_DOWN else 1
+        cut = mp.plan(type, 1024, n, kind, SHARED)
+        spec = quantized_spec(type, 1024, n, kind, cut, bf16=kind == mp.MATVEC_ADD)
+    spec = replace(spec, defines=(*spec.defines, ("STAMPS", "0x7f0000000000ull")))
+    assert spec.functions[0] in functions(bytes(compile_spec(spec, "sm_90").code))
 
 
 def test_interleaved_types_have_the_kernels_of_their_plain_type():

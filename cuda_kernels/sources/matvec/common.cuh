@@ -26,6 +26,7 @@ constexpr int N = X_ROWS, THREADS = 32 * WARPS;
 extern __shared__ __align__(16) uint8_t shared_memory[];   // activations, then the warps' rings
 
 #include "matvec/instructions.cuh"
+#include "units/stamps.cuh"
 
 DEV float warp_sum(float v) {
   #pragma unroll
@@ -141,11 +142,15 @@ template <class F, int ROWS, bool NORM, bool WAITS = true> DEV void quantize(con
   if (EARLY)
     #pragma unroll
     for (int i = 0; i < PER; i++) norm[EARLY ? i : 0] = weights(thread + i * THREADS);
-  if (WAITS) wait_for_predecessor();
+  if (WAITS) {
+    wait_for_predecessor();
+    STAMP(WAIT_ENDED);
+  }
   if (WAITS && LATE) allow_successor();
   if (KEEP)
     #pragma unroll
     for (int i = 0; i < PER; i++) kept[KEEP ? i : 0] = load(thread + i * THREADS);
+  if (KEEP) STAMP_WITH(INPUT_THERE, __float_as_uint(kept[KEEP ? PER - 1 : 0].high.w));
   if (NORM) {
     #pragma unroll
     for (int n = 0; n < ROWS; n++) {
@@ -178,6 +183,7 @@ template <class F, int ROWS, bool NORM, bool WAITS = true> DEV void quantize(con
       const uint32_t v = thread + i * THREADS;
       raw[i] = v < VECTORS ? __ldcg((const int4*)x + v) : make_int4(0, 0, 0, 0);
     }
+    STAMP_WITH(INPUT_THERE, raw[RAW ? PER - 1 : 0].w);
     #pragma unroll
     for (int i = 0; i < (RAW ? PER : 1); i++)
       if (thread + i * THREADS < ALL) store(thread + i * THREADS, 0, widened(raw[i]));   // whole warps
@@ -258,6 +264,7 @@ template <class F, int ROWS> DEV void quantize_joined(
     if (weight) prefetch(weight + 32 * line);
   }
   wait_for_predecessor();
+  STAMP(WAIT_ENDED);
   if (LATE) allow_successor();
   if (KEEP) {
     Eight e[KEEP ? PER : 1], delta[KEEP ? PER : 1];

@@ -106,7 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   static __shared__ float squares[1][WARPS];
   quantize<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
   __syncthreads();   // not after the first stages, where every warp would wait until all have requested theirs
+  STAMP(INPUT_READY);
   wait_for_predecessor();
+  STAMP(WAIT_ENDED);
   allow_successor();   // not earlier: it reads the router's choice as soon as it starts
   if (lane < slots) mine = __ldcg(ids + token * slots + lane);
 #if SOME_ABSENT
@@ -118,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       out[token * pitch + slot * hidden + i] = 0;
 #endif
   matrices.fill(early, items);
+  STAMP(REQUESTED);
   const float factor = norm_factor(squares[0], eps);
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
@@ -155,6 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();
+      if (item == begin && chunk == 0) STAMP(WEIGHTS_THERE);
       Stage stage[R];
       #pragma unroll
       for (int k = 0; k < R; k++) {
@@ -189,8 +193,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       if (BIASED) y[k] += bias[k];
     }
     const float result = KIND == 0 ? joined(y[0], y[R - 1]) : KIND == 3 ? joined(before, y[0]) : y[0];
+    if (item == begin) STAMP(FIRST_ITEM);
     if (lane == 0) *(shared ? shared_out + token * shared_pitch + item : out + token * pitch + item - always + moved) = expert >= 0 ? result : 0.0f;
   }
+  STAMP(ENDED);
 }
 
 #else
@@ -269,6 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const auto takes_part = [&](int item) { return item < items && (!DIVIDED || (own_place >= first_place(item) && own_place < first_place(item) + R)); };
   quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
   __syncthreads();
+  STAMP(INPUT_READY);
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
   const auto header_of = [&](int item) {   // of slot lane's row; asked for an item before it is needed
@@ -288,6 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();
+      if (item == begin && chunk == 0) STAMP(WEIGHTS_THERE);
       if (F::HEADER_STAGED && chunk == 0 && factor != 0 && takes_part(item))
         weight *= Ring<F>::row_factor(matrices.slot + (own_place - from) * Ring<F>::ROW, own_row(item));
       constexpr int OF_ROW = COLS / F::G, ALL = JOINED_SLOTS ? R * OF_ROW : 0;
@@ -333,8 +341,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
       matrices.next();
     }
     sum = warp_sum(sum);
+    if (item == begin) STAMP(FIRST_ITEM);
     if (lane == 0) *(DIVIDED ? sums + item : h + (int64_t)token * rows + item) = before + sum;
   }
+  STAMP(ENDED);
   if (!DIVIDED) return;
   __syncthreads();
   for (int i = threadIdx.x; i < block_rows; i += THREADS) {
@@ -344,6 +354,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     float* to = h + (int64_t)token * rows + row_of_block(i);
     *to = (i < THREADS ? first_before : *to) + sum;
   }
+  STAMP(ENDED);
 }
 
 #endif

@@ -72,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   quantize<F, N, NORM>(x, norm_weight, squares, shared_memory);
 #endif
   __syncthreads();
+  STAMP(INPUT_READY);
   float factor[N];
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
@@ -97,6 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       weights.wait();
+      if (item == begin && chunk == 0) STAMP(WEIGHTS_THERE);
       Stage stage[R];
       #pragma unroll
       for (int k = 0; k < R; k++) {
@@ -150,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       for (int n = 0; n < N; n++) sum[k][n] *= by_all;
     }
 #endif
+    if (item == begin) STAMP(FIRST_ITEM);
     if (lane == 0) {
       #pragma unroll
       for (int n = 0; n < N; n++) {
@@ -167,4 +170,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       }
     }
   }
+  STAMP(ENDED);
 }

@@ -17,6 +17,7 @@
 #include "step/parts.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
+#include "units/stamps.cuh"
 constexpr int LOGITS = EXPERTS + SHARED_GATE;  // of a row
 constexpr int QUADS = WIDTH / 4, EACH = (QUADS + THREADS - 1) / THREADS;  // float4 of a row; of them per thread
 static_assert(WIDTH % 4 == 0 && ROWS <= 8 && N_USED <= EXPERTS && N_USED <= 32 && ROWS * EXPERTS <= 8192 && EXPERTS % GROUPS == 0 && GROUPS <= THREADS && EXPERTS / GROUPS >= GROUP_BEST &&
@@ -197,6 +198,7 @@ router(const float* __restrict__ h, const float* __restrict__ norm, float eps, c
         w[i] = make_float4(x.x * s.x, x.y * s.y, x.z * s.z, x.w * s.w);
     }
     wait_for_inputs();
+    STAMP(WAIT_ENDED);
     start_dependents();  // not earlier, so that the next launch finds every multiprocessor equally free (see attention.cu)
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
@@ -218,6 +220,7 @@ router(const float* __restrict__ h, const float* __restrict__ norm, float eps, c
         const float logit = dot * rsqrtf(squares / (float)WIDTH + eps);
         put_part(parts + 2 * (threadIdx.x * LOGITS + expert), LOGIT_BIAS && !gates ? logit + logit_bias[expert] : logit, 0.f);
     }
+    STAMP(FIRST_ITEM);
     if (blockIdx.x + 1 < gridDim.x) return;
     __syncthreads();  // its own are there before it waits for those of others
     constexpr int ALL = ROWS * LOGITS, TURNS = (ALL + THREADS - 1) / THREADS, AT_ONCE = TURNS < 8 ? TURNS : 8;
@@ -236,6 +239,7 @@ router(const float* __restrict__ h, const float* __restrict__ norm, float eps, c
         }
     }
     __syncthreads();
+    STAMP(INPUT_READY);
     constexpr int WEIGHTS = N_USED + SHARED_SLOTS;
     for (int i = threadIdx.x; i < ROWS * SHARED_SLOTS; i += THREADS) {
         const int row = i / max(SHARED_SLOTS, 1), slot = i % max(SHARED_SLOTS, 1);
@@ -243,4 +247,5 @@ router(const float* __restrict__ h, const float* __restrict__ norm, float eps, c
     }
 #pragma unroll 1
     for (int row = 0; row < ROWS; row++) choose(all + row * EXPERTS, scores, choice_bias, best, ids + row * N_USED, weights + row * WEIGHTS);
+    STAMP(ENDED);
 }
