@@ -347,6 +347,14 @@ def test_flags_that_change_nothing_in_a_comparison_or_in_tasks_are_said(tiny, tm
     assert "--kl-divergence-against is empty" in capsys.readouterr().err
 
 
+def test_what_holds_for_both_models_of_a_comparison_is_said_once(tiny, capsys):
+    words = ["perplexity", "-m", str(tiny / "q8.gguf"), "-f", str(tiny / "text.txt"), "-fmoe"]
+    words += ["-c", str(N_CTX), "--chunks", "1", "--kl-divergence-against", str(tiny / "f32.gguf")]
+    assert main([*words, "--device", "auto"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("device: ") == 1 and err.count("note: -fmoe changes nothing here") == 1
+
+
 def test_tables_have_no_headings_before_errors_of_the_input(tiny, tmp_path, capsys):
     words = ["perplexity", "--device", "cpu", "-m", str(tiny / "f32.gguf"), "-c", str(N_CTX)]
     text = tmp_path / "text.txt"

@@ -69,14 +69,14 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     add_ignored_flags(parser)
 
 
-def chosen_device(options: LoadOptions) -> torch.device:
-    """Return the torch device of `--device`, of a rank its own, and say on stderr which one `auto`
-    has chosen. UsageError for one that is not there.
+def chosen_device(options: LoadOptions, *, say: bool = True) -> torch.device:
+    """Return the torch device of `--device`, of a rank its own, and `say` on stderr which one
+    `auto` has chosen. UsageError for one that is not there.
     """
     from ..start_ranks import device_here
 
     device = device_here(options)
-    if options.device == "auto":
+    if say and options.device == "auto":
         why = " (there is no GPU)" if device.type == "cpu" else ""
         print(f"device: {device}{why}", file=sys.stderr)
     return device
@@ -118,6 +118,7 @@ def open_model(
     generates: bool = False,
     collects: bool = False,
     name: str = "",
+    is_first: bool = True,
 ) -> Model:
     """Return the model that the flags ask for, of `source` or else of -m, loaded.
 
@@ -125,13 +126,15 @@ def open_model(
     each device, for a sequence of `context` tokens and `rows` of them at a time, or for `rows` in
     chunks of `chunk` tokens. DeviceError if that is more than there is. generates: the default
     precision is the fastest one. collects: it is the one for statistics of inputs. name: stands
-    above what is said of the model, for a command with several.
+    above what is said of the model, for a command with several; only for the first one (`is_first`)
+    it says what holds for all.
     """
-    for ignored in ignored_flags.given(args):
-        note(ignored.flag, ignored.why)
+    if is_first:
+        for ignored in ignored_flags.given(args):
+            note(ignored.flag, ignored.why)
     load = LoadOptions.from_flags(args)
     load.check_sizes()
-    device = chosen_device(load)
+    device = chosen_device(load, say=is_first)
     if generates and load.precision is None:
         from ..precision import fastest_precision
 
@@ -148,7 +151,8 @@ def open_model(
         verbose=SlowPaths(everything=args.verbose),
     )
     try:
-        for flag, why in dict([*load.notes(device), *model_notes(model)]).items():
+        of_all = load.notes(device) if is_first else []
+        for flag, why in dict([*of_all, *model_notes(model)]).items():
             note(flag, why)
         load_and_say(model, rows, chunk, name)
     except BaseException:

@@ -137,7 +137,9 @@ def run(args: argparse.Namespace, api) -> int:
         elif against:
             words = argparse.Namespace(**vars(args) | {"model": against})
             name = printable(against, 400)
-            with open_model(words, api, rows=rows, chunk=options.n_ctx, name=name) as other:
+            with open_model(
+                words, api, rows=rows, chunk=options.n_ctx, name=name, is_first=False
+            ) as other:
                 for text in texts:
                     name = text if len(texts) > 1 else ""
                     with _named(name):
