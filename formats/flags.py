@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -146,6 +147,8 @@ def _check_one(name: str, flag: Flag, value: Any) -> None:
     if accepted := _range_of(flag):
         expected = accepted if fits else f"{expected}, {accepted}"
         fits = fits and _is_in_range(flag, value)
+    if fits and flag.kind is float and not math.isfinite(value):
+        expected, fits = "a finite number", False
     if flag.choices is not None and fits:
         expected, fits = "one of " + ", ".join(map(str, flag.choices)), value in flag.choices
     if not fits:

@@ -398,6 +398,12 @@ def test_errors_name_the_keyword_and_the_flag(options, message):
         (LoadOptions, ["-t", "-2"], "-t is -2, expected -1 or more"),
         (SamplerOptions, ["--min-p", "1.5"], "--min-p is 1.5, expected 0 to 1"),
         (SamplerOptions, ["--min-p", "nan"], "--min-p is nan, expected 0 to 1"),
+        (SamplerOptions, ["--temp", "inf"], "--temp is inf, expected a finite number"),
+        (
+            SamplerOptions,
+            ["--dynatemp-exp", "nan"],
+            "--dynatemp-exp is nan, expected a finite number",
+        ),
         (SamplerOptions, ["--top-p", "0"], "--top-p is 0.0, expected more than 0 and at most 1"),
         (
             SamplerOptions,

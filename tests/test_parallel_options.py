@@ -226,7 +226,7 @@ def test_every_combination_does_what_the_table_says(mode):
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e30, 10_000_001])
 def test_a_wait_without_end_is_refused(seconds):
-    with pytest.raises(UsageError, match="timeout .* expected at most 10000000 seconds"):
+    with pytest.raises(UsageError, match="timeout .* expected (at most 10000000 seconds|a finite)"):
         LoadOptions(timeout=seconds).check_sizes()
 
 

@@ -100,8 +100,6 @@ class SamplerSettings:
                 continue
             value = getattr(self, one.name)
             check_value(one.name, Flag((), "", float, **RANGES.get(one.name, Range())), value, None)
-            if not math.isfinite(value):
-                raise UsageError(f"{one.name} is {value}, expected a finite number")
         if any(math.isnan(bias) for _, bias in self.logit_bias):
             raise UsageError("a logit bias is not a number")
 
