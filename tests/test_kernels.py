@@ -99,7 +99,8 @@ def test_kernels_with_units_bring_their_tables():
         "matvec/experts.cu",
         "prompt/grouped.cu",
     } <= sources
-    for name in sources:
+    sources.remove("matvec/experts.cu")  # it includes one of two
+    for name in {*sources, "matvec/expert_gates.cuh", "matvec/expert_down.cuh"}:
         kernels = (FOLDER / name).read_text()
         assert "prepare_unit<TYPE>();" in kernels, name
 

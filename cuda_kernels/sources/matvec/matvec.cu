@@ -11,6 +11,7 @@
 // A warp takes every (grid * WARPS)th item: R neighbouring rows, or a row of the gate with that of the up matrix. Grid and order of
 // additions follow from shapes alone.
 #include "matvec/feed.cuh"
+#include "matvec/joined.cuh"
 #include "units/gating.cuh"
 #ifndef SETS
 #define SETS 0
