@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...formats.values import boolean, f32, string, u32
-from .shape import IndexerSizes, LatentSizes, Shape
+from .mixer_sizes import IndexerSizes, LatentSizes
+from .shape import Shape
 
 _YARN = {
     "rope.scaling.type": string("yarn"),

@@ -9,86 +9,9 @@ from ...formats.ftypes import FILE_TYPES
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
 from ...formats.types import GGMLType
 from ...formats.values import Value, f32, string, u32
+from .mixer_sizes import DeltaSizes, IndexerSizes, LatentSizes
 
-
-@dataclass(frozen=True)
-class DeltaSizes:
-    """Sizes of gated delta nets. Every `interval`th layer has attention instead. joined: alpha and
-    beta are one matrix, and the value heads of a key head are side by side.
-    """
-
-    key_heads: int
-    value_heads: int
-    length: int
-    convolution: int = 4
-    interval: int = 4
-    joined: bool = False
-
-    def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(name, numpy-order shape) of the tensors of a layer without its norm."""
-        values = self.value_heads * self.length
-        channels = 2 * self.key_heads * self.length + values
-        yield "ssm_a", (self.value_heads,)
-        yield "ssm_conv1d.weight", (channels, self.convolution)
-        yield "ssm_dt.bias", (self.value_heads,)
-        if self.joined:
-            yield "ssm_ba.weight", (2 * self.value_heads, width)
-        else:
-            yield "ssm_alpha.weight", (self.value_heads, width)
-            yield "ssm_beta.weight", (self.value_heads, width)
-        yield "attn_qkv.weight", (channels, width)
-        yield "attn_gate.weight", (values, width)
-        yield "ssm_norm.weight", (self.length,)
-        yield "ssm_out.weight", (width, values)
-
-    @property
-    def keys(self) -> dict[str, Value]:
-        """Return the metadata keys of the delta nets, without the architecture's name."""
-        return {
-            "full_attention_interval": u32(self.interval),
-            "ssm.conv_kernel": u32(self.convolution),
-            "ssm.state_size": u32(self.length),
-            "ssm.group_count": u32(self.key_heads),
-            "ssm.time_step_rank": u32(self.value_heads),
-            "ssm.inner_size": u32(self.value_heads * self.length),
-        }
-
-
-@dataclass(frozen=True)
-class LatentSizes:
-    """Sizes of latent attention, as in `MLASpec`."""
-
-    q_rank: int
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
-
-
-@dataclass(frozen=True)
-class IndexerSizes:
-    """Sizes of the indexer of sparse attention, as in `IndexerSpec`. Every layer has one."""
-
-    heads: int
-    length: int
-    top_k: int
-
-    def tensors(self, width: int, q_rank: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(name, numpy-order shape) of the tensors of a layer."""
-        yield "indexer.k_norm.weight", (self.length,)
-        yield "indexer.k_norm.bias", (self.length,)
-        yield "indexer.proj.weight", (self.heads, width)
-        yield "indexer.attn_k.weight", (self.length, width)
-        yield "indexer.attn_q_b.weight", (self.heads * self.length, q_rank)
-
-    @property
-    def keys(self) -> dict[str, Value]:
-        """Return the metadata keys of the indexer, without the architecture's name."""
-        return {
-            "attention.indexer.head_count": u32(self.heads),
-            "attention.indexer.key_length": u32(self.length),
-            "attention.indexer.top_k": u32(self.top_k),
-        }
+QKV = ("attn_q", "attn_k", "attn_v")  # matrices with a bias in many models
 
 
 @dataclass(frozen=True)

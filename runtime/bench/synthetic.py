@@ -26,7 +26,8 @@ from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from ...formats.types import GGMLType, ggml_type
 from .random_blocks import random_rows, supported
 from .repeated_rows import RepeatedRows, rows_per_page_run
-from .shapes import SHAPES, Shape
+from .shape import Shape
+from .shapes import SHAPES
 
 _POOL_BYTES = 4 << 20
 _OWN_TYPES = ("Q8_0", "F32", "F16", "BF16")  # embedding and output are of these, too

@@ -1,0 +1,197 @@
+"""Shapes of models whose feed-forward layers have no experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...formats.values import f32, string, u32
+from .shape import QKV, Shape
+
+
+def _llama(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int, int],
+    context: int = 131072,
+    base: float = 500000.0,
+) -> Shape:
+    return Shape("llama", name, *sizes, base, context, 1e-5, llama3_rope=True)
+
+
+def _phi3(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int, int],
+    base: float,
+    context: int,
+    *,
+    window: int = 0,
+    **more: Any,
+) -> Shape:
+    keys = {"attention.sliding_window": u32(window)}
+    if more.get("long_rope"):
+        keys |= {
+            "rope.scaling.original_context_length": u32(4096),
+            "rope.scaling.attn_factor": f32(1.1902381),
+        }
+    return Shape("phi3", name, *sizes, base, context, 1e-5, joined=True, keys=keys, **more)
+
+
+DENSE_SHAPES: dict[str, Shape] = {
+    "llama-8b": _llama("8B", (32, 4096, 32, 8, 128, 14336, 128256)),
+    "llama-70b": _llama("70B", (80, 8192, 64, 8, 128, 28672, 128256)),
+    "llama-1b": _llama("1B", (16, 2048, 32, 8, 64, 8192, 128256)),
+    "llama-tiny": _llama("tiny", (2, 256, 4, 2, 64, 512, 512), 8192, 10000.0),
+    "qwen3-8b": Shape(
+        "qwen3",
+        "8B",
+        36,
+        4096,
+        32,
+        8,
+        128,
+        12288,
+        151936,
+        1000000.0,
+        40960,
+        1e-6,
+        head_norms=True,
+    ),
+    "gemma2-9b": Shape(
+        "gemma2",
+        "9B",
+        42,
+        3584,
+        16,
+        8,
+        256,
+        14336,
+        256000,
+        10000.0,
+        8192,
+        1e-6,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        tied=True,
+        keys={
+            "attention.sliding_window": u32(4096),
+            "attn_logit_softcapping": f32(50.0),
+            "final_logit_softcapping": f32(30.0),
+        },
+    ),
+    "gemma3-27b": Shape(
+        "gemma3",
+        "27B",
+        62,
+        5376,
+        32,
+        16,
+        128,
+        21504,
+        262208,
+        1000000.0,
+        131072,
+        1e-6,
+        head_norms=True,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        tied=True,
+        keys={
+            "attention.sliding_window": u32(1024),
+            "rope.scaling.type": string("linear"),
+            "rope.scaling.factor": f32(8.0),
+        },
+    ),
+    "phi3-mini": _phi3("mini", (32, 3072, 32, 32, 96, 8192, 32064), 10000.0, 4096, window=2047),
+    "phi4": _phi3("14B", (40, 5120, 40, 10, 128, 17920, 100352), 250000.0, 16384),
+    "phi4-mini": _phi3(
+        "mini",
+        (32, 3072, 24, 8, 128, 8192, 200064),
+        10000.0,
+        131072,
+        long_rope=True,
+        rotated=96,
+        tied=True,
+    ),
+    "starcoder2-15b": Shape(
+        "starcoder2",
+        "15B",
+        40,
+        6144,
+        48,
+        4,
+        128,
+        24576,
+        49152,
+        100000.0,
+        16384,
+        1e-5,
+        biases=(*QKV, "attn_output", "ffn_up", "ffn_down"),
+        layer_norm=True,
+        gated=False,
+        keys={"attention.sliding_window": u32(4096)},
+    ),
+    "qwen2.5-7b": Shape(
+        "qwen2",
+        "7B",
+        28,
+        3584,
+        28,
+        4,
+        128,
+        18944,
+        152064,
+        1000000.0,
+        32768,
+        1e-6,
+        biases=QKV,
+    ),
+    "ministral3-14b": Shape(
+        "mistral3",
+        "14B",
+        40,
+        5120,
+        32,
+        8,
+        128,
+        16384,
+        131072,
+        1000000000.0,
+        262144,
+        1e-5,
+        keys={
+            "rope.scaling.type": string("yarn"),
+            "rope.scaling.factor": f32(16.0),
+            "rope.scaling.original_context_length": u32(16384),
+            "rope.scaling.yarn_log_multiplier": f32(1.0),
+            "attention.temperature_scale": f32(0.1),
+        },
+    ),
+    "seed-oss-36b": Shape(
+        "seed_oss",
+        "36B",
+        64,
+        5120,
+        80,
+        8,
+        128,
+        27648,
+        155136,
+        10000000.0,
+        524288,
+        1e-6,
+        biases=QKV,
+        ffn_norm="post_attention_norm",
+    ),
+    "smollm3-3b": Shape(
+        "smollm3",
+        "3B",
+        36,
+        2048,
+        16,
+        4,
+        128,
+        11008,
+        128256,
+        5000000.0,
+        65536,
+        1e-6,
+        tied=True,
+    ),
+}
