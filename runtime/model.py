@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, wraps
-from typing import TYPE_CHECKING
+from functools import wraps
 
 import torch
 
@@ -14,21 +13,15 @@ from ..formats import arguments
 from ..formats.gguf.reader import open_gguf
 from . import memory
 from .arguments import check_options
+from .evaluation_paths import EvaluationPaths
 from .layers.batch import Batch
 from .network.sampling import Sampling, sample
-from .opened import OpenModel
-from .precision import activations
-from .reference_path import ReferencePath
 from .state.cache import CacheSettings, padded
 from .state.pool import Pool
 from .state.sequence import State, reserve
-from .tokens import TokenIds, as_tensor, checked_tokens
+from .tokens import TokenIds, as_tensor, check_hidden, checked_tokens
 from .weights.devices import usable_device
 from .weights.encoded import DEFAULT_CACHE_BYTES
-
-if TYPE_CHECKING:
-    from .cpu.path import StepPath
-    from .cuda.engine import Engine
 
 
 def load_model(
@@ -63,9 +56,9 @@ def _named_errors(method: Callable) -> Callable:
     return run
 
 
-class Model(OpenModel):
+class Model(EvaluationPaths):
     """A network with its tokenizer. Close it, or use it as a context manager, to close the file.
-    Arguments: those of `OpenModel`.
+    Arguments: those of `opened.OpenModel`.
 
     Hidden states and logits are on `network.output_device`, at every precision: on the GPU, unless
     `placement` leaves the output on the CPU (`gpu_layers` no more than there are layers).
@@ -159,14 +152,6 @@ class Model(OpenModel):
     def count_missing_code(self) -> int:
         """Return how many functions for steps on the CPU are not compiled yet."""
         return 0 if self._steps is None else self._steps.count_missing(self.new_state(1))
-
-    @property
-    def tokens_together(self) -> int:
-        """The tokens of a prompt that are best appended at a time: `ubatch`, or more where pieces
-        share copies of experts that are on the CPU.
-        """
-        fast = self._fast_sequences
-        return self.ubatch if fast is None else fast.tokens_together
 
     @_named_errors
     @torch.no_grad()
@@ -283,110 +268,11 @@ class Model(OpenModel):
         """float32[rows, width] of `hidden`, on any device, to float32[rows, vocab]. Raise
         ShapeError for another shape.
         """
-        width = self.network.width
-        if (
-            not isinstance(hidden, torch.Tensor)
-            or hidden.ndim != 2
-            or hidden.shape[1] != width
-            or not hidden.is_floating_point()
-        ):
-            shown = (
-                f"{hidden.dtype}{list(hidden.shape)}"
-                if isinstance(hidden, torch.Tensor)
-                else f"a {type(hidden).__name__}"
-            )
-            raise ShapeError(
-                f"hidden states are {shown}, expected float32[rows, {width}]", file=self.source.path
-            )
+        check_hidden(hidden, self.network.width, self.source.path)
         hidden = hidden.to(self.network.output_device)
         if (fast := self._fast) is not None:
             return fast.logits(hidden)
         return self._reference.logits(hidden)
-
-    def close(self) -> None:
-        """Close the file and free the memory of GPUs: weights, and the graphs of sequences, even of
-        those that still exist.
-        """
-        self._close_engine()
-        super().close()
-
-    def widen_range(self) -> None:
-        """Evaluate in bfloat16 from now on, which holds numbers that are too large for float16.
-        Sequences that exist already cannot be continued.
-        """
-        if self.precision == "f16":
-            self.precision = "bf16"
-            self._close_engine()
-
-    @cached_property
-    def _reference(self) -> ReferencePath:
-        """The reference path, which sees all products."""
-        compiled = self.precision == "int8" and self.device.type == "cpu"
-        return ReferencePath(self.network, self.weights.taps, self.source.path, compiled)
-
-    @cached_property
-    def engine(self) -> Engine | None:
-        """The fast path of precisions below f32."""
-        if not self.is_fast:
-            return None
-        from .cuda.common.context import Context
-        from .cuda.engine import Engine
-
-        self.load()
-        return Engine(
-            self.network,
-            Context(
-                self.device,
-                activations(self.precision),
-                settings=self.cache,
-                ubatch=self.ubatch,
-                ser=self.weights.switches.ser,
-                rounds=self.precision == "int8",
-                verbose=self.verbose,
-                share=self.weights.share,
-                taps=self.weights.taps,
-                replaced=self.weights.store.replaced,
-            ),
-        )
-
-    def _close_engine(self) -> None:
-        if (engine := self.__dict__.pop("engine", None)) is not None:
-            engine.close()
-
-    @cached_property
-    def _steps(self) -> StepPath | None:
-        """Programs of steps on the CPU."""
-        if self.device.type != "cpu" or self.group is not None:
-            return None
-        from .cpu.path import StepPath
-
-        return StepPath(self.network, self.weights.store, self.verbose)
-
-    def _step(self, token: int, state: State, copied: bool = True) -> torch.Tensor | None:
-        """Append a token by a program, if no observer reads inputs of products: logits
-        float32[vocab], which the next step overwrites unless they are copied. None if the reference
-        path has to do it.
-        """
-        taps = self.weights.taps
-        if self._steps is None or taps.readers:
-            return None
-        if (logits := self._steps.step(token, state, copied)) is not None:
-            for observe in taps.observers:  # they count passes
-                for name in self._steps.watched:
-                    observe(name, logits, None)
-        return logits
-
-    @property
-    def _fast(self) -> Engine | None:
-        """The engine, unless an observer sees products of the reference path alone."""
-        return None if self.weights.taps.need_reference_path else self.engine
-
-    @property
-    def _fast_sequences(self) -> Engine | None:
-        """The engine for sequences that are kept, unless tensors are replaced: steps read those of
-        the file.
-        """
-        return None if self.weights.store.replaced else self._fast
 
     def _same(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the tokens of the first rank: all ranks must evaluate the same."""

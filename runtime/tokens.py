@@ -1,4 +1,4 @@
-"""Token ids that callers pass, as tensors that are checked, and what two lists have in common."""
+"""Token ids and hidden states that callers pass, checked, and what two lists have in common."""
 
 from __future__ import annotations
 
@@ -55,6 +55,22 @@ def checked_tokens(tokens: torch.Tensor, n_vocab: int, file: str | Path) -> torc
             file=file,
         )
     return tokens
+
+
+def check_hidden(hidden: torch.Tensor, width: int, file: str | Path) -> None:
+    """ShapeError for anything but floats[rows, width]."""
+    if (
+        not isinstance(hidden, torch.Tensor)
+        or hidden.ndim != 2
+        or hidden.shape[1] != width
+        or not hidden.is_floating_point()
+    ):
+        shown = (
+            f"{hidden.dtype}{list(hidden.shape)}"
+            if isinstance(hidden, torch.Tensor)
+            else f"a {type(hidden).__name__}"
+        )
+        raise ShapeError(f"hidden states are {shown}, expected float32[rows, {width}]", file=file)
 
 
 def n_common(a: Sequence[int], b: Sequence[int]) -> int:
