@@ -1,4 +1,4 @@
-"""Open models and texts that calls name by path, for the other modules here."""
+"""Open models, tokenizers and texts that calls name by path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import UsageError
-from ..formats.options import Options, from_keywords, unknown_option
+from ..formats.options import Options, checks_keywords, from_keywords, unknown_option
 from .source import PathLike, open_source
 
 if TYPE_CHECKING:
@@ -19,10 +19,57 @@ if TYPE_CHECKING:
     from ..formats.source import Source
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
+    from ..runtime.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 Chosen = TypeVar("Chosen", bound=Options)
+
+
+def load_model(
+    path: PathLike,
+    device: str | torch.device | None = None,
+    *,
+    options: LoadOptions | None = None,
+    source: Source | None = None,
+    **keywords: Any,
+) -> Model:
+    """Open a model for evaluation: a GGUF file (plain, split, quantized) or a checkpoint folder.
+
+    `.forward(token_ids)` returns logits float32[n, vocab]; `.tokenizer` has `encode(text)` and
+    `decode(ids)`. source: what `open_source` returned for `path`; it is closed with the model.
+    keywords: fields of `runtime.options.LoadOptions`, which win over `options`:
+
+    - device: "cpu" (default), "cuda", "cuda:N" or "auto" (the first GPU, or the CPU).
+    - precision: "f32", the reference path (default on the CPU), or "bf16" (default on a GPU)
+      or "f16", or "int8": products in 8 bits, on the CPU those with quantized weights, on a GPU
+      dense ones of prompts.
+    - threads: CPU threads of this process, 0: as they are. cache_size: MiB of decoded weights.
+    - gpu_layers, override_tensor, n_cpu_moe, cpu_moe, fit: what is on the GPU.
+    - split_mode="graph" or "layer", tensor_split, main_gpu, max_gpu, reduce_type, timeout:
+      split the model over the processes that torchrun has started; all of them make the same calls.
+    - ubatch: the most tokens that go through the layers at once.
+    - cache_type_k, cache_type_v, k_cache_hadamard, v_cache_hadamard, flash_attn,
+      attention_max_batch, expert_reduction, merge_gate_up: as the flags of `iqforge generate`.
+
+    Also those of `runtime.model.Model`: placement, switches, cache, cache_bytes, context, verbose.
+    """
+    keywords = keywords if device is None else keywords | {"device": device}
+    check_load_keywords(load_model, keywords)
+    return open_model(path, options, source=source, **keywords)
+
+
+@checks_keywords
+def load_tokenizer(path: PathLike) -> Tokenizer:
+    """Return the tokenizer of a GGUF file or a checkpoint folder, from its metadata alone.
+
+    `.encode(text, add_special=True, parse_special=False)` returns ids, `.decode(ids)` the text.
+    Raise TokenizerError for a vocabulary that cannot be tokenized with.
+    """
+    from ..runtime.tokenizer import Tokenizer
+
+    with open_source(path) as source:
+        return Tokenizer.from_metadata(source.metadata, file=str(source.path))
 
 
 def text_of(text: PathLike) -> tuple[str, str]:

@@ -7,19 +7,19 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from ..formats.options import checks_keywords
-from .models import opened_model, split_options, texts_of
-from .source import PathLike
+from ...errors import UsageError
+from ...formats.options import checks_keywords
+from ..models import opened_model, split_options, texts_of
+from ..source import PathLike
 
 if TYPE_CHECKING:
-    from ..imatrix.moments.data import MomentInput
-    from ..imatrix.moments.file import MomentsFile
-    from ..imatrix.moments.options import HessianOptions
-    from ..imatrix.texts import Text
-    from ..runtime.evaluate.chunks import ProgressCallback
-    from ..runtime.model import Model
-    from ..runtime.options import LoadOptions
+    from ...imatrix.moments.data import MomentInput
+    from ...imatrix.moments.file import MomentsFile
+    from ...imatrix.moments.options import HessianOptions
+    from ...imatrix.texts import Text
+    from ...runtime.evaluate.chunks import ProgressCallback
+    from ...runtime.model import Model
+    from ...runtime.options import LoadOptions
 
 
 def collect_hessian(
@@ -54,12 +54,12 @@ def collect_hessian(
     progress: called after every chunk. on_sizes: called before the run with all inputs and the
     bytes of a correlation.
     """
-    from ..formats.output import check_output, refuse_same_file
-    from ..imatrix.moments.collector import collect_moments, survey_inputs, tokens_of_texts
-    from ..imatrix.moments.file import load_moments
-    from ..imatrix.moments.options import HessianOptions
-    from ..imatrix.moments.saving import MomentSaver
-    from ..imatrix.texts import Text
+    from ...formats.output import check_output, refuse_same_file
+    from ...imatrix.moments.collector import collect_moments, survey_inputs, tokens_of_texts
+    from ...imatrix.moments.file import load_moments
+    from ...imatrix.moments.options import HessianOptions
+    from ...imatrix.moments.saving import MomentSaver
+    from ...imatrix.texts import Text
 
     options, load = split_options(collect_hessian, model, keywords, HessianOptions, options, load)
     texts = [Text(*one) for several in texts_of(text) for one in several]
@@ -89,7 +89,7 @@ def load_hessian(path: PathLike) -> MomentsFile:
     """Open a file of second moments, as `collect_hessian` writes them. Matrices are read when they
     are asked for.
     """
-    from ..imatrix.moments.file import load_moments
+    from ...imatrix.moments.file import load_moments
 
     return load_moments(path)
 
@@ -102,8 +102,8 @@ def _run(model: Model, texts: Sequence[Text], options: HessianOptions) -> dict[s
     """Return everything that the sums depend on as text; the model and the texts as SHA-256."""
     import torch
 
-    from ..imatrix.files.snapshot import model_fingerprint
-    from ..version import __version__
+    from ...imatrix.files.snapshot import model_fingerprint
+    from ...version import __version__
 
     return {
         "model": model_fingerprint(model.source),

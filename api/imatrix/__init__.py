@@ -1,0 +1,1 @@
+"""Importance matrices and second moments: collect them with a model, and use their files."""
