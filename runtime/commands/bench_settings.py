@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ..options import MOST_TOKENS, LoadOptions, check_layers, split_options
+from ..device_options import check_layers
+from ..options import MOST_TOKENS, LoadOptions, split_options
 from . import bench_flags
 from .flags import chosen_device, model_notes, note
 from .loading import load_and_say

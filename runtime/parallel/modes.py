@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MODES = ("none", "layer", "row", "graph", "attn", "tensor", "data")
 _GRAPH = ("graph", "row", "attn", "tensor")
 _NUMBER = r"(\d+(\.\d*)?|\.\d+)"
-_SHARES = re.compile(rf"(?=.*[1-9]){_NUMBER}([,/;]{_NUMBER})*")
+_SHARES = rf"(?=.*[1-9]){_NUMBER}([,/;]{_NUMBER})*"
 MOST_RANKS = 8
 REDUCE_TYPES = ("f32", "bf16", "f16", "q8_0")
 EXPERT_CHOICES = ("auto", "columns", "whole")
@@ -69,7 +69,7 @@ def parse_shares(text: str | Sequence[float]) -> tuple[float, ...]:
                 raise UsageError(
                     f"-ts is '{shown}': share {i} is {printable(part, 20)}, expected 0 or more"
                 )
-        numbers = parts if _SHARES.fullmatch(text) else ()
+        numbers = parts if re.fullmatch(_SHARES, text) else ()
     else:
         given = text if isinstance(text, Sequence) else (text,)
         are_shares = all(isinstance(x, (int, float)) and x >= 0 for x in given)
