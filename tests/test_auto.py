@@ -258,7 +258,7 @@ def test_a_file_that_fits_a_gpu(checkpoint, tmp_path):
     [
         ({"target_size": 1000}, "smallest possible result has [0-9]+ bytes"),
         ({"target_bpw": 4.4999}, r"smallest possible result has 4\.5\d+ bits per weight"),
-        ({"target_bpw": float("nan")}, "smallest possible result"),
+        ({"target_bpw": float("nan")}, "target_bpw is nan, expected a finite number"),
         ({"target_bpw": -3}, "smallest possible result"),
         ({"target_size": "12X"}, "invalid size"),
         ({"target_size": 10**6, "target_bpw": 4}, "one target"),
