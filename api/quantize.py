@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import OutputError, UsageError
 from ..quantize.run.report import RunProgress, RunReport, report_plan
 from .calibration import Calibration
 from .devices import note_choice
@@ -168,6 +168,7 @@ def quantize_models(
         raise UsageError("save_plan needs exactly one output")
     check_calibration(calibrate, hessian, o, shards, len(outputs))
     refuse_read_files((out for out, _ in outputs), hessian, calibrate)
+    _check_folders([out for out, _ in outputs if out is not None], o.dry_run)
     moments = loaded_moments(hessian, o, calibrate is not None)
     guided = moments is not None or calibrate is not None
     devices = find_devices(o.device)
@@ -324,3 +325,18 @@ def quantize_models(
         finish_all(sinks, checks)
         reports = dict(zip(active, made))
         return [reports.get(number, RunReport()) for number in range(len(outputs))]
+
+
+def _check_folders(outputs: Sequence[str | os.PathLike], dry_run: bool) -> None:
+    """Raise OutputError for a folder that does not exist, before anything that takes long; a dry
+    run only says so.
+    """
+    from ..formats.output import check_folder
+
+    for out in outputs:
+        try:
+            check_folder(out)
+        except OutputError as error:
+            if not dry_run:
+                raise
+            log.warning("%s", error)

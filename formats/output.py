@@ -39,6 +39,13 @@ def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLi
             )
 
 
+def check_folder(path: str | os.PathLike) -> None:
+    """Raise OutputError if the folder of an output does not exist."""
+    if not os.path.exists(os.path.dirname(real_output(path))):
+        missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise output_error(missing, path)
+
+
 def check_output(path: str | os.PathLike) -> None:
     """Raise OutputError if no file can be written at `path`: for work that takes long before
     anything is written. No file is left.

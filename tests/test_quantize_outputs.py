@@ -66,6 +66,25 @@ def test_each_file_equals_that_of_a_separate_run(model, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2 * len(TYPES)
 
 
+def test_a_missing_folder_is_found_before_any_work(model, tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("iqforge.api.quantize.open_source", opened.append)
+    there, missing = tmp_path / "a.gguf", tmp_path / "none" / "b.gguf"
+    with pytest.raises(OutputError, match="b.gguf: cannot be written: No such file"):
+        iqforge.quantize_models(model, [(there, "Q4_0"), (missing, "Q8_0")])
+    assert not opened and not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    words = ["quantize", "--dry-run", "--no-estimate", str(model), str(missing), "Q8_0"]
+    assert main(words) == 0
+    assert f"WARNING: {missing}: cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_two_targets_are_an_error_that_names_both_flags(model, capsys):
+    words = ["quantize", "--dry-run", "--target-bpw", "4", "--target-size", "1M", str(model)]
+    assert main(words) == 1
+    assert "(--target-bpw) or a size (--target-size): give one" in capsys.readouterr().err
+
+
 def test_rows_are_read_once(model, tmp_path, monkeypatch):
     read: dict[str, int] = {}
     real = GGUFFile.read_rows

@@ -84,7 +84,10 @@ class SizeTarget:
 
     def __post_init__(self) -> None:
         if (self.bpw is None) == (self.size is None):
-            raise UsageError("give either bits per weight or a size as target")
+            raise UsageError(
+                "the target is either bits per weight (--target-bpw) or a size (--target-size):"
+                " give one of them"
+            )
         asked = self.bpw if self.bpw is not None else self.size
         if asked is None or not asked > 0 or asked == math.inf:
             raise UsageError(f"the target must be positive, not {asked}")
