@@ -199,7 +199,10 @@ def _plan(
 
     limits = ShardLimits(o.split_max_tensors, o.split_max_size, o.no_tensor_first_split)
     if not isinstance(source, CheckpointSource):
-        raise UsageError("conversion takes a checkpoint", file=source.path)
+        raise UsageError(
+            "is a GGUF file already, conversion takes a checkpoint; iqforge quantize changes types",
+            file=source.path,
+        )
     if o.metadata is not None:
         overrides = read_overrides(o.metadata)
         if keep_name or o.name is not None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from ..formats.flags import integer, real
 from ..formats.options import did_you_mean
 from .colour import painted_error, painted_help, wants_colour
-from .unsupported import UNSUPPORTED
+from .unsupported import CONVERTER_UNSUPPORTED, UNSUPPORTED
 
 _SCALED = "--lora-scaled"
 _NUMBERS = re.compile(r"-[\d.]+([,/;]-?[\d.]+)+")  # the separators of -ts, and of lists of bench
@@ -85,8 +85,12 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def _unknown(self, flag: str) -> str:
-        if flag in UNSUPPORTED and "--model" in self.flags():  # of tools that run a model
-            return f"'{flag}' ({UNSUPPORTED[flag]}) is not supported"
+        if "--model" in self.flags():  # one of the tools that run a model
+            unsupported = UNSUPPORTED
+        else:
+            unsupported = CONVERTER_UNSUPPORTED if "--outtype" in self.flags() else {}
+        if flag in unsupported:
+            return f"'{flag}' ({unsupported[flag]}) is not supported"
         return f"unknown flag '{flag}'{did_you_mean(flag, self.flags())}"
 
     def _get_option_tuples(self, option_string: str) -> list:

@@ -13,6 +13,7 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.cli import main
+from iqforge.commandline.unsupported import CONVERTER_UNSUPPORTED
 from iqforge.errors import ConfigError, NotFoundError, OutputError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.source import TensorInfo
@@ -287,6 +288,28 @@ def test_a_missing_folder(checkpoint, tmp_path):
     with pytest.raises(OutputError, match="none"):
         iqforge.convert_model(checkpoint, tmp_path / "none" / "m.gguf", split_max_tensors=3)
     assert not os.listdir(tmp_path)
+
+
+def test_what_was_written(checkpoint, tmp_path, capsys):
+    words = ["convert", str(checkpoint), "--outfile"]
+    for name, *flags in (["one-00001-of-00003.gguf"], ["m.gguf", "--split-max-tensors", "6"]):
+        assert main([*words, str(tmp_path / name), *flags]) == 0
+        made = [path for path in tmp_path.iterdir() if path.name[0] == name[0]]
+        size = sum(path.stat().st_size for path in made) / 1e6
+        others = " and 1 more shard: " if flags else ": "
+        said = capsys.readouterr().out
+        assert f"{sorted(made)[0]}{others}12 tensors, {size:.2f} MB written" in said, said
+
+
+def test_flags_of_the_reference(checkpoint, tmp_path, capsys):
+    words = ["convert", str(checkpoint), "--outfile", str(tmp_path / "m.gguf")]
+    assert main([*words, "--verbose", "--no-lazy", "--use-temp-file", "--verbose"]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert [line.split()[1] for line in notes] == ["--verbose", "--no-lazy", "--use-temp-file"]
+    for flag in CONVERTER_UNSUPPORTED:
+        with pytest.raises(SystemExit):
+            main([*words, flag])
+        assert f"'{flag}' ({CONVERTER_UNSUPPORTED[flag]}) is not supp" in capsys.readouterr().err
 
 
 def test_command(checkpoint, whole, tmp_path, capsys):

@@ -191,7 +191,7 @@ def test_a_gguf_file_is_not_converted(tmp_path: Path):
     made = iqforge.convert_model(make_tiny_llama(tmp_path / "m", n_layers=1), tmp_path / "m.gguf")
     before = made.read_bytes()
     for out in (None, tmp_path / "n.gguf"):
-        with pytest.raises(UsageError, match="conversion takes a checkpoint"):
+        with pytest.raises(UsageError, match="is a GGUF file already, conversion takes a ch"):
             iqforge.convert_model(made, out)
     assert made.read_bytes() == before and [path.name for path in tmp_path.glob("*.gguf")] == [
         "m.gguf"
@@ -202,7 +202,7 @@ def test_a_gguf_file_is_not_converted(tmp_path: Path):
     "files, words",
     [
         ([], "a checkpoint is a folder with config.json and safetensors files"),
-        (["b.gguf", "a.gguf"], "it has a.gguf: name that file"),
+        (["b.gguf", "a.gguf"], "it has a.gguf, which is converted already: name that file"),
         (["adapter_config.json", "adapter_model.safetensors"], "iqforge convert-lora"),
         (["inner/config.json"], "inner inside it has one"),
         (["refs/main", "snapshots/0f/config.json"], "snapshots/0f inside it has one"),

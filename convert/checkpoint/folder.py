@@ -141,7 +141,10 @@ def _instead(path: Path) -> str:
     if "adapter_config.json" in names:
         return "; it is a LoRA adapter, which iqforge convert-lora converts"
     if ggufs:
-        return f"; it has {printable(ggufs[0])}: name that file instead of the folder"
+        return (
+            f"; it has {printable(ggufs[0])}, which is converted already: name that file instead of"
+            " the folder to quantize or run it"
+        )
     inner = [
         found.parent.relative_to(path)
         for pattern in (f"*/{_CONFIG}", f"snapshots/*/{_CONFIG}")

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from dataclasses import asdict
 
 from ...errors import UsageError, printable
-from ...formats.commands.progress import Meter
+from ...formats.commands.progress import Meter, count_of
 from ..architectures.layout_options import LayoutOptions
 from ..options import ConvertOptions
+
+_IGNORED = {
+    "--verbose": "--dry-run prints a line for every tensor",
+    "--no-lazy": "a tensor is read when it is written",
+    "--use-temp-file": "memory is bounded without one",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +70,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     ConvertOptions.add_flags(parser, only=("device",), device="auto")
     ConvertOptions.add_flags(parser, only=("threads",))
+    for flag in _IGNORED:
+        parser.add_argument(
+            flag, action="append_const", const=flag, dest="ignored", help=argparse.SUPPRESS
+        )
 
 
 def _model(args: argparse.Namespace) -> str:
@@ -75,6 +87,8 @@ def _model(args: argparse.Namespace) -> str:
 def run(args: argparse.Namespace, api) -> int:
     """Convert the checkpoint, or print the plan with --dry-run, and return 0."""
     options, layout = ConvertOptions.from_flags(args), LayoutOptions.from_flags(args)
+    for flag in dict.fromkeys(args.ignored or ()):
+        print(f"note: {flag} changes nothing here: {_IGNORED[flag]}", file=sys.stderr)
     if args.dry_run:
         return _dry_run(args, api, options, layout)
     progress = _Progress()
@@ -90,8 +104,13 @@ def run(args: argparse.Namespace, api) -> int:
         )
     finally:
         progress.close()
-    size = f"{progress.n_tensors} tensors, {progress.n_bytes / 1e6:.2f} MB"
-    print(f"{printable(path, 400)}: {size} written")
+    files = api.inspect_model(path).files
+    others = f" and {count_of(len(files) - 1, 'more shard')}" if len(files) > 1 else ""
+    size = sum(map(os.path.getsize, files))
+    print(
+        f"{printable(path, 400)}{others}: {count_of(progress.n_tensors, 'tensor')},"
+        f" {size / 1e6:.2f} MB written"
+    )
     return 0
 
 
@@ -134,12 +153,11 @@ class _Progress:
     """A progress bar or lines on stderr, and the totals of the run."""
 
     def __init__(self):
-        self.n_tensors = self.n_bytes = 0
+        self.n_tensors = 0
         self._meter = Meter("converting", unit="el")
 
     def begin(self, planned) -> None:
         self.n_tensors = len(planned)
-        self.n_bytes = sum(tensor.target.n_bytes for tensor in planned)
         self._meter.begin(sum(tensor.source.n_elements for tensor in planned))
 
     def advance(self, n_elements: int) -> None:
