@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypedDict
@@ -39,7 +39,8 @@ class Flag:
     does not show. many: the value is a tuple, and the flag may be repeated. several: with `many`,
     the flag takes several words. commas: with `many`, a word of the flag holds several values.
     one_text: with `many`, a keyword may be a single text. text: the command itself parses the words
-    of the flag, which are lists. optional: the value of the flag without a word. least,
+    of the flag, which are lists. optional: the value of the flag without a word. named: values
+    that have a word of their own, besides those of the kind. least,
     most: the smallest and the largest number that are accepted. above: numbers are larger than
     it. constants: flags that set the field to one value each. keyed:
     the value is a dict, with a flag and its help for each key.
@@ -62,6 +63,7 @@ class Flag:
     off: bool = False
     optional: Any = None
     hidden: bool = False
+    named: Mapping[str, Any] | None = None
     constants: tuple[Constant, ...] = ()
     keyed: Mapping[str, tuple[str, str]] | None = None
 
@@ -94,6 +96,12 @@ def real(text: str) -> float:
 
 
 READERS = {int: integer, float: real}
+
+
+def reader(flag: Flag) -> Callable[[str], Any]:
+    """Return what parses a word of the flag for argparse."""
+    read, named = READERS.get(flag.kind, str), flag.named or {}
+    return lambda text: named[text] if text in named else read(text)
 
 
 def separated(flag: Flag, words: Iterable[Any]) -> tuple[Any, ...]:

@@ -18,9 +18,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from ..errors import UsageError, printable
 from .flags import (
-    READERS,
     Flag,
     check_value,
+    reader,
     separated,
     shown_default,
 )
@@ -199,7 +199,7 @@ def _add(
         words |= {"action": "store_false" if flag.off else "store_true", "default": default}
     else:
         words |= {
-            "type": str if flag.text or flag.commas else READERS.get(flag.kind, str),
+            "type": str if flag.text or flag.commas else reader(flag),
             "metavar": flag.metavar,
             "choices": flag.choices,
             "default": default,

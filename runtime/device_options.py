@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .weights.placement import Request
 
 DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
+_DEVICES = {"none": "cpu"} | {f"CUDA{n}": f"cuda:{n}" for n in range(64)}  # of llama.cpp
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)  # `LoadOptions` has these
@@ -25,6 +26,8 @@ class DeviceOptions(Options):
     device: str = option(
         "cpu",
         "--device",
+        aliases=("-dev",),
+        named=_DEVICES,
         metavar="D",
         help="cpu, cuda, cuda:N, or auto: the first GPU, or the CPU where there is none",
     )
@@ -51,6 +54,7 @@ class DeviceOptions(Options):
         "--gpu-layers",
         "--n-gpu-layers",
         kind=int,
+        named={"all": None},
         metavar="N",
         help="put the last N layers on the GPU; with more than the model has, also embedding and"
         " output (default: all)",
@@ -93,8 +97,10 @@ class DeviceOptions(Options):
     fit: int | None = option(
         None,
         "--fit",
+        aliases=("-fit", "-fitt", "--fit-target", "--fit-margin"),
         kind=int,
         optional=DEFAULT_MARGIN,
+        named={"on": DEFAULT_MARGIN, "off": None},
         metavar="MIB",
         help="choose what stays on the CPU by the GPU's free memory, and leave MIB of it free"
         f" (default: {DEFAULT_MARGIN})",

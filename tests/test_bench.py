@@ -174,6 +174,15 @@ def test_matrix_and_order(capsys):
     assert sizes == [(8, 0, 0), (4, 0, 0), (0, 2, 0), (4, 1, 0), (4, 1, 0)]
 
 
+def test_ranges(capsys):
+    words = "-p 4-8+2,16 -n 1-4*2 -b 8,2-4*2 -ngl all -r 1 -o jsonl"
+    rows = [json.loads(line) for line in bench(capsys, *words.split()).out.splitlines()]
+    tests = ["pp4", "pp6", "pp8", "pp16", "tg1", "tg2", "tg4"]
+    assert [(row["n_batch"], row["test"]) for row in rows] == [
+        (n_batch, test) for n_batch in (8, 2, 4) for test in tests
+    ]
+
+
 def test_fields_are_those_of_the_reference(capsys):
     words = ("-p", "8", "-n", "2", "-r", "2", "-mqkv", "1", "-fmoe", "0")
     captured = bench(capsys, *words, "-o", "csv", "-oe", "json")
@@ -234,6 +243,11 @@ def test_table(capsys):
     "words, message",
     [
         (["-p", "x"], "-p takes numbers"),
+        (["-p", "8-4"], "-p is '8-4', expected a range of 1 to 10000 numbers"),
+        (["-n", "0-4*2"], "-n is '0-4*2', expected a range"),
+        (["-d", "1-8*1"], "-d is '1-8*1', expected a range"),
+        (["-ub", "1-999999999"], "-ub is '1-999999999', expected a range"),
+        (["-p", "4-8-16"], "-p takes numbers"),
         (["-pg", "5"], "-pg takes two numbers"),
         (["-o", "xml"], "-o is 'xml'"),
         (["-p", "0", "-n", "0"], "nothing to measure"),

@@ -176,6 +176,29 @@ class Devices:
         monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size))
 
 
+@pytest.mark.parametrize(
+    "words, field, value",
+    [
+        ("-dev CUDA1", "device", "cuda:1"),
+        ("--device none", "device", "cpu"),
+        ("--device auto", "device", "auto"),
+        ("-ngl all", "gpu_layers", None),
+        ("-ngl 3 -ngl all", "gpu_layers", None),
+        ("--fit on", "fit", 1024),
+        ("-fit off", "fit", None),
+        ("-fit", "fit", 1024),
+        ("-fitt 512", "fit", 512),
+        ("--fit-target 512", "fit", 512),
+        ("--fit-margin 512", "fit", 512),
+    ],
+)
+def test_words_of_llama_cpp(words, field, value):
+    for command in ("perplexity", "generate", "compare"):
+        needed = ["-m", "x"] if command != "compare" else ["a", "b", "-f", "t"]
+        args = cli._parser(command)[0].read([*needed, *words.split()])
+        assert getattr(LoadOptions.from_flags(args), field) == value
+
+
 def test_devices(monkeypatch):
     Devices.install(monkeypatch)
     names = {

@@ -34,9 +34,9 @@ _LONGEST_DELAY = 86400
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `iqforge bench` to its parser."""
     parser.description = (
-        "Measure the speed of prompts (pp) and of generation (tg). Lists (with commas, or by"
-        " repeating a flag) multiply into a matrix of tests. GB/s are the weights and the cache"
-        " that a token needs, times tokens per second."
+        "Measure the speed of prompts (pp) and of generation (tg). Lists (with commas, by"
+        " repeating a flag, or as ranges such as 128-512+128 and 128-2048*2) multiply into a matrix"
+        " of tests. GB/s are the weights and the cache that a token needs, times tokens per second."
     )
     parser.add_argument(
         "-m",

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ _ON = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": F
 @dataclass(frozen=True)
 class Option:
     """One setting. `field`: its name in outputs; `column`: in the md table; `reload`: the model is
-    loaded again where it changes. `constants`: flags that stand for a word.
+    loaded again where it changes. `constants`: flags that stand for a word. `named`: as in `Flag`.
     """
 
     field: str
@@ -39,6 +40,7 @@ class Option:
     reload: bool = False
     between: str = ","
     constants: tuple[Constant, ...] = ()
+    named: Mapping[str, Any] | None = None
 
     def parse(self, word: str) -> Any:
         """Return the value of a word. UsageError for an invalid value."""
@@ -50,6 +52,8 @@ class Option:
             return _ON[word.lower()]
         if (ignored := BY_FLAG.get(self.flags[0])) is not None:
             ignored.check(word)
+        if self.named is not None and word in self.named:
+            return self.default if self.named[word] is None else self.named[word]
         try:
             return self.kind(word)
         except ValueError:
@@ -81,7 +85,9 @@ def _setting(
     form = "" if shared.metavar in (None, "N") else f"{shared.metavar}: "  # of one value
     help = form + shared.help + ("" if between == "," else f"; lists with {between}")
     constants += tuple(replace(one, value=str(int(one.value))) for one in flag.constants)
-    return Option(field, flag.names, kind, value, column, help, reload, between, constants)
+    return Option(
+        field, flag.names, kind, value, column, help, reload, between, constants, flag.named
+    )
 
 
 _CPU_MOE = LoadOptions.flag_of("cpu_moe")
@@ -122,6 +128,7 @@ _WITHOUT_EFFECT = {
     "-mmp": "weights on the CPU are read through the page cache",
     "-embd": "logits are always computed",
 }
+_MOST_NUMBERS = 10_000  # of a range, so that a typing error is not a list without end
 _ALL_ON_CPU = "everything is on the CPU"
 
 
@@ -158,6 +165,8 @@ def values_of(args: argparse.Namespace, option: Option) -> list:
     if "" in lists:
         raise UsageError(f"{option.flags[0]} is empty")
     words = [word for given in lists for word in given.split(option.between)]
+    if option.kind is int:
+        words = [one for word in words for one in _in_range(word, option.flags[0])]
     return [option.parse(word) for word in words] or [option.default]
 
 
@@ -212,7 +221,8 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
 
 def integers(given: list[str] | None, default: Sequence[int], flag: str) -> Sequence[int]:
     """Numbers of a flag that may have been given several times."""
-    return [_size(word, flag) for words in given for word in words.split(",")] if given else default
+    words = [word for text in given or () for word in text.split(",")]
+    return [_size(one, flag) for word in words for one in _in_range(word, flag)] or default
 
 
 def pairs(given: list[str] | None, flag: str) -> list[tuple[int, int]]:
@@ -224,6 +234,27 @@ def pairs(given: list[str] | None, flag: str) -> list[tuple[int, int]]:
             raise UsageError(f"{flag} takes two numbers P,G, got '{text}'")
         found.append((_size(words[0], flag, 1), _size(words[1], flag, 1)))
     return found
+
+
+def _in_range(word: str, flag: str) -> list[str]:
+    """Return the numbers of llama-bench's `FIRST-LAST`, `FIRST-LAST+STEP` and `FIRST-LAST*FACTOR`;
+    of anything else, the word. UsageError for a range that never ends, or has too many numbers.
+    """
+    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?", word.strip())
+    if found is None:
+        return [word]
+    number, last, step = int(found[1]), int(found[2]), int(found[4] or 1)
+    numbers: list[str] = []
+    while number <= last:
+        numbers.append(str(number))
+        following = number * step if found[3] == "*" else number + step
+        if following <= number or len(numbers) > _MOST_NUMBERS:
+            break
+        number = following
+    else:
+        if numbers:
+            return numbers
+    raise UsageError(f"{flag} is '{word}', expected a range of 1 to {_MOST_NUMBERS} numbers")
 
 
 def _size(word: str, flag: str, least: int = 0) -> int:

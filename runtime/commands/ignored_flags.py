@@ -83,7 +83,9 @@ IGNORED = (
         "interleaved rows are undone for GPUs, and on the CPU products use decoded values: `iqforge"
         " repack` writes them to a file",
     ),
-    Ignored(("-nr", "--no-repack"), "nothing is rearranged on the CPU, and for GPUs always"),
+    Ignored(
+        ("-nr", "--no-repack", "--repack"), "nothing is rearranged on the CPU, and for GPUs always"
+    ),
     Ignored(
         ("-mqkv", "--merge-qkv"),
         "on a GPU query, key and value always go in one launch, on the CPU one matrix would be as"
@@ -135,6 +137,9 @@ IGNORED = (
     Ignored(("-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"), "a cache is where its layer is"),
     Ignored(("--no-op-offload", "--op-offload"), "a layer computes where its weights are"),
     Ignored(("--mlock",), _PAGES),
+    Ignored(("-dio", "--direct-io", "-ndio", "--no-direct-io"), _PAGES),
+    Ignored(("--no-host",), "a layer computes where its weights are"),
+    Ignored(("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"), "there is one sequence"),
     Ignored(("--no-mmap", "--mmap"), _PAGES),
     Ignored(
         ("--numa",), _THREADS, *_one_of("distribute", "isolate", "numactl", "interleave", "mirror")
@@ -162,6 +167,7 @@ IGNORED = (
         "a cache has no holes",
         *_matching("-?" + _PART, "a number such as 0.1"),
     ),
+    Ignored(("--log-prefix", "--log-timestamps"), "messages are printed as they are"),
     Ignored(("--log-disable",), "only results go to stdout: redirect stderr"),
     Ignored(
         ("-lv", "--verbosity", "--log-verbosity"),
