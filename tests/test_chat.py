@@ -321,7 +321,7 @@ def test_a_single_turn_without_an_answer_is_a_failure(demo, capsys, monkeypatch)
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["chat", "-p", "a", "-f", "b"], "only one of -p PROMPT or -f FILE"),
+        (["chat", "-p", "a", "-f", "b"], "-p and -f give a prompt: only one of them can"),
         (["chat", "--tools", "/nonexistent"], "no such file"),
         (["chat", "-sysf", "/nonexistent"], "no such text file"),
         (["chat", "-sys", "a", "-sysf", "b"], "only one of -sys TEXT and -sysf FILE"),

@@ -397,7 +397,8 @@ def test_stop_texts_have_escapes(demo, capsys):
     "words, message",
     [
         ([], "-p PROMPT or -f FILE"),
-        (["-p", "a", "-f", "b"], "-p PROMPT or -f FILE"),
+        (["-p", "a", "-f", "b"], "-p and -f give a prompt: only one of them can"),
+        (["-f", "a", "-bf", "b"], "-f and -bf give a prompt: only one of them can"),
         (["-p", "a", "--top-p", "2"], "--top-p is 2.0"),
         (["-p", "a", "-ctk", "q3_k"], "q3_k"),
         (["-p", "a", "-ctv", "q8_0", "-fa", "off"], "flash attention"),
@@ -427,6 +428,18 @@ def test_command_refuses(demo, capsys, words, message):
     status, out, err = run(demo, capsys, "-n", "2", *words)
     assert status == 1 and message in err and not out
     assert "change nothing" not in err and "changes nothing" not in err
+
+
+def test_the_last_line_break_of_a_file(demo, tmp_path, capsys):
+    (tmp_path / "p").write_text("One\n")
+    ended, kept = (
+        run(demo, capsys, flag, str(tmp_path / "p"), "-n", "1", "--temp", "0")
+        for flag in ("-f", "-bf")
+    )
+    assert ended[0] == kept[0] == 0
+    assert kept[1].startswith("One\n") and not ended[1].startswith("One\n")
+    asked = run(demo, capsys, "-p", "", "-n", "1", "--temp", "0")[2]
+    assert "prompt: 1 token in" in asked and "generated: 1 token" in asked
 
 
 def test_a_context_beyond_the_memory_is_an_error_with_the_numbers(demo, capsys):

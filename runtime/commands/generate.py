@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 from ...errors import UsageError, utf_8
-from ...formats.commands.progress import on_one_line
+from ...formats.commands.progress import count_of, on_one_line
 from ..driver import start_driver
 from ..options import LoadOptions
 from ..parallel.modes import NO_PROMPT_CACHE, has_ranks
@@ -32,6 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the prompt; \\n, \\t, \\\\ and the like are replaced unless --no-escape",
     )
     parser.add_argument("-f", "--file", metavar="FILE", help="a UTF-8 file with the prompt")
+    parser.add_argument(
+        "-bf",
+        "--binary-file",
+        metavar="FILE",
+        help="the same, but a line break at the end of the file belongs to the prompt",
+    )
     GenerateOptions.add_flags(parser, only=(*ANSWER_FIELDS, *CACHE_FIELDS))
     parser.add_argument(
         "--no-display-prompt", action="store_true", help="print only what is generated"
@@ -73,7 +79,7 @@ def check(args: argparse.Namespace) -> None:
     options = with_stops(args, GenerateOptions.from_flags(args))
     check_options(options)
     options.cache()
-    if args.file is None or can_be_read_again(args.file):
+    if all(file is None or can_be_read_again(file) for file in (args.file, args.binary_file)):
         prompt_text(args)
     LoadOptions.from_flags(args).check()
 
@@ -125,9 +131,9 @@ def run(args: argparse.Namespace, api) -> int:
     evaluated = record.prompt_tokens - record.reused
     reused = f", {record.reused} of them from the file and {evaluated} evaluated"
     print(
-        f"prompt: {record.prompt_tokens} tokens{reused if record.reused else ''} in"
-        f" {record.prompt_seconds:.2f} s, {record.prompt_per_second:.2f} tokens/s\ngenerated: {n}"
-        f" token{'s' * (n != 1)}{speed}{'; ended by itself' if record.ended else ''}",
+        f"prompt: {count_of(record.prompt_tokens, 'token')}{reused if record.reused else ''} in"
+        f" {record.prompt_seconds:.2f} s, {record.prompt_per_second:.2f} tokens/s\ngenerated:"
+        f" {count_of(n, 'token')}{speed}{'; ended by itself' if record.ended else ''}",
         file=sys.stderr,
     )
     return 0

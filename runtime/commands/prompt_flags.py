@@ -19,17 +19,23 @@ def prompt_text(args: argparse.Namespace, *, needed: bool = True) -> str | None:
     """Return the text of -p, or of the file of -f. None without either, unless one is needed. Raise
     UsageError for both, or for neither where one is needed.
     """
-    if (args.prompt is not None and args.file is not None) or (
-        needed and args.prompt is None and args.file is None
-    ):
-        raise UsageError(f"{'either' if needed else 'only one of'} -p PROMPT or -f FILE is needed")
+    binary = getattr(args, "binary_file", None)
+    given = [
+        flag
+        for flag, value in (("-p", args.prompt), ("-f", args.file), ("-bf", binary))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} give a prompt: only one of them can")
+    if needed and not given:
+        raise UsageError("either -p PROMPT or -f FILE is needed")
     if args.prompt is not None:
         return args.prompt if args.no_escape else unescape(args.prompt)
-    if args.file is None:
+    if not given:
         return None
     from ..evaluate.chunks import read_text
 
-    return read_text(args.file)
+    return read_text(args.file) if binary is None else read_text(binary, whole=True)
 
 
 def check_options(options: TextOptions) -> None:

@@ -79,8 +79,8 @@ class Chunks:
         if len(tokens) < (skip + 2) * n_ctx:
             skipped = f" after {skip} chunks" if skip else ""
             raise EvaluationError(
-                f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least "
-                f"{(skip + 2) * n_ctx}{skipped}"
+                f"the text has {len(tokens)} token{'s' * (len(tokens) != 1)}, a context size of"
+                f" {n_ctx} needs at least {(skip + 2) * n_ctx}{skipped}"
             )
         tokens = tokens[skip * n_ctx :]
         n_chunks = len(tokens) // n_ctx
@@ -250,9 +250,9 @@ def can_be_read_again(path: str | os.PathLike) -> bool:
     return os.path.isfile(path) or os.path.isdir(path) or not os.path.exists(path)
 
 
-def read_text(path: str | os.PathLike) -> str:
-    """A UTF-8 text file, without one trailing newline. NotFoundError or EvaluationError naming the
-    file.
+def read_text(path: str | os.PathLike, *, whole: bool = False) -> str:
+    """A UTF-8 text file, without one trailing newline unless `whole`. NotFoundError or
+    EvaluationError naming the file.
     """
     try:
         with open(path, "rb") as file:
@@ -267,4 +267,4 @@ def read_text(path: str | os.PathLike) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise EvaluationError("the text is not UTF-8", file=path, offset=error.start) from None
-    return text.removesuffix("\n")
+    return text if whole else text.removesuffix("\n")
