@@ -246,6 +246,14 @@ def test_unknown_keywords_are_annotations(tokenizer, end):
     ])  # fmt: skip
 
 
+def test_other_properties_are_allowed_unless_the_schema_forbids_them(tokenizer, end):
+    schema: dict = {"properties": {"n": {"type": "integer"}}, "type": "object"}
+    tokens = tokenizer.encode('{"n": 1,\n "more": [2]}', add_special=False)
+    for forbidden, fits in ({}, True), ({"additionalProperties": False}, False):
+        grammar = Grammar("json_schema", json.dumps(schema | forbidden), tokenizer, end)
+        assert follows(grammar, tokens) == fits
+
+
 def test_a_grammar_needs_an_end(tokenizer):
     with pytest.raises(UsageError, match="a token that ends it"):
         Grammar("gbnf", 'root ::= "a"', tokenizer, frozenset())
