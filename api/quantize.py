@@ -185,6 +185,7 @@ def quantize_models(
         own = calibration is not None and imatrix is None  # importances of the same texts
         if calibration is not None and loaded is None:
             loaded = calibration.planned_imatrix()
+        changes.review_parts(None if loaded is None else loaded.entries)
         loaded = selected_imatrix(loaded, changes)
         rearranged = with_gate_up(model, o.gate_up)
         source = changes.apply(rearranged, recipes[0].rules)

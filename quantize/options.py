@@ -179,7 +179,7 @@ class Shards(Options):
         if self.keep_split and (self.max_size is not None or self.max_tensors is not None):
             raise UsageError(
                 "shards are either as the source has them (--keep-split) or of a size that is"
-                " given, not both"
+                " given (--split-max-size, --split-max-tensors), not both"
             )
 
 

@@ -15,6 +15,8 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.formats.values import string
+from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.imatrix.files.load import save_imatrix
 from iqforge.quantize.commands.arguments import parse_words
 from iqforge.quantize.plan.plan import PlannedTensor
 from iqforge.quantize.plan.recipe import Recipe
@@ -79,7 +81,35 @@ def test_a_missing_folder_is_found_before_any_work(model, tmp_path, monkeypatch,
     assert f"WARNING: {missing}: cannot be written: No such file" in capsys.readouterr().err
 
 
-def test_two_targets_are_an_error_that_names_both_flags(model, capsys):
+@pytest.mark.parametrize("flag", ["--include-weights", "--exclude-weights"])
+def test_parts_of_names_that_no_entry_has_are_warnings(model, tmp_path, capsys, flag):
+    entry = Entry(np.ones((1, 256), np.float32), np.array([10]))
+    save_imatrix(Imatrix({"blk.0.attn_q.weight": entry}), tmp_path / "m.gguf")
+    words = ["quantize", "--dry-run", "--no-estimate", "--pure", flag, "attn_q"]
+    given = ["--imatrix", str(tmp_path / "m.gguf"), flag, "ffn_dwn"]
+    assert main([*words, *given, str(model), "Q8_0"]) == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if flag in line]
+    missing = f"WARNING: {flag} ffn_dwn: no entry of the importance matrix has that in its name"
+    assert warned == ([missing] if flag == "--include-weights" else [])
+    assert main([*words, str(model), "Q8_0"]) == 0
+    assert f"{flag} changes nothing without an importance matrix" in capsys.readouterr().err
+
+
+def test_rules_beside_pure_are_not_said_to_be_taken(model, capsys):
+    words = ["quantize", "--dry-run", "--no-estimate", "--pure", "--custom-q", "attn=q8_0"]
+    words += ["--tensor-type", "attn_q=q8_0", str(model), "Q4_0"]
+    assert main(words) == 0
+    assert "take all that it matches" in capsys.readouterr().err  # that is all of attn
+    words[5] = "attn|ffn=q8_0"
+    assert main(words) == 0
+    err = capsys.readouterr().err
+    assert "others that it matches, such as blk.0.ffn_" in err and "take all" not in err
+
+
+def test_flags_that_contradict_each_other_are_named(model, capsys):
+    words = ["quantize", "--dry-run", "--keep-split", "--split-max-size", "1M", str(model), "Q8_0"]
+    assert main(words) == 1
+    assert "(--keep-split) or of a size that is given (--split-max-s" in capsys.readouterr().err
     words = ["quantize", "--dry-run", "--target-bpw", "4", "--target-size", "1M", str(model)]
     assert main(words) == 1
     assert "(--target-bpw) or a size (--target-size): give one" in capsys.readouterr().err

@@ -4,11 +4,12 @@ matrix, set metadata keys.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import UsageError
+from ...errors import UsageError, printable
 from ...formats.options import Options, option
 from ...formats.shared_options import force_option
 from ...formats.source import Source, TensorInfo, WrappedSource
@@ -16,6 +17,8 @@ from ...formats.tensor_names import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING, Tenso
 from ...formats.values import Value, ValueType, boolean, f32, i32, string, u32
 from .plan import PlannedTensor
 from .recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 _LONGEST = 127  # bytes of a key or text, as in llama-quantize
 _EXPECTED = {
@@ -89,6 +92,26 @@ class Changes(Options):
         if self.include_weights:
             return any(part in name for part in self.include_weights)
         return not any(part in name for part in self.exclude_weights)
+
+    def review_parts(self, entries: Iterable[str] | None) -> None:
+        """Log parts of --include-weights that are in no entry of the importance matrix, and both
+        flags where there is none (None). What is to be excluded may be missing.
+        """
+        flags = {
+            "--include-weights": self.include_weights,
+            "--exclude-weights": self.exclude_weights,
+        }
+        if entries is None:
+            for flag in (flag for flag, parts in flags.items() if parts):
+                log.warning("%s changes nothing without an importance matrix", flag)
+            return
+        names = list(entries)
+        for part in self.include_weights:
+            if not any(part in name for name in names):
+                log.warning(
+                    "--include-weights %s: no entry of the importance matrix has that in its name",
+                    printable(part, 80),
+                )
 
     def name_after(self, name: str) -> str | None:
         """Return the name of a tensor after layers were removed; None if it was in one of them."""

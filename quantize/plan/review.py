@@ -51,10 +51,14 @@ def review_rules(
 def _why_useless(rule: Rule, matched: Sequence[TensorInfo], decided: Mapping[str, Rule]) -> str:
     if not matched:
         return "applies to no tensor: no name matches"
-    winner = next((decided[tensor.name] for tensor in matched if tensor.name in decided), None)
-    if winner is None:
+    others = [tensor.name for tensor in matched if tensor.name not in decided]
+    wide = {tensor.name for tensor in matched if len(tensor.shape) > 1}  # norms are never meant
+    if len(others) == len(matched) or wide & {*others}:
+        shown = next((name for name in others if name in wide), others[0])
+        rest = "others that it" if len(others) < len(matched) else "those it"
         return (
-            f"applies to no tensor: those it matches, such as {matched[0].name}, are kept or get"
-            " their type from elsewhere"
+            f"applies to no tensor: {rest} matches, such as {shown}, are kept or get their type"
+            " from elsewhere"
         )
+    winner = next(decided[tensor.name] for tensor in matched if tensor.name in decided)
     return f"applies to no tensor: earlier rules such as {winner} take all that it matches"
