@@ -5,7 +5,7 @@ layer pass certain points, by the device's timer.
 
 Kernels are compiled with stamps (cuda_kernels/sources/units/stamps.cuh), in every run of this
 command, and steps take a little longer. Prints a table in Markdown for each model: microseconds
-from the end of the product or router in front to the median of all warps; `latest end` is that of
+from the end of the preceding product or router to the median of all warps; `latest end` is that of
 the last warp. The output projection counts from the end of its own wait, as attention has no
 stamps. Gate and up of experts have their input before the wait for the router. All are medians of
 --runs steps.

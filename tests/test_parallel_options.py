@@ -224,9 +224,16 @@ def test_every_combination_does_what_the_table_says(mode):
             assert planned_split(options, GPU, 2).mode == mode
 
 
-@pytest.mark.parametrize("seconds", [float("inf"), 1e30, 10_000_001])
-def test_a_wait_without_end_is_refused(seconds):
-    with pytest.raises(UsageError, match="timeout .* expected (at most 10000000 seconds|a finite)"):
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (float("inf"), "timeout is inf, expected a finite number"),
+        (1e30, "timeout .* expected at most 10000000 seconds"),
+        (10_000_001, "timeout .* expected at most 10000000 seconds"),
+    ],
+)
+def test_a_wait_without_end_is_refused(seconds, expected):
+    with pytest.raises(UsageError, match=expected):
         LoadOptions(timeout=seconds).check_sizes()
 
 

@@ -93,20 +93,19 @@ def test_interleaved_types_have_the_kernels_of_their_plain_type():
             assert plain_type(type).name in packed_types()
 
 
-def is_late(name: str, n: int, kind: int, bf16: bool = False) -> bool:
-    """Return whether a product lets the next launch start only after the wait for the one in
-    front.
-    """
+def is_late(name: str, n: int, kind: int, **words) -> bool:
+    """Return whether a product lets the next launch start only when the preceding one has ended."""
     type = ggml_type(name)
     cut = mp.plan(type, 4096, n, kind, SHARED)
-    return ("LATE", "1") in quantized_spec(type, 4096, n, kind, cut, bf16=bf16).defines
+    return ("LATE", "1") in quantized_spec(type, 4096, n, kind, cut, **words).defines
 
 
 def test_the_next_launch_may_start_late_only_where_that_was_faster():
-    """Of single tokens, and of types of 4 to 5 bits."""
+    """Of single tokens, and of some types."""
     assert is_late("IQ4_K", 1, mp.NORM_MATVEC) and is_late("IQ4_K", 1, mp.MATVEC_ADD)
     assert not is_late("IQ4_K", 1, mp.MATVEC_ADD, bf16=True)  # down, after gate and up
     assert not is_late("IQ4_K", 1, mp.GATE_UP) and not is_late("IQ4_K", 2, mp.MATVEC_ADD)
+    assert not is_late("IQ4_K", 1, mp.NORM_MATVEC, options=("JOINS",))
     assert not is_late("Q8_0", 1, mp.NORM_MATVEC)
 
 

@@ -37,8 +37,8 @@ _ACROSS = 1
 _ROLLED_EXPERTS = ("IQ3_KT", "IQ5_K", "IQ5_KS", "IQ6_K", "Q8_K_R8", "Q8_K_R16")
 _ROLLED = ("IQ2_KT",)
 # Types whose products of a layer's input and of attention let the next launch start only when the
-# launch in front has ended: otherwise its first weights are fetched before their activations.
-# That pays where arithmetic takes as long as memory (docs/benchmarks/cuda-kernels.md).
+# preceding one has ended. If it starts earlier, its first weights delay their activations
+# (docs/benchmarks/cuda-kernels.md).
 _LATE = ("IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ4_XS", "IQ5_K", "Q4_0", "Q4_K")
 
 
@@ -89,7 +89,7 @@ def quantized_spec(
         "JOINED_SLOTS": int(plan.joined),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
         "BF16_OUT": int(bf16 and kind == GATE_UP),
-        "LATE": int(_is_late(type, n, kind, bf16)),
+        "LATE": int(_is_late(type, n, kind, bf16, options)),
         **dict.fromkeys(options, 1),
     }
     defines |= dict(gating.defines)
@@ -113,12 +113,13 @@ def quantized_spec(
     )
 
 
-def _is_late(type: GGMLType, n: int, kind: int, bf16: bool) -> bool:
-    """Return whether the next launch may start only when the one in front has ended. bf16: x of
-    MATVEC_ADD is the result of GATE_UP; there, and with several rows, it gains nothing or was not
-    measured.
+def _is_late(type: GGMLType, n: int, kind: int, bf16: bool, options: tuple[str, ...]) -> bool:
+    """Return whether the next launch may start only when the preceding one has ended: not where
+    that was slower (bf16: x of MATVEC_ADD is the result of GATE_UP) or was not measured (several
+    rows, options).
     """
-    return type.name in _LATE and n == 1 and kind in (NORM_MATVEC, MATVEC_ADD) and not bf16
+    is_measured = n == 1 and kind in (NORM_MATVEC, MATVEC_ADD) and not bf16 and not options
+    return is_measured and type.name in _LATE
 
 
 def _suffix(options: tuple[str, ...]) -> str:

@@ -245,16 +245,12 @@ def _in_range(word: str, flag: str) -> list[str]:
         return [word]
     number, last, step = int(found[1]), int(found[2]), int(found[4] or 1)
     numbers: list[str] = []
-    while number <= last:
+    while number <= last and len(numbers) <= _MOST_NUMBERS:  # a step may be 0
         numbers.append(str(number))
-        following = number * step if found[3] == "*" else number + step
-        if following <= number or len(numbers) > _MOST_NUMBERS:
-            break
-        number = following
-    else:
-        if numbers:
-            return numbers
-    raise UsageError(f"{flag} is '{word}', expected a range of 1 to {_MOST_NUMBERS} numbers")
+        number = number * step if found[3] == "*" else number + step
+    if not 1 <= len(numbers) <= _MOST_NUMBERS:
+        raise UsageError(f"{flag} is '{word}', expected a range of 1 to {_MOST_NUMBERS} numbers")
+    return numbers
 
 
 def _size(word: str, flag: str, least: int = 0) -> int:

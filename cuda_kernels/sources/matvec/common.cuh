@@ -1,8 +1,8 @@
 // What the matrix-vector kernels share: activations in 8 bits.
 //
 // Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below),
-// BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD), NEGATED_X (it has SIZES, and takes activations or what is negated), PLAIN (they are not normed; without it 0), LATE (the next kernel may start when the one in front has
-// ended, not before: its first weights would be on their way, and activations would wait for them; without it 0).
+// BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD), NEGATED_X (it has SIZES, and takes activations or what is negated), PLAIN (they are not normed; without it 0), LATE (the next kernel may start only when the preceding
+// one has ended: earlier, its first weights would delay these activations; without it 0).
 //
 // A format (matvec/formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
 // step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations are in shared memory in

@@ -53,7 +53,6 @@ template <class F, int ROWS> DEV void quantize_joined(
   }
   wait_for_predecessor();
   STAMP(WAIT_ENDED);
-  if (LATE) allow_successor();
   if (KEEP) {
     Eight e[KEEP ? PER : 1], delta[KEEP ? PER : 1];
     float square = 0;

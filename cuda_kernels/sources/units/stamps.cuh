@@ -1,7 +1,7 @@
-// Stamps: when warps pass certain points of a launch, for benchmarks/step_times.py, which defines STAMPS, the address of uint32[blocks][warps][8]:
-// nanoseconds of the device's timer, the lowest 32 bits. Lane 0 of each warp stores, for the first token. Without STAMPS nothing of it is compiled.
+// Stamps: when warps pass certain points of a launch, for benchmarks/step_times.py, which defines STAMPS, the address of uint32[1024][warps][8]:
+// nanoseconds of the device's timer, the lowest 32 bits. Lane 0 of each warp stores, for the first token and the first 1024 blocks. Without STAMPS nothing of it is compiled.
 #pragma once
-#define WAIT_ENDED 0    // the launch in front has ended
+#define WAIT_ENDED 0    // the preceding launch has ended
 #define INPUT_THERE 1   // activations have arrived
 #define INPUT_READY 2   // they are rounded, by all warps
 #define REQUESTED 3     // the first weights of experts are requested
@@ -13,7 +13,7 @@
 static __device__ __forceinline__ void stamp(int point) {
   unsigned now;
   asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(now) :: "memory");
-  if (threadIdx.x % 32 == 0 && blockIdx.y == 0) ((unsigned*)STAMPS)[(blockIdx.x * WARPS + threadIdx.x / 32) * 8 + point] = now;
+  if (threadIdx.x % 32 == 0 && blockIdx.x < 1024 && blockIdx.y == 0) ((unsigned*)STAMPS)[(blockIdx.x * WARPS + threadIdx.x / 32) * 8 + point] = now;
 }
 // A branch on what a load returns waits for it.
 static __device__ __forceinline__ void wait_for(unsigned loaded) {
