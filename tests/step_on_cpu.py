@@ -104,7 +104,7 @@ def joined(h, join):
 
 
 @kernel
-def norm_matvec(h, weight, eps, matrices, outs, join=None):
+def norm_matvec(h, weight, eps, matrices, outs, join=None, attention=None):
     h = joined(h, join)
     for m, out in zip(matrices, outs, strict=True):
         out.copy_(F.linear(normed(h, weight, eps), whole(m)))
@@ -254,6 +254,8 @@ def embed(m, tokens, dtype, out):
 
 class Attention:
     """Attention over caches of floats."""
+
+    full_from = 0  # the product before it gets where that is
 
     def __init__(self, shape, capacity, device):
         self.shape = shape

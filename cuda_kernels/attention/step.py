@@ -59,7 +59,17 @@ class StepAttention:
                 shared = max(shared, here.alone)
             self._pieces.append((first, part, kernel, shared, splits, parts))
         self.splits = max(splits for *_, splits, _ in self._pieces)
+        self.full_from = self._full_from(here.processors)
         self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
+
+    def _full_from(self, processors: int) -> int | None:
+        """Return the positions from which on there is a block for every multiprocessor, or for all
+        of them that whole heads leave; None if there never is, or if not by warp.
+        """
+        _, part, _, _, splits, _ = self._pieces[0]
+        blocks = (splits + 1) * part.kv_heads
+        fills = len(self._pieces) == 1 and part.is_by_warp and not part.window
+        return splits * part.shortest if fills and blocks > processors else None
 
     def __call__(
         self,

@@ -211,7 +211,14 @@ def expert_down_add(
     else:
         cut = here.plan(down.type, cols, k, EXPERT_DOWN, [down.rows])
         spec = quantized_spec(
-            down.type, cols, k, EXPERT_DOWN, cut, some_absent=some_absent, **with_terms
+            down.type,
+            cols,
+            k,
+            EXPERT_DOWN,
+            cut,
+            some_absent=some_absent,
+            one_token=n == 1,
+            **with_terms,
         )
         blocks, warps = here.processors, cut.warps
         space = here.shared_of(down.type, EXPERT_DOWN, cut)

@@ -83,6 +83,16 @@ class Join:
         return replace(self, delta=self.delta[which], out=self.out[which])
 
 
+@dataclass(frozen=True)
+class NextAttention:
+    """The attention that reads the result: from position `full` on it has a block for every
+    multiprocessor. position: int32 on the device, of the new token.
+    """
+
+    position: torch.Tensor
+    full: int
+
+
 def joins(matrix: PackedMatrix | RowRange) -> bool:
     """Return whether a product with the matrix takes a `Join`."""
     return not matrix.type.is_float

@@ -78,6 +78,11 @@ class MatvecPlan:
     joined: bool = False
     advances: bool = False
 
+    def holds(self, rows: int, blocks: int) -> bool:
+        """Return whether so many rows are all in flight at once, in the warps of so many blocks."""
+        items = -(-rows // (self.stage_rows * blocks * self.warps))
+        return items * -(-self.steps // self.stage_steps) <= self.slots
+
 
 def granule(type: GGMLType) -> int:
     """Return the elements that a lane takes at once."""

@@ -32,7 +32,7 @@ from ..common.gating import Gating
 from ..compile.launch import device_index, function, launch
 from ..compile.occupancy import RESERVED
 from ..packed.matrix import PackedMatrix
-from .operands import Join, RowRange, check_matrix, check_tensor
+from .operands import Join, NextAttention, RowRange, check_matrix, check_tensor
 from .plan import (
     GATE_BY,
     GATE_UP,
@@ -43,7 +43,7 @@ from .plan import (
     limits,
     shared_space_of,
 )
-from .specs import float_spec, quantized_spec
+from .specs import float_spec, is_late, quantized_spec
 
 # A matrix, the result, the number of its rows, and the first row.
 MatrixPart = tuple[PackedMatrix, torch.Tensor, int, int]
@@ -56,15 +56,19 @@ def norm_matvec(
     matrices: Sequence[PackedMatrix | RowRange],
     outs: Sequence[torch.Tensor],
     join: Join | None = None,
+    attention: NextAttention | None = None,
     *,
     pdl: bool = True,
 ) -> None:
     """Compute outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <=
     n <= 8. Up to three matrices of one type make one launch. norm_weight: float32[cols], None for
-    ones. With `join`, h is first replaced. Raise ShapeError for tensors that do not fit.
+    ones. With `join`, h is first replaced. attention: the launch that follows, if it is one.
+    Raise ShapeError for tensors that do not fit.
     """
-    for group in _by_type(matrices, outs):
-        _product(NORM_MATVEC, h, norm_weight, eps, group, pdl, join=join)
+    groups = _by_type(matrices, outs)
+    for group in groups:
+        next = attention if group is groups[-1] else None
+        _product(NORM_MATVEC, h, norm_weight, eps, group, pdl, join=join, attention=next)
         h, join = (h, None) if join is None else (join.out, None)
 
 
@@ -165,6 +169,7 @@ def _product(
     options: tuple[str, ...] = (),
     gating: Gating = Gating(),
     join: Join | None = None,
+    attention: NextAttention | None = None,
 ) -> None:
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
     between = {MATVEC_ADD: x, GATE_UP: parts[0][1]}.get(kind)  # gate and up give it, down takes it
@@ -219,6 +224,10 @@ def _product(
             type, here.shared
         ):
             at_once = -(-at_once // 2) if at_once > 1 else 0
+        late = attention is not None and is_late(type, n, kind, half, options)
+        if late and here.plan(type, cols, n, kind, each).holds(rows, here.processors):
+            # Copies of attention do not delay weights that are all in flight already.
+            options = (*options, "LATE_BELOW")
     if at_once < 1:
         raise ShapeError(
             f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
@@ -247,6 +256,8 @@ def _product(
                 ]
             if scaled:
                 arguments += map(np.float32, scales + [1.0] * (3 - len(scales)))
+            if attention is not None and "LATE_BELOW" in options:
+                arguments += [attention.position, np.int32(attention.full)]
             if type.is_float:
                 spec = float_spec(type, cols, len(now), kind, split, options, gating)
                 shared = len(now) * cols * 4

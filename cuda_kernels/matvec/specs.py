@@ -58,12 +58,15 @@ def quantized_spec(
     shared: int = 0,
     shared_scaled: bool = False,
     some_absent: bool = False,
+    one_token: bool = True,
 ) -> KernelSpec:
     """Return the kernel of a product with a quantized type; `matrices` below each other for
     NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS,
-    JOINS and SCALED, as in matvec.cu. gating: how kinds with a gate join their products. biased,
-    scaled: experts have biases or scales. shared: slots of a shared expert; shared_scaled: its
-    matrices have scales. some_absent: experts of other devices, with negative ids, take no time.
+    JOINS, SCALED and LATE_BELOW, as in matvec.cu. gating: how kinds with a gate join their
+    products. biased, scaled: experts have biases or scales. shared: slots of a shared expert;
+    shared_scaled: its matrices have scales. some_absent: experts of other devices, with negative
+    ids, take no time.
+    one_token: of experts; n is the number of tokens for other kinds.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -89,7 +92,8 @@ def quantized_spec(
         "JOINED_SLOTS": int(plan.joined),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
         "BF16_OUT": int(bf16 and kind == GATE_UP),
-        "LATE": int(_is_late(type, n, kind, bf16, options)),
+        "LATE": int(is_late(type, n, kind, bf16, options)),
+        "PACED": int(_is_paced(one_token if experts else n == 1, kind, bf16)),
         **dict.fromkeys(options, 1),
     }
     defines |= dict(gating.defines)
@@ -113,13 +117,21 @@ def quantized_spec(
     )
 
 
-def _is_late(type: GGMLType, n: int, kind: int, bf16: bool, options: tuple[str, ...]) -> bool:
+def is_late(type: GGMLType, n: int, kind: int, bf16: bool, options: tuple[str, ...]) -> bool:
     """Return whether the next launch may start only when the preceding one has ended: not where
     that was slower (bf16: x of MATVEC_ADD is the result of GATE_UP) or was not measured (several
     rows, options).
     """
-    is_measured = n == 1 and kind in (NORM_MATVEC, MATVEC_ADD) and not bf16 and not options
-    return is_measured and type.name in _LATE
+    is_measured = n == 1 and kind in (NORM_MATVEC, MATVEC_ADD) and not bf16
+    return is_measured and not set(options) - {"LATE_BELOW"} and type.name in _LATE
+
+
+def _is_paced(one_token: bool, kind: int, bf16: bool) -> bool:
+    """Return whether first stages are copied one after the other: after launches that wait for
+    activations beside these copies, and not where that was slower (output projections, gate and up)
+    or was not faster (several tokens).
+    """
+    return one_token and (kind in (NORM_MATVEC, EXPERT_DOWN) or (kind == MATVEC_ADD and bf16))
 
 
 def _suffix(options: tuple[str, ...]) -> str:
@@ -249,6 +261,11 @@ def specs() -> list[KernelSpec]:
             )
         divided = plan(type, 1536, 8, EXPERT_DOWN, limit, block_rows=32)
         found.append(quantized_spec(type, 1536, 8, EXPERT_DOWN, divided))
+        if name == "IQ4_K":
+            cut = plan(type, 2048, 1, NORM_MATVEC, limit)
+            found.append(
+                quantized_spec(type, 2048, 1, NORM_MATVEC, cut, 3, options=("LATE_BELOW",))
+            )
         cut, gelu = plan(type, 4096, 1, GATE_UP, limit), Gating("gelu")
         found.append(quantized_spec(type, 4096, 1, GATE_UP, cut, 1, True, ("JOINS",), gelu))
     return found

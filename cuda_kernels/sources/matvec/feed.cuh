@@ -24,6 +24,9 @@ DEV Items<EACH, FROM, LAST_EACH, At, End, First> items_of(At at, End end, First 
   return {at, end, first};
 }
 
+#ifndef PACED
+#define PACED 0
+#endif
 #ifndef SOME_ABSENT
 #define SOME_ABSENT 0
 #endif
@@ -47,10 +50,14 @@ template <class F, class Rows> struct Feed {
   __device__ __forceinline__ bool has(int of_item, int k) const { return !SOME_ABSENT || present >> (rows.first(of_item) + k) & 1; }
 
   // Starts the copies of the first stages, from stage s on, while they are of items below `until`, the number of items for all. Returns the
-  // next stage.
+  // next stage. PACED: a stage is copied when the one before is there. The kernel in front still runs and reads its activations, which
+  // would otherwise wait for all copies of this one.
   __device__ __forceinline__ int fill(int s, int until) {
     #pragma unroll 1
-    for (; s < SLOTS && (until >= items || item < until); s++) fetch(ring + s * G::SLOT);
+    for (; s < SLOTS && (until >= items || item < until); s++) {
+      fetch(ring + s * G::SLOT);
+      if (PACED && s + 1 < SLOTS) wait_for_copies<0>();
+    }
     return s;
   }
 

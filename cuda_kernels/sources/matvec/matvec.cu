@@ -6,7 +6,7 @@
 // NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x + bias (norm_weight, or null); GATE_UP  out = joined(G norm(x), U norm(x));
 // GATE_BY  out = joined(out, W norm(x)); joined: see units/gating.cuh, with its macros.
 // PLAIN: x is not normed. SETS: MATVEC_ADD is out = W x. JOINS: kinds with a norm first finish the branch before: see `quantize_joined`.
-// SCALED: products with a matrix are multiplied by its scale.
+// SCALED: products with a matrix are multiplied by its scale. PACED: see feed.cuh. LATE_BELOW: LATE holds where *position < below.
 //
 // A warp takes every (grid * WARPS)th item: R neighbouring rows, or a row of the gate with that of the up matrix. Grid and order of
 // additions follow from shapes alone.
@@ -18,6 +18,9 @@
 #endif
 #ifndef JOINS
 #define JOINS 0
+#endif
+#ifndef LATE_BELOW
+#define LATE_BELOW 0
 #endif
 #ifndef SCALED
 #define SCALED 0
@@ -39,8 +42,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
 #if SCALED
     , float scale0, float scale1, float scale2
 #endif
+#if LATE_BELOW
+    , const int* position, int below
+#endif
     ) {
+#if LATE_BELOW
+  if (__ldcg(position) >= below) allow_successor();   // a second time does nothing
+#else
   if (!LATE) allow_successor();
+#endif
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int items = GATED ? rows0 : (rows0 + rows1 + rows2) / R, stride = gridDim.x * WARPS, begin = first_item(warp);
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;

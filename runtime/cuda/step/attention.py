@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 
 from ....cuda_kernels.attention.shape import AttentionShape, fits, shared_limit
-from ....cuda_kernels.matvec.operands import RowRange
+from ....cuda_kernels.matvec.operands import NextAttention, RowRange
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ....cuda_kernels.packed.matrix import PackedMatrix
 from ...layers.attention import Attention
@@ -132,8 +132,12 @@ class StepAttentionLayer(StepBranch):
         # Values can be keys before norm and rotation. What another layer has stored is not read.
         q, k, v = (outs + 2 * outs[-1:])[:3]
         mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
-        self.input(frame, self.qkv, outs)
-        frame.attention(self._shape(frame.n, cache), cache.capacity)(
+        attention = frame.attention(self._shape(frame.n, cache), cache.capacity)
+        following = None
+        if attention.full_from is not None:
+            following = NextAttention(frame.positions, attention.full_from)
+        self.input(frame, self.qkv, outs, attention=following)
+        attention(
             q,
             k,
             v,

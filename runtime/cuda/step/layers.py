@@ -11,7 +11,7 @@ import torch
 
 from ....cuda_kernels.matvec import operands
 from ....cuda_kernels.matvec import products as matvec
-from ....cuda_kernels.matvec.operands import RowRange
+from ....cuda_kernels.matvec.operands import NextAttention, RowRange
 from ....cuda_kernels.matvec.plan import MATVEC_ADD
 from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.step import between as step_between
@@ -93,13 +93,17 @@ class StepInput:
         matrices: Sequence[PackedMatrix | RowRange],
         outs: Sequence[torch.Tensor],
         rows: slice = slice(None),
+        attention: NextAttention | None = None,
     ) -> None:
-        """outs[i] = matrices[i] times norm(h), for these rows of the frame."""
+        """outs[i] = matrices[i] times norm(h), for these rows of the frame. attention: the launch
+        that follows, if it is one.
+        """
         norm = self.norm
         if isinstance(norm, RMSNorm):
             h, join = frame.joined() if operands.joins(matrices[0]) else (frame.settled(), None)
             join = None if join is None else join.rows(rows)
-            operation(matvec.norm_matvec, h[rows], norm.weight, norm.eps, matrices, outs, join)
+            arguments = h[rows], norm.weight, norm.eps, matrices, outs, join, attention
+            operation(matvec.norm_matvec, *arguments)
             return
         h = frame.settled()[rows]
         x = frame.buffer("layer normed", h.shape[1])[: len(h)]
