@@ -35,6 +35,7 @@ def sources_digest() -> str:
             "formats/codecs",
             "formats/kernel",
             "quantize/search",
+            "quantize/search/grids",
             "quantize/search/trellis",
             "quantize/rounding",
             "quantize/rounding/kernels",
