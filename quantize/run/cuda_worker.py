@@ -27,10 +27,10 @@ import numpy as np
 from ...errors import IqforgeError, NonFiniteError
 from ...formats.codecs.codec import decode
 from ...formats.source import Source
+from ..cuda.device_kernels import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
 from ..encode import arrange_rows, prepare_weights
 from . import cuda_device
 from .cuda_device import CudaDevice
-from .device_kernels import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
 from .piece import Piece, PieceResult, PieceTask, plain_type
 
 log = logging.getLogger(__name__)
