@@ -17,12 +17,12 @@ from iqforge.quantize.rounding.cuda.factor import Wanted, factored_there, held_o
 from iqforge.quantize.rounding.cuda.memory import Memory
 from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, _Place, rounder_there
 from iqforge.quantize.rounding.factor import Factor, factored
-from iqforge.quantize.rounding.layout import SCALES
+from iqforge.quantize.rounding.layouts.codes import SCALES
+from iqforge.quantize.rounding.layouts.vectors import VECTORS
+from iqforge.quantize.rounding.layouts.words import TABLES
 from iqforge.quantize.rounding.methods import ON_CPU, guides, rounder_of
 from iqforge.quantize.rounding.row_metric import CoupledRounder, RowMetric
 from iqforge.quantize.rounding.ternary_rounder import TWINS
-from iqforge.quantize.rounding.vector_layout import VECTORS
-from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.search.trellis.tree import CODEBOOKS
 
 from .imatrices import N_CTX, tiny_llama_file

@@ -39,6 +39,7 @@ def sources_digest() -> str:
             "quantize/search/trellis",
             "quantize/rounding",
             "quantize/rounding/kernels",
+            "quantize/rounding/layouts",
         )
         for f in (package / folder).glob("*.py")
     )

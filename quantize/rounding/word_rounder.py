@@ -28,8 +28,8 @@ from .factor import Factor, diagonal_blocks, inverses, metric_of_words
 from .kernels import even_words, word_search, words
 from .kernels.codes import refit
 from .kernels.feedback import compensate, product
+from .layouts.words import ParityLayout, WordLayout, word_layout
 from .rounder import StagedRounder
-from .word_layout import ParityLayout, WordLayout, word_layout
 
 # The part of the best error beyond which boxes are skipped: from 0.3 on, the held-out error of
 # mini-llama is that of an exact search within 0.5 %.
