@@ -20,8 +20,9 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.sensitivities import Probe, load_probes, save_probes
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize.plan.budget import DEFAULT_TYPES, SHORT_ROW_TYPES, allowed_types, parse_size
+from iqforge.quantize.plan.budget import DEFAULT_TYPES, SHORT_ROW_TYPES, allowed_types
 from iqforge.quantize.plan.knapsack import Candidate, allocate
+from iqforge.quantize.plan.size_target import parse_size
 from iqforge.quantize.searches import encodable_types
 from iqforge.runtime.model import load_model
 
