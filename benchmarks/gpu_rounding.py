@@ -33,7 +33,8 @@ from iqforge.imatrix.texts import Text
 from iqforge.quantize.plan.plan import PlannedTensor
 from iqforge.quantize.rounding.cuda.factor import Wanted, factored_there
 from iqforge.quantize.rounding.cuda.memory import Memory
-from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, rounder_there
+from iqforge.quantize.rounding.cuda.place import rounder_there
+from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
 from iqforge.quantize.rounding.late import Late, LateRounding
 from iqforge.quantize.rounding.layouts.codes import SCALES
 from iqforge.quantize.rounding.layouts.vectors import VECTORS
