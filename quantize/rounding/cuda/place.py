@@ -148,7 +148,7 @@ class Place:
             out[:, :head] = parts[0]
 
     def held_out_error(self, moments: MatrixMoments, rest: np.ndarray) -> float:
-        """Return the error of `rest`, float32[rows, n_cols], on held-out text."""
+        """Return the error on held-out text of errors `rest`, float64[rows, n_cols]."""
         return held_out_error_there(moments, rest, self.number, *self._ready())
 
     def _ready(self) -> tuple[Memory, Any]:
