@@ -138,3 +138,14 @@ class CudaEncoder:
                 mark.record()
             marks[-1].synchronize()
             return [self._cuda.event_elapsed_time(a, b) / 1000 for a, b in zip(marks, marks[1:])]
+
+
+def section(arrays: list[Any], index: int, count: int) -> list[Any]:
+    """Return section `index` of `count` equal ones of every array of `CudaEncoder.arrays`: those of
+    the same rows.
+    """
+    if count == 1:
+        return arrays
+    return [
+        array[index * len(array) // count : (index + 1) * len(array) // count] for array in arrays
+    ]

@@ -132,10 +132,7 @@ class Place:
         memory, stream = self._ready()
         n_cols, head = x.shape[1], type.header_bytes
         encoder = self.device.encoder(type, n_cols, True)
-        names = iter(range(1 << 30))
-        arrays = encoder.arrays(
-            len(x), lambda shape, dtype: memory.array(f"searched {next(names)}", shape, dtype)
-        )
+        arrays = encoder.arrays(len(x), memory.numbered("searched"))
         self.device.upload(x.reshape(arrays[0].shape), arrays[0], stream)
         there = memory.filled("searched weights", weights, stream)
         encoder.launch(arrays, stream=stream, weights=there)
