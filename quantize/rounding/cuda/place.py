@@ -40,22 +40,18 @@ def rounder_there(type: GGMLType) -> builtins.type[_Rounder] | None:
     return None if trellis_tables(type.name) is None else DeviceTrellisRounder
 
 
+@dataclass(eq=False)  # one is found again by its identity
 class Rounding:
     """How rows of a matrix are rounded: to which type, with which second moments, `passes`
     refinements; name: of the tensor.
     """
 
-    def __init__(
-        self,
-        type: GGMLType,
-        n_cols: int,
-        moments: MatrixMoments,
-        shrink: float,
-        passes: int,
-        name: str,
-    ):
-        self.type, self.n_cols, self.moments, self.shrink = type, n_cols, moments, shrink
-        self.passes, self.name = passes, name
+    type: GGMLType
+    n_cols: int
+    moments: MatrixMoments
+    shrink: float
+    passes: int
+    name: str
 
 
 @dataclass

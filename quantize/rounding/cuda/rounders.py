@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,28 +30,18 @@ PLACES = 4
 _OF_A_SIZE = 2  # batches at a time of matrices that could be in one batch
 
 
+@dataclass(eq=False)
 class DeviceRounder(Rounding):
     """Round rows of a matrix on the GPUs of `rounders`; see `rounding.methods.RowRounder`."""
 
-    def __init__(
-        self,
-        rounders: DeviceRounders,
-        type: GGMLType,
-        n_cols: int,
-        moments: MatrixMoments,
-        shrink: float,
-        passes: int,
-        name: str,
-    ):
-        super().__init__(type, n_cols, moments, shrink, passes, name)
-        self._rounders = rounders
+    rounders: DeviceRounders
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        [out[...]] = self._rounders.answer(Request(self, x, staged=False))
+        [out[...]] = self.rounders.answer(Request(self, x, staged=False))
 
     def stages(self, x: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the bytes of rows after error feedback, and after each refinement."""
-        yield from self._rounders.answer(Request(self, x, staged=True))
+        yield from self.rounders.answer(Request(self, x, staged=True))
 
 
 class DeviceRounders:
@@ -151,7 +142,7 @@ class DeviceRounders:
             )
         if rounder_there(type) is None:
             raise UnsupportedTypeError(f"{type.name} cannot be rounded with second moments")
-        return DeviceRounder(self, type, n_cols, moments, shrink, passes, name)
+        return DeviceRounder(type, n_cols, moments, shrink, passes, name, self)
 
     def held_out_error(self, moments: MatrixMoments, rest: np.ndarray) -> float:
         """Return the error: on the GPU that has the moments, else on the CPU."""
