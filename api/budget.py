@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from ..imatrix.data import Imatrix
     from ..imatrix.moments.file import MomentsFile
     from ..quantize.options import TargetOptions
-    from ..quantize.plan.budget import Fitted, SizeTarget
+    from ..quantize.plan.budget import Fitted
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
     from ..quantize.plan.sensitivity import Sensitivities
+    from ..quantize.plan.size_target import SizeTarget
     from ..quantize.plan.type_errors import TensorStats
     from ..quantize.report.stats import StatsProgress
     from ..quantize.rounding.moments import MomentsLookup
@@ -88,15 +89,9 @@ def recipe_for_target(
     """
     from ..formats.gguf.writer import FileLayout
     from ..quantize.options import TargetOptions
-    from ..quantize.plan.budget import (
-        DRAFT,
-        SizeTarget,
-        chosen_types,
-        fit_types,
-        fitted_targets,
-        parse_size,
-    )
+    from ..quantize.plan.budget import DRAFT, chosen_types, fit_types, fitted_targets
     from ..quantize.plan.changes import Changes
+    from ..quantize.plan.size_target import SizeTarget, parse_size
 
     o, of_recipe = split_recipe(recipe_for_target, keywords, TargetOptions, target)
     n_bytes = None if o.size is None else parse_size(o.size)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..formats.source import Source
-    from ..formats.values import Value
     from ..imatrix.data import Imatrix
     from ..quantize.options import QuantizeOptions
     from ..quantize.plan.changes import Changes
@@ -113,20 +112,9 @@ class Calibration:
         """Return an importance matrix with the names and shapes of all entries, to plan with. Its
         values are ones.
         """
-        import numpy as np
+        from ..imatrix.moments.lookup import planned_entries
 
-        from ..imatrix.data import Entry
-        from ..imatrix.moments.lookup import with_all_experts
-
-        entries = {
-            name: Entry(
-                np.broadcast_to(1.0, (one.n_matrices, one.n_cols)),
-                np.ones(one.n_matrices, dtype=np.int64),
-            )
-            for one in self._layers.inputs.values()
-            for name in one.tensors
-        }
-        return self._imatrix(with_all_experts(entries))
+        return self._imatrix(planned_entries(self._layers.inputs.values()))
 
     def _imatrix(self, entries: dict[str, Any]) -> Imatrix:
         from ..imatrix.data import Imatrix
@@ -141,7 +129,7 @@ class Calibration:
         from ..formats.tensor_names import TensorName
         from ..imatrix.moments.lookup import with_all_experts
 
-        before = self._before(changes, model)
+        before = changes.names_before(model)
         excluded = excluded_names(changes, model)
 
         def importance(name: str, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -176,7 +164,7 @@ class Calibration:
         from ..quantize.rounding.methods import ON_CPU, guides
         from ..quantize.rounding.rows import RowMetrics
 
-        before = self._before(changes, model)
+        before = changes.names_before(model)
         rows = RowMetrics(source) if self._options.couple_rows else None
         found = {}
         for index, plan in enumerate(planned):
@@ -207,7 +195,7 @@ class Calibration:
         """
         from ..quantize.rounding.late import Made, MadeBefore, layer_choices, searched
 
-        before = self._before(changes, model)
+        before = changes.names_before(model)
 
         def has_moments(plan: PlannedTensor) -> bool:
             used = changes.uses_entry(before.get(plan.source.name, plan.source.name))
@@ -277,7 +265,7 @@ class Calibration:
 
         if not isinstance(self._layers, SequentialMoments):
             return set()
-        before = self._before(changes, model)
+        before = changes.names_before(model)
         found = followed_tensors(
             planned,
             lambda plan: before.get(plan.source.name, plan.source.name),
@@ -302,33 +290,13 @@ class Calibration:
         return found.waits
 
     @staticmethod
-    def _before(changes: Changes, model: Source) -> dict[str | None, str]:
-        return {changes.name_after(tensor.name): tensor.name for tensor in model.tensors}
-
-    @staticmethod
     def _layer_of(plan: PlannedTensor, before: dict[str | None, str]) -> int | None:
         from ..formats.tensor_names import TensorName
 
         return TensorName.parse(before.get(plan.source.name, plan.source.name)).layer
 
-    def provenance(self) -> dict[str, Value]:
-        """Return the metadata keys that record the texts and how rounding was chosen."""
-        from ..quantize.run.provenance import calibration_keys
-
-        o = self._options
-        settings = {
-            "n_ctx": o.calibrate_ctx,
-            "shrink": o.hessian_shrink,
-            "refine": o.refine,
-            "couple_rows": o.couple_rows,
-            "stretch": o.stretch,
-        }
-        if o.sequential:
-            settings["sequential"] = True
-        return calibration_keys(self.texts, settings)
-
     def key(self) -> str:
-        """Return what the moments depend on besides the model and what `provenance` says."""
+        """Return what the moments depend on besides the model, the texts and the options."""
         import torch
 
         return json.dumps([self._model.device.type, self._precision, torch.__version__])

@@ -142,7 +142,7 @@ def _groups(source: Source, planned: Sequence[PlannedTensor]) -> list[list[Tenso
 
 def _finished(out: PathLike, paths: Sequence[Path]) -> frozenset[int]:
     """Return the numbers of the files that an earlier run has finished."""
-    from ..quantize.run.resume import unfinished_files
+    from ..quantize.run.earlier_run import unfinished_files
 
     unfinished = unfinished_files(out)
     existing = frozenset(

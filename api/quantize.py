@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,11 @@ from ..errors import OutputError, UsageError
 from ..quantize.run.report import RunProgress, RunReport, report_plan
 from .calibration import Calibration
 from .devices import note_choice
-from .outputs import open_outputs, plan_outputs, save_plan
+from .outputs import plan_outputs, save_plan
 from .plan import plan_quantization
+from .quantize_run import QuantizeRun
 from .rounding import (
+    calibration_provenance,
     check_calibration,
     loaded_moments,
     moments_imatrix,
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.recipe import Recipe
     from ..quantize.rounding.choice import RoundingPlan
-    from ..quantize.rounding.late import LateRounding
-    from ..quantize.rounding.moments import TensorRounding
 
 log = logging.getLogger(__name__)
 
@@ -152,13 +151,7 @@ def quantize_models(
     from ..quantize.cuda.devices import find_devices
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
-    from ..quantize.report.validate import require_sound
-    from ..quantize.rounding.late import record_of
     from ..quantize.run.compilation import compile_ahead, tasks_of_plans, tasks_of_rounding
-    from ..quantize.run.estimate import estimate_run
-    from ..quantize.run.parallel import thread_count
-    from ..quantize.run.resume import finish_all
-    from ..quantize.run.stream import RunOutput, stream
 
     started = time.perf_counter()
     o, of_recipe = split_recipe(quantize_models, keywords, QuantizeOptions, options)
@@ -223,7 +216,7 @@ def quantize_models(
         ]
         records = [rounding_provenance(moments, plan) for plan in roundings] if moments else []
         if calibration is not None:
-            records = [calibration.provenance()] * len(outputs)
+            records = [calibration_provenance(calibration.texts, o)] * len(outputs)
         files = plan_outputs(
             model,
             source,
@@ -238,94 +231,22 @@ def quantize_models(
         )
         if o.device == "auto":
             note_choice(devices, plans)
-        if o.dry_run:
-            compiling = time.perf_counter()
-            compile_ahead(tasks, progress[0])
-            setup = compiling - started
-            reports = [report_plan(*of_output) for of_output in zip(plans, progress)]
-            found = estimate_run(
-                source,
-                plans,
-                lookups,
-                threads=o.threads,
-                devices=devices,
-                setup=setup,
-                files=[size for file in files for size in file.sizes],
-            )
-            return [replace(report, estimate=found) for report in reports]
-        sinks = [
-            opened.enter_context(sink)
-            for sink in open_outputs(files, devices=bool(devices), restart=o.restart)
-        ]
-        active = [number for number, file in enumerate(files) if file.sizes]
-        if active:
-            compile_ahead(tasks, progress[0])
-        if calibration is not None and own:
-            lookups = [calibration.lookup(changes, rearranged) for _ in outputs]
-        guides: list[Mapping[str, TensorRounding]] = (
-            [roundings[number].roundings for number in active] if roundings else []
-        )
-        late: list[dict[str, LateRounding]] = []
-        for number, sink in zip(active, sinks):
-            if calibration is None:
-                break
-            found = calibration.roundings(
-                changes,
-                rearranged,
-                source,
-                sink.planned,
-                lookups[number],
-                len(sink.finished),
-                rounders,
-            )
-            guides.append(found)
-            late.append(found)
-            sink.note = lambda name, found=found: record_of(found.get(name))
-        waits: set[str] = set()
-        if calibration is not None and sinks:
-            waits = calibration.follow(changes, rearranged, sinks[0].planned, sinks[0].stored)
-        made = stream(
-            source,
-            [
-                RunOutput(
-                    sink.planned,
-                    sink,
-                    lookups[number],
-                    progress[number],
-                    sink.finished,
-                    sink.tensor_done,
-                    guides[at] if guides else {},
-                    waits,
-                )
-                for at, (number, sink) in enumerate(zip(active, sinks))
-            ],
-            threads=o.threads,
+        run = QuantizeRun(
+            source=source,
+            model=rearranged,
+            changes=changes,
+            options=o,
+            plans=plans,
+            lookups=lookups,
+            files=files,
+            tasks=tasks,
             devices=devices,
+            rounders=rounders,
+            progress=progress,
         )
-        for number, sink, found in zip(active, sinks, late):
-            if calibration is not None:
-                said = calibration.choices(changes, rearranged, sink.planned, found, sink.noted)
-                progress[number].layers_rounded(said)
-        checks = (
-            [
-                partial(
-                    require_sound,
-                    sink.out,
-                    source=source,
-                    planned=sink.planned,
-                    reported=report.tensors,
-                    importance=lookups[number],
-                    progress=progress[number],
-                    threads=thread_count(o.threads),
-                )
-                for number, sink, report in zip(active, sinks, made)
-            ]
-            if o.validate
-            else []
-        )
-        finish_all(sinks, checks)
-        reports = dict(zip(active, made))
-        return [reports.get(number, RunReport()) for number in range(len(outputs))]
+        if o.dry_run:
+            return run.estimated(started)
+        return run.made(roundings, calibration, own)
 
 
 def _check_folders(outputs: Sequence[str | os.PathLike], dry_run: bool) -> None:

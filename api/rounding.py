@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .source import PathLike
@@ -127,7 +127,7 @@ def moments_lookup(file: MomentsFile, changes: Changes, model: Source) -> Moment
     """Return what finds the second moments of a tensor of `model` with `changes`."""
     from ..imatrix.moments.lookup import moments_of
 
-    before = {changes.name_after(tensor.name): tensor.name for tensor in model.tensors}
+    before = changes.names_before(model)
 
     def moments(name: str, shape: tuple[int, ...]) -> TensorMoments | None:
         named = before.get(name, name)
@@ -193,3 +193,23 @@ def rounding_provenance(file: MomentsFile, plan: RoundingPlan) -> dict[str, Valu
     from ..quantize.run.provenance import file_sha256, rounding_keys
 
     return rounding_keys(file_sha256(file.path), file.texts, rounding_text(plan))
+
+
+def calibration_provenance(
+    texts: Sequence[Sequence[Any]], options: QuantizeOptions
+) -> dict[str, Value]:
+    """Return the metadata keys that record calibration texts, as `Calibration.texts`, and how
+    rounding was chosen.
+    """
+    from ..quantize.run.provenance import calibration_keys
+
+    settings = {
+        "n_ctx": options.calibrate_ctx,
+        "shrink": options.hessian_shrink,
+        "refine": options.refine,
+        "couple_rows": options.couple_rows,
+        "stretch": options.stretch,
+    }
+    if options.sequential:
+        settings["sequential"] = True
+    return calibration_keys(texts, settings)

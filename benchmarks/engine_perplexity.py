@@ -27,10 +27,10 @@ from typing import Any
 from iqforge.api import quantize_model
 from iqforge.errors import IqforgeError
 from iqforge.quantize.plan.recipe import Recipe
-from iqforge.quantize.rounding.layout import SCALES
+from iqforge.quantize.rounding.layouts.codes import SCALES
+from iqforge.quantize.rounding.layouts.vectors import VECTORS
+from iqforge.quantize.rounding.layouts.words import TABLES
 from iqforge.quantize.rounding.ternary_rounder import TWINS
-from iqforge.quantize.rounding.vector_layout import VECTORS
-from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.search.trellis.tree import CODEBOOKS
 from rounding_quality.quantizing import PRESETS
 

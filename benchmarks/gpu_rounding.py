@@ -33,15 +33,16 @@ from iqforge.imatrix.texts import Text
 from iqforge.quantize.plan.plan import PlannedTensor
 from iqforge.quantize.rounding.cuda.factor import Wanted, factored_there
 from iqforge.quantize.rounding.cuda.memory import Memory
-from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, rounder_there
+from iqforge.quantize.rounding.cuda.place import rounder_there
+from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
 from iqforge.quantize.rounding.late import Late, LateRounding
-from iqforge.quantize.rounding.layout import SCALES
+from iqforge.quantize.rounding.layouts.codes import SCALES
+from iqforge.quantize.rounding.layouts.vectors import VECTORS
+from iqforge.quantize.rounding.layouts.words import TABLES
 from iqforge.quantize.rounding.methods import ON_CPU, Encoder
 from iqforge.quantize.rounding.rows import RowMetrics
 from iqforge.quantize.rounding.tensor_moments import MatrixMoments, SumsOnDevice
 from iqforge.quantize.rounding.ternary_rounder import TWINS
-from iqforge.quantize.rounding.vector_layout import VECTORS
-from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.run.cuda_device import CudaDevice
 from iqforge.quantize.run.piece import ROUNDED_ELEMENTS
 from iqforge.quantize.search.trellis.tree import CODEBOOKS

@@ -16,8 +16,9 @@ import numpy as np
 from ..errors import UsageError, printable
 from ..formats.commands.progress import duration
 from ..formats.source import Source
-from ..quantize.plan.budget import DEFAULT_TYPES, SAMPLED_ROWS, parse_size
+from ..quantize.plan.budget import DEFAULT_TYPES, SAMPLED_ROWS
 from ..quantize.plan.size_range import SizeRange
+from ..quantize.plan.size_target import parse_size
 from .auto_options import Target
 from .figures import size_of
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import NonFiniteError, ShapeError, UnsupportedTypeError
-from ..formats.codecs.codec import encode_float, in_pieces, interleave
+from ..formats.codecs.codec import encode_float, interleave
+from ..formats.codecs.rows import in_pieces
 from ..formats.kernel import over_blocks
 from ..formats.options import checks_keywords
 from ..formats.types import GGMLType, ggml_type

@@ -37,3 +37,15 @@ def refused(path, error: type[IqforgeError], *words: str) -> IqforgeError:
     assert min(seconds) < MAX_SECONDS
     assert peak < MAX_BYTES
     return caught.value
+
+
+def refuser(path):
+    """Return a function of bytes, expected error class and words of the message, which checks that
+    a file of these bytes at `path` is refused.
+    """
+
+    def check(content: bytes, error: type[IqforgeError], *words: str) -> IqforgeError:
+        path.write_bytes(content)
+        return refused(path, error, *words)
+
+    return check

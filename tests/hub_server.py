@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import close_session, constants
+from iqforge.convert.hub import http_ranges
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -172,3 +177,32 @@ def reply(
     handler.wfile.write(body)
     if length is not None and length != len(body):
         handler.close_connection = True
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch, tmp_path: Path):
+    """Use no token and no proxy of the user, and short pauses."""
+    for name in [
+        *(name for name in os.environ if name.lower().endswith("_proxy")),
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "HF_TOKEN_PATH",
+        "HF_HUB_OFFLINE",
+        "HF_ENDPOINT",
+    ]:
+        monkeypatch.delenv(name, raising=False)
+    # What huggingface_hub read from the environment when it was imported.
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "stored_tokens"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
+    close_session()  # huggingface_hub keeps its connections, and with them the proxies
+    monkeypatch.setattr(http_ranges, "FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(http_ranges, "GROWTH", 1.5)
+
+
+def serve(monkeypatch, folder: Path, **options) -> Hub:
+    """Return a server of a folder that is the Hub from now on."""
+    hub = Hub(folder, **options)
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    return hub

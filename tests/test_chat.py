@@ -13,7 +13,8 @@ import pytest
 from iqforge.cli import main
 from iqforge.errors import ChatTemplateError, EvaluationError
 from iqforge.runtime.chat.channels import AnswerStream
-from iqforge.runtime.chat.session import ChatSession, conversation_tokens
+from iqforge.runtime.chat.conversation_text import conversation_tokens
+from iqforge.runtime.chat.session import ChatSession
 from iqforge.runtime.chat.template import ChatTemplate, named_template
 from iqforge.runtime.generate import end_tokens
 from iqforge.runtime.sampling.settings import SamplerSettings

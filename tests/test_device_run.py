@@ -18,7 +18,8 @@ from iqforge.errors import IqforgeError, NonFiniteError, UsageError
 from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.run import cuda_device, device_kernels
+from iqforge.quantize.cuda import device_kernels
+from iqforge.quantize.run import cuda_device
 from iqforge.quantize.run import piece as run_piece
 from iqforge.quantize.run.piece import OutputTensor, device_spans, row_group
 from iqforge.quantize.run.stream import RunOutput, stream

@@ -48,7 +48,6 @@ MORE_FILES = {
     "runtime": 26,
     "convert/architectures": 99,
     "runtime/architectures": 99,
-    "quantize/search": 22,
 }
 
 

@@ -18,11 +18,11 @@ from iqforge.quantize.encode import row_encoder
 from iqforge.quantize.report.stats import StatsReport, collect_stats
 from iqforge.quantize.rounding.factor import DAMPING, factored, shrunk
 from iqforge.quantize.rounding.kernels.vectors import SIZE
-from iqforge.quantize.rounding.layout import GROUP, SCALES, code_layout
+from iqforge.quantize.rounding.layouts.codes import GROUP, SCALES, code_layout
+from iqforge.quantize.rounding.layouts.vectors import VECTORS, vector_layout
+from iqforge.quantize.rounding.layouts.words import ParityLayout, word_layout
 from iqforge.quantize.rounding.methods import UNGUIDED, guides, rounder_of
 from iqforge.quantize.rounding.proxy import RoundedErrors
-from iqforge.quantize.rounding.vector_layout import VECTORS, vector_layout
-from iqforge.quantize.rounding.word_layout import ParityLayout, word_layout
 from iqforge.quantize.run.report import RunProgress
 from iqforge.quantize.search.trellis.tree import CODEBOOKS, LEAF
 

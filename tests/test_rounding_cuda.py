@@ -10,11 +10,11 @@ from iqforge.formats.types import ggml_type
 from iqforge.imatrix.moments.store import DeviceSums
 from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
 from iqforge.quantize.rounding.factor import factored
-from iqforge.quantize.rounding.layout import SCALES
+from iqforge.quantize.rounding.layouts.codes import SCALES
+from iqforge.quantize.rounding.layouts.vectors import VECTORS
+from iqforge.quantize.rounding.layouts.words import TABLES
 from iqforge.quantize.rounding.methods import ON_CPU
 from iqforge.quantize.rounding.ternary_rounder import TWINS
-from iqforge.quantize.rounding.vector_layout import VECTORS
-from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.run.cuda_device import CudaDevice
 from iqforge.quantize.search.trellis.tree import CODEBOOKS
 

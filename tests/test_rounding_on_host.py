@@ -15,14 +15,15 @@ from iqforge.errors import ImatrixError
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.quantize.rounding.cuda.factor import Wanted, factored_there, held_out_error_there
 from iqforge.quantize.rounding.cuda.memory import Memory
-from iqforge.quantize.rounding.cuda.rounders import DeviceRounders, _Place, rounder_there
+from iqforge.quantize.rounding.cuda.place import Place, rounder_there
+from iqforge.quantize.rounding.cuda.rounders import DeviceRounders
 from iqforge.quantize.rounding.factor import Factor, factored
-from iqforge.quantize.rounding.layout import SCALES
+from iqforge.quantize.rounding.layouts.codes import SCALES
+from iqforge.quantize.rounding.layouts.vectors import VECTORS
+from iqforge.quantize.rounding.layouts.words import TABLES
 from iqforge.quantize.rounding.methods import ON_CPU, guides, rounder_of
 from iqforge.quantize.rounding.row_metric import CoupledRounder, RowMetric
 from iqforge.quantize.rounding.ternary_rounder import TWINS
-from iqforge.quantize.rounding.vector_layout import VECTORS
-from iqforge.quantize.rounding.word_layout import TABLES
 from iqforge.quantize.search.trellis.tree import CODEBOOKS
 
 from .imatrices import N_CTX, tiny_llama_file
@@ -89,7 +90,7 @@ def test_matrices_are_rounded_together_as_alone(library, name):
     device, given = HostDevice(library), [correlated(n, seed) for seed in range(count)]
     given[2] = np.kron(np.eye(n // 2), np.array([[1.0, 50], [50, 1]]))
     rounders, made, errors = DeviceRounders([device]), {}, {}
-    together, answer = [], _Place.answer
+    together, answer = [], Place.answer
     go = threading.Event()
 
     def waiting(place, batch):
@@ -110,7 +111,7 @@ def test_matrices_are_rounded_together_as_alone(library, name):
         except ImatrixError as error:
             errors[index] = error
 
-    with unittest.mock.patch.object(_Place, "answer", waiting):
+    with unittest.mock.patch.object(Place, "answer", waiting):
         threads = [threading.Thread(target=run, args=(i % count,)) for i in range(2 * count)]
         for thread in threads:
             thread.start()

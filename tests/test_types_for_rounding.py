@@ -14,11 +14,11 @@ from iqforge.imatrix.moments.lookup import imatrix_of, moments_of
 from iqforge.quantize.report.stats import StatsReport, collect_stats
 from iqforge.quantize.rounding import methods
 from iqforge.quantize.rounding.factor import factored
-from iqforge.quantize.rounding.layout import code_layout
+from iqforge.quantize.rounding.layouts.codes import code_layout
+from iqforge.quantize.rounding.layouts.vectors import vector_layout
+from iqforge.quantize.rounding.layouts.words import word_layout
 from iqforge.quantize.rounding.methods import rounder_of
 from iqforge.quantize.rounding.proxy import RoundedErrors
-from iqforge.quantize.rounding.vector_layout import vector_layout
-from iqforge.quantize.rounding.word_layout import word_layout
 from iqforge.quantize.run.compilation import tasks_of_rounding
 from iqforge.quantize.run.compile_task import is_decoder
 

@@ -52,7 +52,7 @@ class Task:
     def is_for_gpu(self) -> bool:
         """Return whether GPUs have kernels that round the type, or the mix, with moments."""
         from iqforge.formats.types import ggml_type
-        from iqforge.quantize.rounding.cuda.rounders import rounder_there
+        from iqforge.quantize.rounding.cuda.place import rounder_there
         from iqforge.quantize.rounding.ternary_rounder import TWINS
 
         if self.guide != "hessian":

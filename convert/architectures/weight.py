@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from ...errors import CheckpointError
 from ...formats.source import TensorInfo
+from ...formats.types import TYPES, GGMLType
+from ..checkpoint.folder import Checkpoint
+from ..tensors.rows import OneRow, PairedRotaryRows, PlusOneRows, StoredRows
 from ..tensors.stored import StoredTensor, TensorRows
 
 Shape = tuple[int, ...]
@@ -55,6 +58,26 @@ class ConvertedTensor:
     info: TensorInfo
     rows: TensorRows
     made_of: tuple[StoredTensor, ...] = ()
+
+
+def weight_rows(
+    checkpoint: Checkpoint, tensor: StoredTensor, weight: Weight, shape: Shape
+) -> tuple[TensorRows, GGMLType]:
+    """Return the rows that `tensor` becomes in a row of the table, with `shape` [rows, columns] or
+    [n], and their type.
+    """
+    type = checkpoint.type_of(tensor)
+    if weight.rotary_heads and len(shape) == 1:
+        rows: TensorRows = OneRow(
+            PairedRotaryRows(StoredRows(checkpoint, tensor, shape[0]), weight.rotary_heads)
+        )
+    elif weight.rotary_heads:
+        rows = PairedRotaryRows(StoredRows(checkpoint, tensor), weight.rotary_heads)
+    else:
+        rows = StoredRows(checkpoint, tensor)
+    if weight.plus_one:
+        return PlusOneRows(rows, type, shape[-1]), TYPES["F32"]
+    return rows, type
 
 
 def check_shape(tensor: StoredTensor, shape: Shape | None) -> None:

@@ -3,31 +3,19 @@ nothing is called.
 
 A state dict takes some forty opcodes and a few names (`torch._utils._rebuild_tensor_v2`, storages,
 OrderedDict). Any other name or opcode is an error, whatever it would have done. The opcodes are
-those that Python documents in `pickletools`.
+those that Python documents in `pickletools`. `objects.py` has what they make.
 """
 
 from __future__ import annotations
 
 import pickletools
-from dataclasses import dataclass
 from typing import Any
 
-from ...errors import MalformedFileError, UnsupportedTypeError, printable
-from .storages import DTYPES, STORAGE_DTYPES, UNTYPED, TorchStorage, TorchView
+from ...errors import MalformedFileError, printable
+from .objects import Place, checked, kind_of, named, rebuilt, storage_of
 
 _MAX_ITEMS = 4_000_000  # on the stack and in the memo; a checkpoint of 100,000 tensors needs less
 _MARK = object()
-
-
-@dataclass(frozen=True)
-class Name:
-    """A class or function that the file names. It is never looked up."""
-
-    module: str
-    name: str
-
-    def __str__(self) -> str:
-        return printable(f"{self.module}.{self.name}")
 
 
 def load_state_dict(text: bytes, file) -> dict[Any, Any]:
@@ -40,7 +28,7 @@ def load_state_dict(text: bytes, file) -> dict[Any, Any]:
     machine = _Machine(file)
     try:
         for opcode, argument, position in pickletools.genops(text):
-            machine.position = position or 0
+            machine.place.position = position or 0
             machine.step(opcode.name, argument)
     except (
         ValueError,
@@ -52,26 +40,18 @@ def load_state_dict(text: bytes, file) -> dict[Any, Any]:
         RecursionError,
     ) as error:
         raise MalformedFileError(
-            f"its pickle is broken: {printable(error)}", file=file, offset=machine.position
+            f"its pickle is broken: {printable(error)}", file=file, offset=machine.place.position
         ) from None
     if not isinstance(machine.result, dict):
         raise MalformedFileError(
-            f"holds {_kind(machine.result)}, not a dictionary of tensors", file=file
+            f"holds {kind_of(machine.result)}, not a dictionary of tensors", file=file
         )
     return machine.result
 
 
-def _kind(value: Any) -> str:
-    return (
-        f"a tensor of shape {list(value.shape)}"
-        if isinstance(value, TorchView)
-        else f"a {type(value).__name__}"
-    )
-
-
 class _Machine:
     def __init__(self, file):
-        self._file, self.position = file, 0
+        self.place = Place(file)
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self.result: Any = None
@@ -86,17 +66,14 @@ class _Machine:
         ) is not None and opcode in _ACTIONS:
             action(argument)
         else:
-            raise self._error(
+            raise self.place.error(
                 f"its pickle uses the opcode {opcode}, which no state dict needs; nothing was"
                 " executed"
             )
 
-    def _error(self, message: str) -> MalformedFileError:
-        return MalformedFileError(message, file=self._file, offset=self.position)
-
     def _push(self, value: Any) -> None:
         if len(self._stack) + len(self._memo) >= _MAX_ITEMS:
-            raise self._error(f"its pickle needs more than {_MAX_ITEMS} objects")
+            raise self.place.error(f"its pickle needs more than {_MAX_ITEMS} objects")
         self._stack.append(value)
 
     def _since_mark(self) -> list[Any]:
@@ -119,7 +96,7 @@ class _Machine:
 
     def _proto(self, version: int) -> None:
         if not 2 <= version <= 5:
-            raise self._error(f"its pickle has protocol {version}; 2 to 5 are read")
+            raise self.place.error(f"its pickle has protocol {version}; 2 to 5 are read")
 
     def _frame(self, _) -> None:
         pass
@@ -159,11 +136,11 @@ class _Machine:
 
     def _append(self, _) -> None:
         value = self._pop()
-        _of(list, self._stack[-1]).append(value)
+        checked(list, self._stack[-1]).append(value)
 
     def _appends(self, _) -> None:
         values = self._since_mark()
-        _of(list, self._stack[-1]).extend(values)
+        checked(list, self._stack[-1]).extend(values)
 
     def _setitem(self, _) -> None:
         value, key = self._pop(), self._pop()
@@ -173,12 +150,12 @@ class _Machine:
         self._store(self._since_mark())
 
     def _store(self, flat: list[Any]) -> None:
-        target = _of(dict, self._stack[-1])
+        target = checked(dict, self._stack[-1])
         for key, value in zip(flat[::2], flat[1::2], strict=True):
             if not isinstance(key, (str, int)):  # hashing or printing others may take forever
-                raise self._error(f"a dictionary has a {type(key).__name__} as a key")
+                raise self.place.error(f"a dictionary has a {type(key).__name__} as a key")
             if key in target:
-                raise self._error(f"key '{printable(key)}' occurs twice")
+                raise self.place.error(f"key '{printable(key)}' occurs twice")
             target[key] = value
 
     def _build(self, _) -> None:
@@ -187,84 +164,25 @@ class _Machine:
         """
         self._pop()
         if not isinstance(self._stack[-1], dict):
-            raise self._error(
-                f"its pickle sets attributes of {_kind(self._stack[-1])}; nothing was executed"
+            raise self.place.error(
+                f"its pickle sets attributes of {kind_of(self._stack[-1])}; nothing was executed"
             )
 
     def _global(self, argument: str) -> None:
-        self._name(*argument.split(" ", 1))
+        self._push(named(self.place, *argument.split(" ", 1)))
 
     def _stack_global(self, _) -> None:
         name, module = self._pop(), self._pop()
-        self._name(_of(str, module), _of(str, name))
-
-    def _name(self, module: str, name: str) -> None:
-        found = Name(module, name)
-        if name not in _NAMES.get(module, ()):
-            what = (
-                "a kind of tensor that is not supported"
-                if module.split(".")[0] == "torch"
-                else "which no state dict needs"
-            )
-            raise self._error(f"its pickle names {found}, {what}; nothing was executed")
-        self._push(found)
+        self._push(named(self.place, checked(str, module), checked(str, name)))
 
     def _binpersid(self, _) -> None:
-        kind, storage, key, _, numel = _of(tuple, self._pop())
-        dtype = (
-            UNTYPED
-            if _of(Name, storage).name == "UntypedStorage"
-            else STORAGE_DTYPES.get(storage.name)
-        )
-        if kind != "storage" or dtype is None or type(numel) is not int or numel < 0:
-            raise self._error("its pickle refers to something that is not a storage")
-        self._push(TorchStorage(dtype, _of(str, key), numel))
+        self._push(storage_of(self.place, self._pop()))
 
     def _reduce(self, _) -> None:
-        arguments, function = _of(tuple, self._pop()), self._pop()
-        full = str(_of(Name, function))
-        if full == "collections.OrderedDict":
-            if arguments:
-                raise self._error("an OrderedDict with arguments")
-            self._push({})
-        elif full == "torch.Size":
-            (sizes,) = arguments
-            self._push(tuple(sizes))
-        elif full == "torch._utils._rebuild_parameter":
-            self._push(_of(TorchView, arguments[0]))
-        elif full == "torch._utils._rebuild_tensor_v3":
-            self._push(self._view(arguments[:4], self._dtype(arguments[6])))
-        elif full in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
-            self._push(self._view(arguments[:4], None))
-        else:
-            raise self._error(f"its pickle calls {full}; nothing was executed")
+        arguments, function = checked(tuple, self._pop()), self._pop()
+        self._push(rebuilt(self.place, function, arguments))
 
     _newobj = _reduce
-
-    def _dtype(self, name: Any) -> str:
-        if (found := DTYPES.get(_of(Name, name).name)) is None:
-            raise UnsupportedTypeError(
-                f"has tensors of {name}, which are not supported", file=self._file
-            )
-        return found
-
-    def _view(self, arguments: tuple, dtype: str | None) -> TorchView:
-        storage, offset, shape, strides = arguments
-        numbers = [offset, *_of(tuple, shape), *_of(tuple, strides)]
-        if not all(type(number) is int and 0 <= number < 2**62 for number in numbers) or len(
-            shape
-        ) != len(strides):
-            raise self._error(
-                f"offset, shape and strides of a tensor are not sizes: {len(shape)} and"
-                f" {len(strides)} dimensions"
-            )
-        return TorchView(_of(TorchStorage, storage), dtype or storage.dtype, offset, shape, strides)
-
-
-def _of(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"expected a {kind.__name__}, found {_kind(value)}")
-    return value
 
 
 _CONSTANTS = {
@@ -317,14 +235,3 @@ _ACTIONS = frozenset(
         "NEWOBJ",
     }
 )
-_NAMES = {
-    "collections": ("OrderedDict",),
-    "torch": (*STORAGE_DTYPES, *DTYPES, "Size"),
-    "torch.storage": ("UntypedStorage",),
-    "torch._utils": (
-        "_rebuild_tensor",
-        "_rebuild_tensor_v2",
-        "_rebuild_tensor_v3",
-        "_rebuild_parameter",
-    ),
-}

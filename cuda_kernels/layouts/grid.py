@@ -1,4 +1,4 @@
-"""Layouts of the codebook i-quants. b = i//32, l = (i%32)//8, m = i//8, g = i//16.
+"""Layouts of the codebook i-quants with signs, and of IQ4_XS. b = i//32, l = (i%32)//8, m = i//8.
 
 The signs of a unit are a word: bit k of its bytes has those of the elements 4k to 4k + 3. Where the
 file has 7 of 8 signs, the places of the missing ones (bits 1, 3, 5 and 7 of the last byte) take
@@ -97,51 +97,6 @@ def iq3_s(i):
     ]
 
 
-def iq1_s(i):
-    """Map elements i of an IQ1_S block, uint8[50], to planes (see `layout.py`): indices, a word per
-    unit in `heads`, d.
-    """
-    b, m = i // 32, i // 8
-    return [
-        (u8(2 + m), "codes", u8(m)),
-        (u16(34 + 2 * b), "heads", u16(2 * b)),
-        (u16(0), "d", u16(0)),
-    ]
-
-
-def iq1_m(i):
-    """Map elements i of an IQ1_M block, uint8[56], to planes (see `layout.py`): indices, their high
-    bits and shifts in `heads`, scales with d.
-    """
-    m, g, part = i // 8, i // 16, i // 64
-    return [
-        (u8(m), "codes", u8(m)),  # indices
-        (nibble(32 + m // 2, m % 2), "heads", nibble(m // 2, m % 2)),  # their high bits, and shifts
-        (bits(48 + 2 * part, 12, 4), "scales", bits(0, 4 * part, 4)),  # d
-        (bits(48 + 2 * (g // 4), 3 * (g % 4), 3), "scales", bits(2, 3 * g, 3)),
-    ]
-
-
-def iq1_s_r4(i):
-    """Map elements i of an IQ1_S_R4 block, uint8[6], to planes (see `layout.py`): indices, a word
-    in `heads`; d is in the row header.
-    """
-    m = i // 8
-    return [(u8(m), "codes", u8(m)), (u16(4), "heads", u16(0))]
-
-
-def iq1_m_r4(i):
-    """Map elements i of an IQ1_M_R4 block, uint8[7], to planes (see `layout.py`): indices, their
-    high bits and shifts in `heads`, scales; d is in the row header.
-    """
-    m = i // 8
-    return [
-        (u8(m), "codes", u8(m)),
-        (u8(4 + m // 2), "heads", u8(m // 2)),
-        (u8(6), "scales", u8(0)),
-    ]
-
-
 def iq4_xs(i):
     """Map elements i of an IQ4_XS block, uint8[136], to planes (see `layout.py`): 4-bit codes, d
     and scales in `scales`.
@@ -159,9 +114,5 @@ LAYOUTS = {
     "IQ2_S": BlockLayout((("codes", 64), ("scales", 16), ("d", 2)), iq2_s),
     "IQ3_XXS": BlockLayout((("codes", 64), ("signs", 32), ("d", 2)), iq3_xxs),
     "IQ3_S": BlockLayout((("codes", 64), ("signs", 32), ("scales", 16)), iq3_s),
-    "IQ1_S": BlockLayout((("codes", 32), ("heads", 16), ("d", 2)), iq1_s),
-    "IQ1_M": BlockLayout((("codes", 32), ("heads", 16), ("scales", 8)), iq1_m),
-    "IQ1_S_R4": BlockLayout((("codes", 4), ("heads", 2)), iq1_s_r4),
-    "IQ1_M_R4": BlockLayout((("codes", 4), ("heads", 2), ("scales", 1)), iq1_m_r4),
     "IQ4_XS": BlockLayout((("codes", 128), ("scales", 8)), iq4_xs),
 }

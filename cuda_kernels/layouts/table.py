@@ -11,10 +11,10 @@ import numpy as np
 
 from ...formats.codecs.bit_moves import FLIPPED, Moves
 from ...formats.types import GGMLType, ggml_type
-from . import floats, fp4, grid, iq_k, iq_ks, k, legacy, q8, ternary, trellis
+from . import floats, fp4, grid, grid_ternary, iq_k, iq_ks, k, legacy, q8, ternary, trellis
 from .layout import UNIT, BlockLayout
 
-FAMILIES = (floats, legacy, fp4, k, grid, ternary, iq_k, iq_ks, trellis, q8)
+FAMILIES = (floats, legacy, fp4, k, grid, grid_ternary, ternary, iq_k, iq_ks, trellis, q8)
 ALIGNMENT = 256  # of planes, in bytes
 HEADER = "header"  # the name of the plane of row headers
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ...errors import ShapeError, UnsupportedTypeError
-from ...formats.codecs import codec
 from ...formats.codecs.interleaved import interleaving, row_head
+from ...formats.codecs.rows import in_pieces
 from ...formats.types import GGMLType, ggml_type
 from ..layouts.table import plain_type
 from .matrix import PackedMatrix, packable, packed_bytes, placed
@@ -140,7 +140,7 @@ def _staged(
             copied[n % 2].synchronize()  # the previous contents have left the buffer
             pinned = buffers[n % 2][:size].view(part.n, part.row_bytes)
             into = pinned.numpy()
-            codec.in_pieces(
+            in_pieces(
                 lambda rows, into=into, part=part: part.read(rows.start, into[rows]),
                 part.n,
                 group,

@@ -14,9 +14,7 @@ use. `decode` gives the former by default and the latter with `as_weights=True`:
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from ..kernel import over_blocks
 from ..options import checks_keywords
 from ..types import TYPES, GGMLType, ggml_type
 from . import floats
+from .rows import check_group, checked_rows, in_pieces
 
 _FLOAT_DECODERS = {"F32": floats.decode_f32, "F16": floats.decode_f16, "BF16": floats.decode_bf16}
 _FLOAT_ENCODERS = {"F32": floats.encode_f32, "F16": floats.encode_f16, "BF16": floats.encode_bf16}
@@ -88,7 +87,7 @@ def decode(
     numbers.
     """
     type = ggml_type(type)
-    data = _checked_rows(type, data, n_cols)
+    data = checked_rows(type, data, n_cols)
     if out is None:
         out = np.empty((len(data), n_cols), dtype=np.float32)
     elif out.shape != (len(data), n_cols) or out.dtype != np.float32 or not out.flags.c_contiguous:
@@ -148,31 +147,6 @@ def decode_tensor(
     out = np.empty(shape, dtype=np.float32)
     whole(data, out)
     return out
-
-
-def in_pieces(work: Callable[[slice], None], rows: int, group_rows: int, threads: int) -> None:
-    """Call `work` with slices of whole row groups that cover `rows` rows, on at most four threads
-    per core.
-
-    `work` must not call this again: it would wait for threads that wait for it.
-    """
-    if threads <= 1 or rows < 2 * group_rows:
-        work(slice(0, rows))
-        return
-    step = -(-rows // threads // group_rows) * group_rows
-    list(
-        _pool(os.getpid(), min(threads, 4 * (os.cpu_count() or 1))).map(
-            lambda at: work(slice(at, min(at + step, rows))), range(0, rows, step)
-        )
-    )
-
-
-@functools.cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Return a pool of threads that is kept, as a model decodes thousands of matrices a second. A
-    forked child gets its own.
-    """
-    return ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
 
 def _row_decoder(
@@ -254,8 +228,8 @@ def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int
 
     type = ggml_type(type)
     plain = _plain_type(type)
-    data = _checked_rows(plain, data, n_cols)
-    _check_group(type, len(data))
+    data = checked_rows(plain, data, n_cols)
+    check_group(type, len(data))
     out = np.empty((len(data), type.row_bytes(n_cols)), dtype=np.uint8)
     in_pieces(
         lambda part: np.copyto(out[part], pack_rows(type, data[part], n_cols)),
@@ -277,7 +251,7 @@ def deinterleave(
 
     type = ggml_type(type)
     plain = _plain_type(type)
-    data = _checked_rows(type, data, n_cols)
+    data = checked_rows(type, data, n_cols)
     out = np.empty((len(data), plain.row_bytes(n_cols)), dtype=np.uint8)
     in_pieces(
         lambda part: np.copyto(out[part], unpack_rows(type, data[part], n_cols)),
@@ -306,21 +280,3 @@ def encode_float(type: str | GGMLType, x: np.ndarray) -> np.ndarray:
     if type.name not in _FLOAT_ENCODERS:
         raise UnsupportedTypeError(f"{type.name} is not a float type")
     return _FLOAT_ENCODERS[type.name](x)
-
-
-def _checked_rows(type: GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
-    row_bytes, data = type.row_bytes(n_cols), np.asarray(data)
-    if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != row_bytes:
-        raise ShapeError(
-            f"{type.name} rows of {n_cols} elements are uint8[rows, {row_bytes}], got"
-            f" {data.dtype}{list(data.shape)}"
-        )
-    _check_group(type, len(data))
-    return np.ascontiguousarray(data)
-
-
-def _check_group(type: GGMLType, rows: int) -> None:
-    if rows % type.group_rows:
-        raise ShapeError(
-            f"{rows} rows are not a multiple of {type.group_rows}, the row group of {type.name}"
-        )

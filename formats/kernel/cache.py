@@ -35,9 +35,11 @@ def sources_digest() -> str:
             "formats/codecs",
             "formats/kernel",
             "quantize/search",
+            "quantize/search/grids",
             "quantize/search/trellis",
             "quantize/rounding",
             "quantize/rounding/kernels",
+            "quantize/rounding/layouts",
         )
         for f in (package / folder).glob("*.py")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -169,3 +170,19 @@ def with_all_experts(entries: dict[str, Entry]) -> dict[str, Entry]:
             entry = Entry(np.broadcast_to(entry.sums, shape), np.broadcast_to(entry.counts, n))
         found[name] = entry
     return found
+
+
+def planned_entries(inputs: Iterable[MomentInput]) -> dict[str, Entry]:
+    """Return entries with the names and shapes of all that inputs will give, to plan with. Their
+    values are ones.
+    """
+    return with_all_experts(
+        {
+            name: Entry(
+                np.broadcast_to(1.0, (one.n_matrices, one.n_cols)),
+                np.ones(one.n_matrices, dtype=np.int64),
+            )
+            for one in inputs
+            for name in one.tensors
+        }
+    )

@@ -25,7 +25,7 @@ from ...cuda_kernels.compile.spec import KernelSpec
 from ...formats.types import GGMLType, ggml_type
 from ..search.trellis import SETTINGS
 from ..search.trellis.nearest import MARGIN
-from ..search.trellis.rows import SMALLEST
+from ..search.trellis.scales import SMALLEST
 from ..search.trellis.tree import CODEBOOKS, search_tree
 from .encoder import LOCKS, CudaEncoder
 

@@ -123,6 +123,10 @@ class Changes(Options):
         left_out = sum(layer < parsed.layer for layer in set(self.prune_layers))
         return parsed.in_layer(parsed.layer - left_out)
 
+    def names_before(self, model: Source) -> dict[str | None, str]:
+        """Return the names of the tensors of `model` by those after layers were removed."""
+        return {self.name_after(tensor.name): tensor.name for tensor in model.tensors}
+
     def apply(self, source: Source, rules: str = "ik") -> Source:
         """Return the source with these changes.
 

@@ -12,13 +12,13 @@ from ...errors import UnsupportedTypeError
 from ...formats.types import GGMLType, ggml_type
 from ..encode import row_encoder
 from .factor import Factor, factored
-from .layout import code_layout
+from .layouts.codes import code_layout
+from .layouts.vectors import vector_layout
+from .layouts.words import word_layout
 from .rounder import Rounder
 from .tensor_moments import MatrixMoments
 from .ternary_rounder import TWINS, TernaryRounder
-from .vector_layout import vector_layout
 from .vector_rounder import VectorRounder
-from .word_layout import word_layout
 from .word_rounder import WordRounder
 
 _EIGHT_BITS = "as its error is already small beside that of the rest of a model"

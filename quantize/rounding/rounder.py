@@ -19,7 +19,8 @@ from ..encode import row_encoder
 from .factor import Factor
 from .kernels import codes as code_loops
 from .kernels.feedback import compensate, product
-from .layout import CodeLayout, block_bodies, code_layout
+from .layouts.bits import block_bodies
+from .layouts.codes import CodeLayout, code_layout
 
 _TILE_ELEMENTS = 1 << 18  # elements of the rows that are worked on together
 

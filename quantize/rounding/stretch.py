@@ -16,10 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...formats.types import GGMLType
-from .layout import Scale, block_bodies, code_layout
+from .layouts.bits import NibbleScale, Scale, block_bodies
+from .layouts.codes import code_layout
+from .layouts.vectors import vector_layout
+from .layouts.words import word_layout
 from .methods import Encoder
-from .vector_layout import vector_layout
-from .word_layout import NibbleScale, word_layout
 
 SHARE = 0.6
 _STEP = 1 / 512  # of factors, so that the last digits of sums do not matter

@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from ...formats.types import GGMLType, ggml_type
-from .layout import CodeLayout, block_bodies, code_layout
+from .layouts.bits import block_bodies
+from .layouts.codes import CodeLayout, code_layout
 
 TWINS = {"TQ1_0": "TQ2_0", "IQ1_BN": "IQ2_BN"}
 

@@ -19,8 +19,8 @@ from .factor import Factor, diagonal_blocks, inverses, metric_of_words
 from .kernels.codes import refit
 from .kernels.feedback import compensate, product
 from .kernels.vectors import SIZE, descend_vectors, round_vectors
+from .layouts.vectors import VectorLayout, vector_layout
 from .rounder import StagedRounder
-from .vector_layout import VectorLayout, vector_layout
 
 
 class VectorRounder(StagedRounder):

@@ -22,14 +22,14 @@ from ...formats.types import GGMLType
 from ..encode import row_encoder
 from ..search.lanes import largest_magnitude
 from ..search.trellis import SETTINGS
-from ..search.trellis import rows as trellis_rows
+from ..search.trellis.scales import scale_calls
 from ..search.trellis.tree import CODEBOOKS, FAN, LEAF
 from .factor import Factor, diagonal_blocks, inverses, metric_of_words
 from .kernels import even_words, word_search, words
 from .kernels.codes import refit
 from .kernels.feedback import compensate, product
+from .layouts.words import ParityLayout, WordLayout, word_layout
 from .rounder import StagedRounder
-from .word_layout import ParityLayout, WordLayout, word_layout
 
 # The part of the best error beyond which boxes are skipped: from 0.3 on, the held-out error of
 # mini-llama is that of an exact search within 0.5 %.
@@ -85,18 +85,7 @@ def _loops(
             "REACH": REACH,
             "MAGNITUDES": book.magnitudes,
         }
-        integers = settings.spread > 0
-        of_rows = {
-            "closeness": trellis_rows._closeness_of_integers
-            if integers
-            else trellis_rows._closeness_in_table,
-            "choose_trials": trellis_rows._spread_multiples
-            if integers
-            else trellis_rows._nearest_multiples,
-            "guess_scale": trellis_rows._guess_scale,
-            "choose_d": trellis_rows._choose_d,
-        }
-        for one, template in of_rows.items():
+        for one, template in scale_calls(settings.spread > 0).items():
             names[one] = specialize(template, **names)
         names["score_one"] = specialize(word_search._score_one, **names)
     names["prepare"] = specialize(word_search._prepare, **names)

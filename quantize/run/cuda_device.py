@@ -16,8 +16,8 @@ from ...cuda_kernels.compile.spec import KernelSpec
 from ...cuda_kernels.rounding import From, spec_of
 from ...errors import DeviceError
 from ...formats.types import GGMLType
+from ..cuda.device_kernels import MEASURED_PER_PARTIAL, join_kernel, measure_kernel, widen_kernel
 from ..encode import device_encoder
-from .device_kernels import MEASURED_PER_PARTIAL, join_kernel, measure_kernel, widen_kernel
 
 DeviceArray = Any  # numba-cuda has no types for its arrays and streams
 Stream = Any

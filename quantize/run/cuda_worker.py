@@ -27,10 +27,11 @@ import numpy as np
 from ...errors import IqforgeError, NonFiniteError
 from ...formats.codecs.codec import decode
 from ...formats.source import Source
+from ..cuda.device_kernels import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
+from ..cuda.encoder import section
 from ..encode import arrange_rows, prepare_weights
 from . import cuda_device
 from .cuda_device import CudaDevice
-from .device_kernels import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
 from .piece import Piece, PieceResult, PieceTask, plain_type
 
 log = logging.getLogger(__name__)
@@ -88,18 +89,6 @@ def device_workers(devices: Sequence[int], threads: int) -> Iterator[DeviceWorke
             workers.close()
         raise
     workers.close()
-
-
-def _section(arrays: list[Any], index: int, count: int) -> list[Any]:
-    """Return section `index` of `count` equal ones of every array."""
-    return (
-        arrays
-        if count == 1
-        else [
-            array[index * len(array) // count : (index + 1) * len(array) // count]
-            for array in arrays
-        ]
-    )
 
 
 class _Slot:
@@ -180,7 +169,7 @@ class _Slot:
         search_weights, error_weights = self._weights(source, task, matrices, f"weights {number}")
         for matrix in range(matrices):
             own = None if search_weights is None else search_weights[matrix]
-            encoder.launch(_section(arrays, matrix, matrices), stream=self.stream, weights=own)
+            encoder.launch(section(arrays, matrix, matrices), stream=self.stream, weights=own)
 
         blocks, results = (
             n_cols // plain.block_size,

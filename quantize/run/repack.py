@@ -19,8 +19,9 @@ from ...formats.ftypes import FILE_TYPES
 from ...formats.gguf.reader import GGUFFile
 from ...formats.source import Sink, TensorInfo
 from ...formats.types import TYPES, GGMLType, ggml_type
+from ..plan.fallbacks import BY_ROW
 from ..plan.overrides import regular_expressions
-from ..plan.plan import BY_ROW, PlannedTensor
+from ..plan.plan import PlannedTensor
 from ..plan.roles import NEVER_INTERLEAVED
 from .parallel import results_in_order, thread_count
 from .report import RunProgress, RunReport, TensorReport

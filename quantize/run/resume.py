@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -23,9 +23,10 @@ import xxhash
 from ...errors import IqforgeError, ResumeError, printable
 from ...formats.gguf.sharded_writer import ShardedWriter
 from ...formats.gguf.writer import GGUFWriter
-from ...formats.output import real_output, sync_folder
+from ...formats.output import real_output
 from ...formats.source import TensorInfo
 from ..plan.plan import PlannedTensor
+from .earlier_run import FINISHING, NOTE, RUN, TENSOR, EarlierRun, file_mark, is_sound, noted
 from .journal import Journal, Record
 from .report import TensorReport
 from .run_key import RunKey, changes
@@ -33,8 +34,6 @@ from .run_key import RunKey, changes
 log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 2.0
-_RUN, _TENSOR, _FINISHING = "run", "tensor", "finishing"  # kinds of records: the first key of each
-_NOTE = "note"
 _REPORTED = ("rmse", "weighted_rmse", "weighted", "largest_error", "zeroed")
 
 
@@ -84,64 +83,32 @@ class ResumableOutput:
         self, open_writer: Callable[[bool], GGUFWriter | ShardedWriter], key: RunKey, restart: bool
     ) -> None:
         journal = self._journal
-        runs = [record for record in journal.records if _RUN in record]
-        entries = [record for record in journal.records if _TENSOR in record]
+        earlier = EarlierRun(self.out, journal)
+        entries = earlier.entries
         self._entered = len(entries)
-        if entries and not restart and self._anything_left(runs[-1][_RUN]):
-            if found := changes(runs[-1][_RUN], key):
+        if not restart and earlier.can_resume():
+            before = earlier.keys[-1]
+            if found := changes(before, key):
                 raise ResumeError(
                     f"cannot resume the unfinished run with {len(entries)} of"
-                    f" {len(runs[-1][_RUN]['tensors'])} tensors done: {'; '.join(found)}. Run the"
+                    f" {len(before['tensors'])} tensors done: {'; '.join(found)}. Run the"
                     " same command as before to resume, or pass --restart to start from scratch",
                     file=self.out,
                 )
-            self._take_back()
-            self._resume(open_writer(True), entries, runs[-1][_RUN], key)
+            earlier.take_back()
+            self._resume(open_writer(True), entries, before, key)
             return
         self._entered = 0
-        for run in runs:
-            for part in self._parts(run[_RUN]):
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
+        earlier.remove_parts()
         journal.keep(0)
         self._opened = open_writer(False)
-        journal.append({_RUN: key})
+        journal.append({RUN: key})
 
     @property
     def _writer(self) -> GGUFWriter | ShardedWriter:
         if self._opened is None:
             raise RuntimeError("the output is not open")
         return self._opened
-
-    def _parts(self, run: RunKey) -> list[str]:
-        """Return the `.part` files of an earlier run."""
-        return [
-            os.path.join(os.path.dirname(self.out), os.path.basename(name)) + ".part"
-            for name in run["files"]
-        ]
-
-    def _anything_left(self, run: RunKey) -> bool:
-        return any(os.path.exists(part) for part in self._parts(run)) or bool(self._named())
-
-    def _named(self) -> list[str]:
-        """Return the files that were renamed just before an earlier run ended, if they are still
-        those that it wrote: an older file must stay while nothing replaces it.
-        """
-        marks = next(
-            (record[_FINISHING] for record in self._journal.records if _FINISHING in record), {}
-        )
-        files = [
-            (os.path.join(os.path.dirname(self.out), os.path.basename(name)), mark)
-            for name, mark in marks.items()
-        ]
-        return [file for file, mark in files if os.path.exists(file) and _mark(file) == mark]
-
-    def _take_back(self) -> None:
-        """Rename files of `_named` back to `.part` until they are checked."""
-        for file in self._named():
-            if not os.path.exists(file + ".part"):
-                os.replace(file, file + ".part")
-        sync_folder(os.path.dirname(self.out))
 
     def _resume(
         self, writer: GGUFWriter | ShardedWriter, entries: list[Record], before: RunKey, key: RunKey
@@ -153,7 +120,7 @@ class ResumableOutput:
             printable(self.out, 400),
             len(entries),
         )
-        count = writer.resume(lambda tensor, pieces: _is_sound(next(checked, None), tensor, pieces))
+        count = writer.resume(lambda tensor, pieces: is_sound(next(checked, None), tensor, pieces))
         log.info(
             "%s: resuming after %d of %d tensors",
             printable(self.out, 400),
@@ -167,15 +134,15 @@ class ResumableOutput:
                 len(entries) - count,
             )
         self._entered = count
-        places = [at for at, record in enumerate(self._journal.records) if _TENSOR in record]
+        places = [at for at, record in enumerate(self._journal.records) if TENSOR in record]
         self._journal.keep(places[count - 1] + 1 if count else 0)
         if not count or before != key:
-            self._journal.append({_RUN: key})
+            self._journal.append({RUN: key})
         self.finished = [
             TensorReport(plan, **{name: entry[name] for name in _REPORTED})
             for plan, entry in zip(self.planned, entries[:count])
         ]
-        self.noted = {e[_TENSOR]: e[_NOTE] for e in entries[:count] if e.get(_NOTE) is not None}
+        self.noted = noted(entries[:count])
 
     def stored(self, name: str) -> np.ndarray:
         """Return the bytes of a tensor that is written, by this run or an earlier one."""
@@ -191,10 +158,10 @@ class ResumableOutput:
     def tensor_done(self, report: TensorReport) -> None:
         """Record that the last byte of the next tensor was written."""
         name = report.planned.target.name
-        record: Record = {_TENSOR: name, "xxh64": self._hash.hexdigest()}
+        record: Record = {TENSOR: name, "xxh64": self._hash.hexdigest()}
         record |= {key: getattr(report, key) for key in _REPORTED}
         if (note := self.note(name)) is not None:
-            record[_NOTE] = note
+            record[NOTE] = note
         self._pending.append(record)
         self._hash = xxhash.xxh64()
         if self._saving is not None and self._saving.done():
@@ -231,7 +198,7 @@ class ResumableOutput:
         self._checkpoint()
         self._writer.complete()
         self._journal.append(
-            {_FINISHING: {os.path.basename(file): _mark(file + ".part") for file in self.files}}
+            {FINISHING: {os.path.basename(file): file_mark(file + ".part") for file in self.files}}
         )
         self._complete = True
 
@@ -293,35 +260,6 @@ class ResumableOutput:
 
     def __exit__(self, *exception: object) -> None:
         self.leave()
-
-
-def _mark(file: str) -> list[int]:
-    """Return what identifies a file even after it is renamed."""
-    state = os.stat(file)
-    return [state.st_ino, state.st_size, state.st_mtime_ns]
-
-
-def _is_sound(entry: Record | None, tensor: TensorInfo, pieces: Iterator[bytes]) -> bool:
-    if entry is None or entry[_TENSOR] != tensor.name:
-        return False
-    hasher = xxhash.xxh64()
-    for piece in pieces:
-        hasher.update(piece)
-    return hasher.hexdigest() == entry["xxh64"]
-
-
-def unfinished_files(out: str | os.PathLike) -> set[str]:
-    """Return the names of the files that a run was renaming when it was killed. Some may have been
-    renamed already.
-    """
-    path = real_output(out) + ".journal"
-    if not os.path.exists(path):
-        return set()
-    journal = Journal(path, real_output(out))
-    journal.close()
-    if not any(_FINISHING in record for record in journal.records):
-        return set()
-    return {name for record in journal.records if _RUN in record for name in record[_RUN]["files"]}
 
 
 def finish_all(

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...formats.codecs.scalars import nearest_half
 from ...formats.kernel import specialize, unbound
-from .grouped import as_half
 from .lanes import LANES, lane_of_largest, lane_of_least
 
 # Free names of the templates, bound per type by `affine_search`.
@@ -167,8 +167,8 @@ def _search_affine(x, w, groups, lanes):
         fit_group(x, w, g * GROUP, groups, g, lanes)
         top_scale = max(top_scale, groups[g, 0])
         top_minimum = max(top_minimum, groups[g, 1])
-    d = as_half(top_scale / np.float32(TOP))
-    dmin = as_half(top_minimum / np.float32(TOP))
+    d = nearest_half(top_scale / np.float32(TOP))
+    dmin = nearest_half(top_minimum / np.float32(TOP))
     error = np.float32(0)
     for g in range(n):
         error += grid_error(x, w, g * GROUP, d, dmin, groups, g, 2, lanes)
@@ -199,10 +199,10 @@ def _search_affine(x, w, groups, lanes):
             sxb += lanes[4, c]
         determinant = saa * sbb - sab * sab
         if determinant > 0:
-            next_d = as_half((sbb * sxa - sab * sxb) / determinant)
-            next_dmin = as_half((sab * sxa - saa * sxb) / determinant)
+            next_d = nearest_half((sbb * sxa - sab * sxb) / determinant)
+            next_dmin = nearest_half((sab * sxa - saa * sxb) / determinant)
         elif saa > 0:
-            next_d, next_dmin = as_half(sxa / saa), dmin
+            next_d, next_dmin = nearest_half(sxa / saa), dmin
         else:
             break
         if not next_d > 0 or next_dmin < 0 or (next_d == d and next_dmin == dmin):

@@ -9,9 +9,9 @@ import functools
 from ...formats.codecs.scalars import write_half, write_u16
 from ...formats.grids import IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID
 from ...formats.kernel import device_function
-from .grid_search import grid_search
-from .grid_tables import closest_entries
-from .grid_vectors import NEAR
+from .grids.search import grid_search
+from .grids.tables import closest_entries
+from .grids.vectors import NEAR
 
 _SCALES = range(1, 32, 2)
 _iq2_xxs, _settle_iq2_xxs = grid_search(
@@ -95,7 +95,7 @@ def _write_signs_and_scale(block, at, x, b, k, lanes):
 
 def iq2_xxs(x, w, block, own, groups, lanes, near, number):
     """Search an IQ2_XXS block and write it: x, w float32[256], block uint8[66]; own, groups, lanes:
-    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    scratch, see `grids/search.py`; near, number: tables of the grid, see `grids/tables.py`.
     """
     d, stored = _iq2_xxs(x, w, own, groups, lanes, near)
     write_half(block, 0, stored)
@@ -108,7 +108,7 @@ def iq2_xxs(x, w, block, own, groups, lanes, near, number):
 
 def iq2_xs(x, w, block, own, groups, lanes, near, number):
     """Search an IQ2_XS block and write it: x, w float32[256], block uint8[74]; own, groups, lanes:
-    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    scratch, see `grids/search.py`; near, number: tables of the grid, see `grids/tables.py`.
     """
     d, stored = _iq2_xs(x, w, own, groups, lanes, near)
     write_half(block, 0, stored)
@@ -125,7 +125,7 @@ def iq2_xs(x, w, block, own, groups, lanes, near, number):
 
 def iq2_s(x, w, block, own, groups, lanes, near, number):
     """Search an IQ2_S block and write it: x, w float32[256], block uint8[82]; own, groups, lanes:
-    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    scratch, see `grids/search.py`; near, number: tables of the grid, see `grids/tables.py`.
     """
     d, stored = _iq2_s(x, w, own, groups, lanes, near)
     block[:] = 0
@@ -143,7 +143,7 @@ def iq2_s(x, w, block, own, groups, lanes, near, number):
 
 def iq3_xxs(x, w, block, own, groups, lanes, near, number):
     """Search an IQ3_XXS block and write it: x, w float32[256], block uint8[98]; own, groups, lanes:
-    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    scratch, see `grids/search.py`; near, number: tables of the grid, see `grids/tables.py`.
     """
     d, stored = _iq3_xxs(x, w, own, groups, lanes, near)
     write_half(block, 0, stored)
@@ -156,7 +156,7 @@ def iq3_xxs(x, w, block, own, groups, lanes, near, number):
 
 def iq3_s(x, w, block, own, groups, lanes, near, number):
     """Search an IQ3_S block and write it: x, w float32[256], block uint8[110]; own, groups, lanes:
-    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    scratch, see `grids/search.py`; near, number: tables of the grid, see `grids/tables.py`.
     """
     d, stored = _iq3_s(x, w, own, groups, lanes, near)
     block[:] = 0

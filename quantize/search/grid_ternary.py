@@ -11,9 +11,9 @@ import functools
 from ...formats.codecs.scalars import float_to_half, write_half, write_u16
 from ...formats.grids import IQ1_S_GRID
 from ...formats.kernel import device_function
-from .grid_search import grid_search
-from .grid_tables import closest_entries
-from .grid_vectors import NEAR
+from .grids.search import grid_search
+from .grids.tables import closest_entries
+from .grids.vectors import NEAR
 
 _SHIFTS = (0.125, -0.125)
 _iq1_s, _settle_iq1_s = grid_search(
@@ -88,7 +88,7 @@ def _write_pair(low, first, lanes, number):
 
 def iq1_s(x, w, block, own, groups, lanes, near, number):
     """Search an IQ1_S block and write it: x, w float32[256], block uint8[50]; own, groups, lanes:
-    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    scratch, see `grids/search.py`; near, number: tables of the grid, see `grids/tables.py`.
     """
     d, stored = _iq1_s(x, w, own, groups, lanes, near)
     write_half(block, 0, stored)
@@ -103,7 +103,7 @@ def iq1_s(x, w, block, own, groups, lanes, near, number):
 
 def iq1_m(x, w, block, own, groups, lanes, near, number):
     """Search an IQ1_M block and write it: x, w float32[256], block uint8[56]; own, groups, lanes:
-    scratch, see `grid_search.py`; near, number: tables of the grid, see `grid_tables.py`.
+    scratch, see `grids/search.py`; near, number: tables of the grid, see `grids/tables.py`.
     """
     d, stored = _iq1_m(x, w, own, groups, lanes, near)
     bits = float_to_half(stored)
@@ -119,8 +119,8 @@ def iq1_m(x, w, block, own, groups, lanes, near, number):
 
 def iq1_s_r4(x, w, head, blocks, own, groups, lanes, near, number):
     """Search a row of IQ1_S_R4 and write it: x, w float32[n], head uint8[2], blocks uint8[n/32, 6];
-    own, groups, lanes: scratch, see `grid_search.py`; near, number: tables of the grid, see
-    `grid_tables.py`.
+    own, groups, lanes: scratch, see `grids/search.py`; near, number: tables of the grid, see
+    `grids/tables.py`.
     """
     d, stored = _iq1_s_r4(x, w, own, groups, lanes, near)
     write_half(head, 0, stored)
@@ -135,8 +135,8 @@ def iq1_s_r4(x, w, head, blocks, own, groups, lanes, near, number):
 
 def iq1_m_r4(x, w, head, blocks, own, groups, lanes, near, number):
     """Search a row of IQ1_M_R4 and write it: x, w float32[n], head uint8[2], blocks uint8[n/32, 7];
-    own, groups, lanes: scratch, see `grid_search.py`; near, number: tables of the grid, see
-    `grid_tables.py`.
+    own, groups, lanes: scratch, see `grids/search.py`; near, number: tables of the grid, see
+    `grids/tables.py`.
     """
     d, stored = _iq1_m_r4(x, w, own, groups, lanes, near)
     write_half(head, 0, stored)

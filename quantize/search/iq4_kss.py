@@ -17,7 +17,8 @@ import numpy as np
 from ...formats.codecs.scalars import write_u16
 from ...formats.kernel import inlined_function
 from ...formats.tables import IQ4NL_VALUES
-from .grouped import CHOSEN, grouped_steps
+from .grouped import grouped_steps
+from .grouped_scan import CHOSEN
 from .iq_ks import float_head
 from .lanes import LANES
 from .steps import RowSearch

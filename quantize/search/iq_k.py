@@ -10,7 +10,8 @@ from __future__ import annotations
 from ...formats.codecs.scalars import write_half, write_u16
 from ...formats.kernel import device_function
 from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES, IQ5NL_VALUES, IQ6NL_VALUES
-from .grouped import CHOSEN, STRETCHED, grouped_steps
+from .grouped import grouped_steps
+from .grouped_scan import CHOSEN, STRETCHED
 from .steps import BlockSearch
 
 _iq2_k = grouped_steps(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from ...formats.codecs.scalars import write_float, write_half
 from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES, IQ5NL_VALUES
-from .grouped import CHOSEN, STRETCHED, grouped_steps
+from .grouped import grouped_steps
+from .grouped_scan import CHOSEN, STRETCHED
 from .steps import RowSearch
 
 _iq2_ks = grouped_steps(

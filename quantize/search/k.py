@@ -7,7 +7,8 @@ import numpy as np
 from ...formats.codecs.scalars import write_half
 from ...formats.kernel import device_function
 from .affine import affine_search
-from .grouped import CHOSEN, STRETCHED, grouped_steps
+from .grouped import grouped_steps
+from .grouped_scan import CHOSEN, STRETCHED
 from .lanes import PAIRS
 from .steps import BlockSearch
 

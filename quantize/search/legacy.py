@@ -12,10 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...formats.codecs.scalars import write_half
+from ...formats.codecs.scalars import nearest_half, write_half
 from ...formats.kernel import device_function, specialize, unbound
 from ...formats.tables import IQ4NL_VALUES
-from .grouped import as_float, as_half
 from .lanes import CHAINS, LANES, PAIRS, gains, lane_of_largest, lane_of_least, largest_of
 from .one_pass import half_search
 from .values import value_set
@@ -23,6 +22,12 @@ from .values import value_set
 # Free names of the template, bound per type by `single_search`.
 LADDER = FINE = np.ones(LANES, dtype=np.float32)
 score_lanes = error_lanes = stored = round_d = unbound
+
+
+@device_function
+def as_float(d):
+    """Return d as float32: the rounding of a d that the row header stores in float32."""
+    return np.float32(d)
 
 
 def _search_single(x, w, lanes):
@@ -82,7 +87,7 @@ def single_search(
     ladder = np.abs(values).max() * np.geomspace(*reach, rungs)
     names |= {
         "LADDER": np.concatenate([ladder, -ladder][:sides]).astype(np.float32),
-        "round_d": as_half if half else as_float,
+        "round_d": nearest_half if half else as_float,
         "FINE": np.linspace(1 - fine, 1 + fine, LANES).astype(np.float32),
     }
     for part, template in (PAIRS if "FIRST" in names else CHAINS).items():

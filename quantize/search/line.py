@@ -12,10 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...formats.codecs.scalars import write_half
+from ...formats.codecs.scalars import nearest_half, write_half
 from ...formats.kernel import specialize, unbound
 from . import affine
-from .grouped import as_half
 from .lanes import LANES
 from .legacy import write_five_bits
 
@@ -36,12 +35,12 @@ def _search_line(x, w, lanes):
         sw += w[i]
         sx += w[i] * x[i]
     for c in range(LANES):
-        lanes[5, c] = as_half(scale * (np.float32(1) + STEPS[c]))
+        lanes[5, c] = nearest_half(scale * (np.float32(1) + STEPS[c]))
         lanes[0, c] = np.float32(1) / lanes[5, c] if lanes[5, c] > 0 else np.float32(0)
         lanes[1, c] = minimum
     line_lanes(x, w, 0, lanes[0], lanes[1], lanes[2], lanes[3], lanes[4])
     for c in range(LANES):
-        lanes[1, c] = as_half((lanes[5, c] * lanes[2, c] - sx) / sw)
+        lanes[1, c] = nearest_half((lanes[5, c] * lanes[2, c] - sx) / sw)
         lanes[2, c] = np.float32(0)
     for i in range(len(x)):
         wi = w[i]

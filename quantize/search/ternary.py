@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats.codecs.scalars import write_float, write_half
+from ...formats.codecs.scalars import nearest_half, write_float, write_half
 from ...formats.kernel import device_function, inlined_function
-from .grouped import as_half
 from .lanes import LANES, largest_magnitude
 from .legacy import single_search
 
@@ -77,7 +76,7 @@ def q1_0_g128(x, w, block, lanes):
     for i in range(128):
         sw += w[i]
         swx += w[i] * abs(x[i])
-    write_half(block, 0, as_half(swx / sw))
+    write_half(block, 0, nearest_half(swx / sw))
     for j in range(16):
         byte = 0
         for n in range(8):
@@ -152,7 +151,7 @@ def _row_scale(x, w, lanes):
 
 @device_function
 def _pack_iq1_bn(x, d, head, blocks, own):
-    write_half(head, 0, as_half(d))
+    write_half(head, 0, nearest_half(d))
     threshold = np.float32(0.5) * d
     for i in range(len(x)):
         own[i] = np.float32(_ternary_digit(x[i], threshold))

@@ -16,10 +16,10 @@ from ..parallel.decision import Decision
 from ..sampling.chain import Constraint, SamplerChain
 from ..sampling.settings import SamplerSettings
 from ..tokenizer.stream import StopText
-from ..tokenizer.tokenizer import Tokenizer
 from ..tokens import n_common
 from ..weights.hyperparameters import Hyperparameters
 from .channels import AnswerStream
+from .conversation_text import conversation_tokens, without_system
 from .kept_sequence import KeptSequence
 from .options import ChatOptions
 from .template import ChatTemplate, Message, chosen_template
@@ -54,17 +54,6 @@ class Answer:
     reason: str = ""
     reused: int = 0
     generation: Generation = field(default_factory=lambda: Generation(0))
-
-
-def conversation_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the tokens of what a template made: texts of control tokens become these tokens, and
-    BOS is in front once if the model wants it.
-    """
-    special = tokenizer.special
-    tokens = tokenizer.encode(text, add_special=False, parse_special=True)
-    if special.add_bos and special.bos is not None and tokens[:1] != [special.bos]:
-        tokens.insert(0, special.bos)
-    return tokens
 
 
 def chat_context(hyperparameters: Hyperparameters, context: int) -> int:
@@ -138,7 +127,7 @@ class ChatSession:
         user if the template has no place for it.
         """
         if messages and messages[0].get("role") == "system" and not self.template.keeps_system:
-            messages = _without_system(messages)
+            messages = without_system(messages)
         return self.template.render(
             messages, add_generation_prompt=add_generation_prompt, **self.variables | variables
         )
@@ -300,13 +289,3 @@ class ChatSession:
             return 0
         text = self.render(messages, add_generation_prompt=False, **variables)
         return n_common(conversation_tokens(self.model.tokenizer, text), tokens[:-1])
-
-
-def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose system message is in front of the first one of the user."""
-    system, rest = messages[0], list(messages[1:])
-    for i, message in enumerate(rest):
-        if message.get("role") == "user" and isinstance(message.get("content"), str):
-            rest[i] = {**message, "content": f"{system['content']}\n\n{message['content']}"}
-            return rest
-    return [{"role": "user", "content": system["content"]}, *rest]

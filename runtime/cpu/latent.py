@@ -16,6 +16,7 @@ from ..simd.step import latent as latent_step
 from ..state.latent import settings_of
 from .attention import Stored, attending, decoded_rows, rotation, temperature_of
 from .memory import Buffer
+from .norms import norm_of
 from .plan import LANES, UNIT, NotPlanned, Plan
 
 
@@ -36,7 +37,7 @@ def plan_latent(plan: Plan, module: MLA, x: Buffer) -> Buffer:
     if q_latent is not None:
         plan.meet()
         if module.q_norm is not None:
-            q_latent = plan.norm_of(module.q_norm, q_latent, s.q_rank, "normed latent query")
+            q_latent = norm_of(plan, module.q_norm, q_latent, s.q_rank, "normed latent query")
     q = plan.product(module.q, x if q_latent is None else q_latent, "q")
     plan.meet()
     absorbed = memory.floats("absorbed queries", s.heads * width)

@@ -40,6 +40,7 @@ from .delta import plan_delta_net
 from .feed_forward import plan_gated, plan_moe, plan_plain
 from .latent import plan_latent
 from .memory import Buffer
+from .norms import add_and_norm
 from .plan import LANES, NotPlanned, Plan
 
 _PLANS: list[tuple[type, Callable[[Plan, Any, Buffer], Buffer]]] = [
@@ -157,12 +158,12 @@ class StepProgram:
             for branch in block.branches:
                 kind = RangeName(f"blk.{layer}", type(branch.module).__name__)
                 with plan.within(_range_of(branch.norm, kind)):
-                    plan.add_and_norm(h, delta, width, branch.norm, x, first=first, post=post)
+                    add_and_norm(plan, h, delta, width, branch.norm, x, first=first, post=post)
                 first, post = 0.0, branch.post_norm
                 with plan.within(kind):
                     delta = _planned(plan, branch.module, x if branch.norm is not None else h)
         with plan.within(_range_of(network.output_norm, RangeName("output", "output_norm"))):
-            plan.add_and_norm(h, delta, width, network.output_norm, x, first=first, post=post)
+            add_and_norm(plan, h, delta, width, network.output_norm, x, first=first, post=post)
         found = memory.floats("logits", -(-network.output.rows // LANES) * LANES)
         plan.product(network.output, x, found)
         plan.meet()

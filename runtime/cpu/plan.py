@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from ...formats.types import GGMLType
-from ..layers.norm import LayerNorm, Norm, RMSNorm
 from ..layers.rope import Rope
 from ..simd import dots
 from ..simd.operations import operation, packed
 from ..simd.products import Rows, Vectors
-from ..simd.step import heads, norms
+from ..simd.step import heads
 from ..simd.threads import Program
 from ..state.cache import CacheSettings
 from ..weights.encoded import Matrix, Stacked
@@ -226,52 +225,6 @@ class Plan:
             self._rounded[key] = Vectors(out.address, size if x.step else 0, out.thread_step)
             self._append_product(*dots.rounding(x, n, n_cols, self._rounded[key]), False)
         return self._rounded[key]
-
-    def norm_of(self, norm: Norm, x: Buffer, n: int, name: str) -> Buffer:
-        """Add the RMS norm of a vector that all threads share, for every thread."""
-        if not isinstance(norm, RMSNorm) or n % LANES:
-            raise NotPlanned(f"a norm of {n} elements inside a layer")
-        out = self.memory.own_floats(name, n)
-        self.add(
-            operation(norms.rms_norm),
-            *(x.address, n, *out, self.memory.vector(norm.weight), float(norm.eps)),
-            meet=False,
-        )
-        return out
-
-    def add_and_norm(
-        self,
-        h: Buffer,
-        delta: Buffer | None,
-        n: int,
-        norm: Norm | None,
-        out: Buffer,
-        *,
-        first: float = 0.0,
-        post: Norm | None = None,
-    ) -> None:
-        """Add to the hidden state, and norm it. first: the factor of the first state."""
-        if n % LANES:
-            raise NotPlanned(f"hidden states of {n} elements are no multiple of {LANES}")
-        if isinstance(post, LayerNorm):
-            raise NotPlanned("a LayerNorm after a layer")
-        head = (
-            *(*h, 0 if delta is None else delta.address, n, int(first != 0), float(first)),
-            0 if post is None else self.memory.vector(post.weight),
-            0.0 if post is None else float(post.eps),
-            *out,
-        )
-        if isinstance(norm, LayerNorm):
-            self.add(
-                operation(norms.add_and_layer_norm),
-                *(*head, self.memory.vector(norm.weight), float(norm.eps)),
-                self.memory.vector(norm.bias),
-                meet=False,
-            )
-            return
-        weight = 0 if norm is None else self.memory.vector(norm.weight)
-        eps = 0.0 if norm is None else float(norm.eps)
-        self.add(operation(norms.add_and_rms_norm), *head, weight, eps, meet=False)
 
     def angles(self, rope: Any) -> Buffer:
         """Return where the angles of a rotation are; they are computed at the start of a step."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..state.cache import CacheSettings, Storage
+from ..state.cache import CacheSettings
+from ..state.layer_state import Storage
 from ..state.table import Table
 from .batch import Batch
 

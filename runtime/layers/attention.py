@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..state.cache import CacheSettings, KVCache, KVStorage, Storage
+from ..state.cache import CacheSettings, KVCache, KVStorage
+from ..state.layer_state import Storage
 from ..state.table import Table
 from ..weights.linear import Linear
 from ..weights.switches import Switches

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from ..state.cache import CacheSettings, LayerState, Storage
+from ..state.cache import CacheSettings
+from ..state.layer_state import LayerState, Storage
 from ..state.table import Table
 from ..weights.ranges import opened
 from . import many_rows

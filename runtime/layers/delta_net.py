@@ -7,7 +7,8 @@ from itertools import groupby
 import torch
 from torch.nn import functional as F
 
-from ..state.cache import CacheSettings, Storage
+from ..state.cache import CacheSettings
+from ..state.layer_state import Storage
 from ..state.recurrent import RecurrentState
 from ..state.table import Table
 from ..weights.linear import Linear

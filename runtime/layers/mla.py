@@ -7,9 +7,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..state.cache import CacheSettings, Storage
+from ..state.cache import CacheSettings
 from ..state.hadamard import hadamard
 from ..state.latent import LatentCache, LatentStorage
+from ..state.layer_state import Storage
 from ..state.table import Table
 from ..weights.linear import Linear
 from ..weights.switches import Switches

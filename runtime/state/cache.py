@@ -1,11 +1,8 @@
-"""Keys and values of attention layers, and the contract for whatever else mixers keep of a
-sequence.
-"""
+"""Keys and values of attention layers: settings, memory, and the rows of one sequence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
@@ -63,41 +60,6 @@ class CacheSettings:
         """Return the block of the Hadamard transform of values of `length`, 0 for none."""
         turns = self.hadamard_v and self.v.is_quantized and length
         return hadamard_block(length) if turns else 0
-
-
-class Storage(Protocol):
-    """Memory of one layer for positions of any sequences."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        ...
-
-
-class LayerState(Protocol):
-    """What one layer keeps of a sequence."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        ...
-
-    @property
-    def by_position(self) -> bool:
-        """Whether later positions can be cut off: True for caches, False for recurrent states."""
-        ...
-
-    def clear(self) -> None:
-        """Forget everything: the next token is the first one."""
-        ...
-
-    def save(self, first: int, stop: int) -> Any:
-        """Return a copy of what is kept: of positions first..stop, or of a recurrent state."""
-        ...
-
-    def load(self, first: int, saved: Any) -> None:
-        """Put back what `save` returned for positions from `first`."""
-        ...
 
 
 class KVStorage:

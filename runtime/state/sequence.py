@@ -10,7 +10,8 @@ from weakref import WeakSet
 import torch
 
 from ...errors import IqforgeError, UsageError
-from .cache import CacheSettings, LayerState
+from .cache import CacheSettings
+from .layer_state import LayerState
 from .table import Table
 
 

@@ -1,4 +1,4 @@
-// The search of quantize/search/trellis/rows.py for CUDA devices. Names and steps are the same and
+// The search of quantize/search/trellis/rows.py (and scales.py) for CUDA devices. Names and steps are the same and
 // are explained there.
 //
 // trellis_prepare: a CUDA block per row finds the row's largest magnitude, its blocks' guesses and d.

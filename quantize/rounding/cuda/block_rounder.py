@@ -17,6 +17,7 @@ import numpy as np
 from ....cuda_kernels.rounding import MOST_COLUMNS, WARPS, From
 from ....errors import UnsupportedTypeError
 from ....formats.types import GGMLType
+from ...cuda.encoder import section
 from ...encode import prepare_weights
 from ..factor import inverses, metric_of_blocks
 from .device_rows import DeviceRows
@@ -196,14 +197,12 @@ class BlockRounder(DeviceRows, ABC):
 
     def _search(self, first: int, width: int) -> list[Any]:
         """Return the encoder's results for the columns from `first` of what is to be rounded."""
-        arrays = self._encoder.arrays(self._rows, _Named(self._memory, "search"))
+        arrays = self._encoder.arrays(self._rows, self._memory.numbered("search"))
         whole = width == self.n_cols and self._owners == 1
         self._copy(self._searched if whole else self._g, arrays[0], first, width)
         for index in range(self._matrices):
             weights = self._search_weights[index * self._owners + first // width]
-            own = arrays
-            if self._matrices > 1:  # equal sections of all arrays belong to the same rows
-                own = [array[_section(array, index, self._matrices)] for array in arrays]
+            own = section(arrays, index, self._matrices)
             self._encoder.launch(own, stream=self._stream, weights=weights)
         return arrays
 
@@ -293,19 +292,3 @@ def required(tables: Tables | None, type: GGMLType) -> Tables:
     if tables is None:
         raise UnsupportedTypeError(f"{type.name} cannot be rounded on a GPU")
     return tables
-
-
-def _section(array: Any, index: int, count: int) -> slice:
-    each = array.shape[0] // count
-    return slice(index * each, (index + 1) * each)
-
-
-class _Named:
-    """new(shape, dtype) for the arrays of an encoder, by their order."""
-
-    def __init__(self, memory: Memory, name: str):
-        self._memory, self._name, self._taken = memory, name, 0
-
-    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        self._taken += 1
-        return self._memory.array(f"{self._name} {self._taken}", shape, dtype)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ....cuda_kernels.rounding import MOST_CODES, MOST_LEVELS
 from ....formats.types import GGMLType
-from ..layout import CodeLayout, code_layout
+from ..layouts.codes import CodeLayout, code_layout
 
 _CHOICE = 1 << 16  # in `fields`: bits of choices
 

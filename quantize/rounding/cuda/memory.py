@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,6 +69,13 @@ class Memory:
             self._held[name] = self.device.memory(n_bytes)
         self._views[key] = self._held[name][:n_bytes].view(dtype).reshape(shape)
         return self._views[key]
+
+    def numbered(self, name: str) -> Callable[[tuple[int, ...], Any], Any]:
+        """Return new(shape, dtype), which makes the arrays `name 1`, `name 2` and so on: what an
+        encoder takes (`CudaEncoder.arrays`).
+        """
+        numbers = itertools.count(1)
+        return lambda shape, dtype: self.array(f"{name} {next(numbers)}", shape, dtype)
 
     def filled(self, name: str, values: np.ndarray, stream: Any) -> Any:
         """Return the array `name` on the device with the shape, dtype and contents of `values`."""

@@ -17,7 +17,7 @@ from ....formats.codecs.trellis import PRODUCT_FACTORS
 from ....formats.types import GGMLType
 from ...search.trellis import SETTINGS
 from ...search.trellis.tree import CODEBOOKS, LEAF
-from ..word_layout import WordLayout, word_layout
+from ..layouts.words import WordLayout, word_layout
 from ..word_rounder import REACH, row_scales
 from .block_rounder import BlockRounder, required
 from .factor import DeviceFactor

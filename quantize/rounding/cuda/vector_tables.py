@@ -13,8 +13,8 @@ import numpy as np
 
 from ....cuda_kernels.rounding import MOST_COLUMNS, MOST_MAGNITUDES
 from ..kernels.vectors import SIZE
-from ..layout import put_bits
-from ..vector_layout import VectorLayout, vector_layout
+from ..layouts.bits import put_bits
+from ..layouts.vectors import VectorLayout, vector_layout
 
 _SIGNS = 1 << 16  # in `fields`
 

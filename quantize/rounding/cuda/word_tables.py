@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....cuda_kernels.rounding import MOST_COLUMNS
-from ..word_layout import NibbleScale, ParityLayout, WordLayout, word_layout
+from ..layouts.bits import NibbleScale
+from ..layouts.words import ParityLayout, WordLayout, word_layout
 
 _CHOICE = 1 << 16  # in `fields`: bits of choices
 HALF, FLOAT, NIBBLES = 1, 0, 2  # how scales are stored

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ....formats.codecs.scalars import nearest_half
 from ....formats.kernel import CompiledLoop, device_function
-from ...search.grouped import as_half
 
 
 @device_function
@@ -146,7 +146,7 @@ def _refit(units, scales, q, g, h, half):
                     continue
                 new = np.float32(old + slope / curvature)
                 if half:
-                    new = as_half(new)
+                    new = nearest_half(new)
                 if new * old <= 0:  # no scale changes its sign
                     continue
                 step = np.float64(new) - np.float64(old)

@@ -32,101 +32,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....formats.codecs.trellis import PRODUCT_FACTORS, trellis_step, trellis_value
-from ....formats.kernel import device_function, specialize, unbound
+from ....formats.kernel import specialize, unbound
 from ..lanes import largest_magnitude
 from . import nearest
+from .scales import scale_calls
 from .tree import CODEBOOKS, FAN, LEAF
 
 # Free names of the templates below, bound per type.
 DIM, GROUPS, BOOKS = 8, 4, 1
 GIVEN, WORK = 24, 144
-SIZE, GAIN = 1.0, 1.0
+GAIN = 1.0
 MAGNITUDES = False
-TRIALS, SPREAD = 2, 0.0
+TRIALS = 2
 INTEGERS = False  # the multiples are a range of integers and not a table
 POSITIVE = NEGATIVE = np.ones(1, dtype=np.float32)
-TARGETS = np.ones(1, dtype=np.float32)
 STARTS = np.zeros(1, dtype=np.int64)
 nearest_word = guess_scale = closeness = choose_d = choose_trials = search_block = unbound
-SMALLEST = 1e-6  # of a guess, relative to the largest magnitude of the row
-
-
-@device_function
-def misfit(ratio):
-    """Return about the squared logarithm of ratio; twice that below 1, where values are clipped."""
-    square = ratio + np.float32(1) / ratio - np.float32(2)
-    return square + square if ratio < np.float32(1) else square
-
-
-def _guess_scale(x, w):
-    """Return the guessed scale of a block of 32."""
-    total = np.float32(0)
-    weight = np.float32(0)
-    for i in range(32):
-        root = np.sqrt(w[i])
-        square = x[i] * x[i]
-        total += (root * square) * square
-        weight += root
-    return max(np.float32(SIZE) * np.sqrt(np.sqrt(total / weight)), np.float32(SMALLEST))
-
-
-def _choose_d(groups):
-    """Return d for the blocks' guesses groups[b, 0] and energies groups[b, 1]."""
-    largest = np.float32(0)
-    for b in range(len(groups)):
-        if groups[b, 1] > 0:
-            largest = max(largest, groups[b, 0])
-    winner = np.float32(0)
-    least = np.float32(np.inf)
-    for c in range(len(TARGETS)):
-        d = largest / TARGETS[c]
-        total = np.float32(0)
-        for b in range(len(groups)):
-            total += closeness(groups[b, 0] / d) * groups[b, 1]
-        if total < least:
-            least = total
-            winner = d
-    return winner
-
-
-def _closeness_in_table(guess):
-    """Return the least misfit of a multiple with the guess."""
-    lowest = np.float32(np.inf)
-    for k in range(len(POSITIVE)):
-        lowest = min(lowest, misfit(POSITIVE[k] / guess))
-    for k in range(len(NEGATIVE)):
-        lowest = min(lowest, misfit(NEGATIVE[k] / guess))
-    return lowest
-
-
-def _closeness_of_integers(guess):
-    """Return the same for integers."""
-    k = max(min(np.floor(guess + np.float32(0.5)), POSITIVE[len(POSITIVE) - 1]), np.float32(1))
-    return misfit(k / guess)
-
-
-def _nearest_multiples(multiples, guess, trials):
-    """trials[:TRIALS] = those of the ascending `multiples` that differ least from the guess by
-    their ratio.
-    """
-    first = 0
-    for k in range(1, len(multiples) - TRIALS + 1):
-        if misfit(multiples[k + TRIALS - 1] / guess) < misfit(multiples[k - 1] / guess):
-            first = k
-    for j in range(TRIALS):
-        trials[j] = multiples[first + j]
-
-
-def _spread_multiples(multiples, guess, trials):
-    """trials[:TRIALS] = integers around the guess, SPREAD of it apart, within the ascending
-    integers `multiples`.
-    """
-    step = max(np.floor(np.float32(SPREAD) * guess + np.float32(0.5)), np.float32(1))
-    last = multiples[len(multiples) - 1]
-    first = np.floor(guess + np.float32(0.5)) - step * np.float32(TRIALS // 2)
-    first = max(min(first, last - step * np.float32(TRIALS - 1)), multiples[0])
-    for j in range(TRIALS):
-        trials[j] = min(first + step * np.float32(j), last)
 
 
 def _search_block(
@@ -332,23 +253,14 @@ def trellis_search(name: str, settings: Settings) -> Callable:
     """Compile the search for one type: search(x, w, words, indices, leaf boxes, node boxes, own,
     groups, chosen) -> d.
     """
-    integers = settings.spread > 0
     names = settings.names(name) | {
         "LEAF": LEAF,
         "STARTS": np.array(CODEBOOKS[name].starts),
         "GIVEN": nearest.GIVEN,
         "WORK": nearest.WORK,
         "nearest_word": word_search(name, settings.reach),
-        "closeness": specialize(
-            _closeness_of_integers if integers else _closeness_in_table,
-            **settings.names(name),
-        ),
-        "choose_trials": specialize(
-            _spread_multiples if integers else _nearest_multiples,
-            **settings.names(name),
-        ),
     }
-    for template in (_guess_scale, _choose_d, _search_block):
-        step = template.__name__.lstrip("_")
+    for step, template in scale_calls(settings.spread > 0).items():
         names[step] = specialize(template, **names)
+    names["search_block"] = specialize(_search_block, **names)
     return specialize(_search_row, **names)

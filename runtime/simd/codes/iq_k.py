@@ -1,4 +1,5 @@
-"""Codes of the IQ_K, IQ_KS and IQ2_KL types and IQ4_XS, see `units.iq_k`.
+"""Codes of the IQ_K, IQ_KS and IQ2_KL types and IQ4_XS, see `units.iq_k`,
+`units.iq_ks` and `units.grid`.
 
 Most types choose one of two tables for a group. The second one is the first plus a constant, which
 is added to the shift of the group.

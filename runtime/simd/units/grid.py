@@ -1,4 +1,4 @@
-"""Values of 32 elements of codebook types. See `units.plain` for what a unit is."""
+"""Values of 32 elements of codebook types, and of IQ4_XS. See `units.plain` for what a unit is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from ....formats import grids
 from ....formats.codecs.grid import even_signs
 from ....formats.kernel import inlined_function
 from .. import vectors as v
-from ..vectors import as_floats, mul, signed, splat
+from ..vectors import as_floats, bit_and, load_bytes, mul, shift_right, signed, splat
 from .k import nibble_at
+from .plain import iq4nl_table
 
 
 def _rows(grid: np.ndarray) -> np.ndarray:
@@ -196,6 +197,27 @@ def iq1_m_r4(row, block, unit):
     )
 
 
+@inlined_function
+def iq4_xs_values(row, block, unit):
+    """Return the entries of IQ4NL_VALUES for 32 codes of an IQ4_XS block, without d and scales: two
+    vectors of 16 float32.
+    """
+    codes, table = load_bytes(block + 8 + 16 * unit), iq4nl_table()
+    return (
+        as_floats(v.lookup(bit_and(codes, 15), table)),
+        as_floats(v.lookup(shift_right(codes, 4), table)),
+    )
+
+
+def iq4_xs(row, block, unit):
+    """Return 32 values of an IQ4_XS block of 136 bytes: y = d*(scale - 32) * IQ4NL_VALUES[q]."""
+    high = v.word_at(block + 2) >> (2 * unit) & 3
+    scale = np.float32((nibble_at(block + 4, unit) | high << 4) - 32)
+    scale = splat(v.half_at(block) * scale)
+    low, high = iq4_xs_values(row, block, unit)
+    return mul(scale, low), mul(scale, high)
+
+
 UNITS = {
     "IQ2_XXS": iq2_xxs,
     "IQ2_XS": iq2_xs,
@@ -206,4 +228,5 @@ UNITS = {
     "IQ1_M": iq1_m,
     "IQ1_S_R4": iq1_s_r4,
     "IQ1_M_R4": iq1_m_r4,
+    "IQ4_XS": iq4_xs,
 }

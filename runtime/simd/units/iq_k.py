@@ -1,4 +1,4 @@
-"""Values of 32 elements of the IQ_K, IQ_KS and IQ2_KL types and IQ4_XS, whose blocks have 256. See
+"""Values of 32 elements of the IQ_K types, whose blocks have 256 and a scale for every 16. See
 `units.plain` for what a unit is.
 """
 
@@ -11,35 +11,30 @@ from ....formats.kernel import inlined_function
 from .. import vectors as v
 from ..vectors import as_floats, bit_and, bit_or, load_bytes, mul, shift_right, splat
 from .k import bits_of_bytes, nibble_at, nibbles, pairs
-from .plain import iq4nl_table
 
 
-def _bytes(values) -> list[int]:
+def signed_bytes(values) -> list[int]:
+    """Return a table of whole numbers as a list, which constants of bytes are made of."""
     return np.asarray(values).astype(int).tolist()
 
 
 def _halves(values, n: int):
     """The two halves of a table, of n entries each, repeated to 16."""
-    values = _bytes(values)
+    values = signed_bytes(values)
     return v.table("i8", [values[i * n : i * n + n] * (16 // n) for i in range(2)])
 
 
 def _quarters(values) -> list:
     """The first and the second 16 of the two halves of a table of 64 entries."""
-    values = _bytes(values)
+    values = signed_bytes(values)
     return [v.table("i8", [values[at : at + 16], values[at + 32 : at + 48]]) for at in (0, 16)]
 
 
-_iq2_table, _iq3_table = _halves(tables.IQ2NL_VALUES, 4), _halves(tables.IQ3NL_VALUES, 8)
-_iq4_table = _halves(tables.IQ4K_VALUES, 16)
+iq2_table, iq3_table = _halves(tables.IQ2NL_VALUES, 4), _halves(tables.IQ3NL_VALUES, 8)
+iq4_table = _halves(tables.IQ4K_VALUES, 16)
 _iq5_lower, _iq5_upper = _quarters(tables.IQ5NL_VALUES)
-_iq6 = [v.constant("i8", _bytes(tables.IQ6NL_VALUES[16 * i : 16 * i + 16])) for i in range(4)]
+_iq6 = [v.constant("i8", signed_bytes(tables.IQ6NL_VALUES[16 * i : 16 * i + 16])) for i in range(4)]
 _iq6_0, _iq6_1, _iq6_2, _iq6_3 = _iq6
-_kl_even = [
-    v.constant("i8", _bytes(tables.IQ2KL_VALUES[16 * i : 16 * i + 16, 0])) for i in range(2)
-]
-_kl_odd = [v.constant("i8", _bytes(tables.IQ2KL_VALUES[16 * i : 16 * i + 16, 1])) for i in range(2)]
-_kl_even_0, _kl_even_1, _kl_odd_0, _kl_odd_1 = *_kl_even, *_kl_odd
 
 
 @inlined_function
@@ -57,8 +52,8 @@ def iq2_k_values(row, block, unit):
     extra = v.word_at(block + 2) >> (2 * unit)
     low, high = pairs(block + 12, unit)
     return (
-        as_floats(v.lookup(low, _iq2_table(extra & 1))),
-        as_floats(v.lookup(high, _iq2_table(extra >> 1 & 1))),
+        as_floats(v.lookup(low, iq2_table(extra & 1))),
+        as_floats(v.lookup(high, iq2_table(extra >> 1 & 1))),
     )
 
 
@@ -89,8 +84,8 @@ def iq3_k_values(row, block, unit):
     third_low, third_high = bits_of_bytes(block + 78, unit, 2)
     low, high = bit_or(low, third_low), bit_or(high, third_high)
     return (
-        as_floats(v.lookup(low, _iq3_table(extra & 1))),
-        as_floats(v.lookup(high, _iq3_table(extra >> 1 & 1))),
+        as_floats(v.lookup(low, iq3_table(extra & 1))),
+        as_floats(v.lookup(high, iq3_table(extra >> 1 & 1))),
     )
 
 
@@ -113,8 +108,8 @@ def iq4_k_values(row, block, unit):
     """
     extra, codes = v.word_at(block + 2) >> (2 * unit), load_bytes(block + 16 + 16 * unit)
     return (
-        as_floats(v.lookup(bit_and(codes, 15), _iq4_table(extra & 1))),
-        as_floats(v.lookup(shift_right(codes, 4), _iq4_table(extra >> 1 & 1))),
+        as_floats(v.lookup(bit_and(codes, 15), iq4_table(extra & 1))),
+        as_floats(v.lookup(shift_right(codes, 4), iq4_table(extra >> 1 & 1))),
     )
 
 
@@ -131,7 +126,7 @@ def iq4_k(row, block, unit):
 
 
 @inlined_function
-def _lookup_32(codes, half):
+def lookup_32(codes, half):
     """Entries of half 0 or 1 of IQ5NL_VALUES for five-bit codes."""
     lower, upper = v.lookup(codes, _iq5_lower(half)), v.lookup(codes, _iq5_upper(half))
     return as_floats(v.where_set(upper, lower, codes, 16))
@@ -146,7 +141,7 @@ def iq5_k_values(row, block, unit):
     low, high = nibbles(block + 16, unit)
     fifth_low, fifth_high = bits_of_bytes(block + 144, unit, 4)
     low, high = bit_or(low, fifth_low), bit_or(high, fifth_high)
-    return _lookup_32(low, extra & 1), _lookup_32(high, extra >> 1 & 1)
+    return lookup_32(low, extra & 1), lookup_32(high, extra >> 1 & 1)
 
 
 def iq5_k(row, block, unit):
@@ -195,147 +190,10 @@ def iq6_k(row, block, unit):
     return mul(splat(first), low), mul(splat(second), high)
 
 
-@inlined_function
-def _split_nibble(at, unit):
-    """Nibble u//4 of byte u%4."""
-    return v.byte_at(at + (unit & 3)) >> (4 * (unit >> 2)) & 15
-
-
-@inlined_function
-def iq2_ks_values(row, block, unit):
-    """Return the entries of IQ2NL_VALUES for 32 codes of an IQ2_KS block, without d and scales: two
-    vectors of 16 float32.
-    """
-    table = _iq2_table(v.word_at(block) >> unit & 1)
-    low, high = pairs(block + 6, unit)
-    return as_floats(v.lookup(low, table)), as_floats(v.lookup(high, table))
-
-
-def iq2_ks(row, block, unit):
-    """Return 32 values of an IQ2_KS block of 70 bytes: y = d*(scale - 16) * IQ2NL_VALUES[4*half +
-    q]; d is in the row header.
-    """
-    d, extra = v.half_at(row), v.word_at(block) >> unit
-    scale = splat(d * np.float32((nibble_at(block + 2, unit) | (extra >> 8 & 1) << 4) - 16))
-    low, high = iq2_ks_values(row, block, unit)
-    return mul(scale, low), mul(scale, high)
-
-
-def iq3_ks(row, block, unit):
-    """Return 32 values of an IQ3_KS block of 102 bytes: y = d*(scale - 16) * IQ3NL_VALUES[8*half +
-    q]; d is in the row header.
-    """
-    d, extra = v.half_at(row), v.word_at(block) >> unit
-    scale = splat(d * np.float32((_split_nibble(block + 2, unit) | (extra & 1) << 4) - 16))
-    table = _iq3_table(extra >> 8 & 1)
-    low, high = pairs(block + 6, unit)
-    third_low, third_high = bits_of_bytes(block + 70, unit, 2)
-    return (
-        mul(scale, as_floats(v.lookup(bit_or(low, third_low), table))),
-        mul(scale, as_floats(v.lookup(bit_or(high, third_high), table))),
-    )
-
-
-@inlined_function
-def iq4_ks_values(row, block, unit):
-    """Return the entries of IQ4K_VALUES for 32 codes of an IQ4_KS block, without d and scales: two
-    vectors of 16 float32.
-    """
-    table, codes = _iq4_table(v.byte_at(block + unit) & 1), load_bytes(block + 8 + 16 * unit)
-    return (
-        as_floats(v.lookup(bit_and(codes, 15), table)),
-        as_floats(v.lookup(shift_right(codes, 4), table)),
-    )
-
-
-def iq4_ks(row, block, unit):
-    """Return 32 values of an IQ4_KS block of 136 bytes: y = d*((scale & 254) - 127) *
-    IQ4K_VALUES[16*half + q]; d is in the row header.
-    """
-    byte = v.byte_at(block + unit)
-    scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
-    low, high = iq4_ks_values(row, block, unit)
-    return mul(scale, low), mul(scale, high)
-
-
-def iq4_kss(row, block, unit):
-    """Return 32 values of an IQ4_KSS block of 128 bytes: y = d*((scale & 254) - 127) *
-    IQ4K_VALUES[16*half + q]; d is in the row header.
-    """
-    words = v.load_8_words(block + 16 * unit)
-    byte = v.lowest_bits(words) & 255
-    scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
-    words = bit_and(words, 0xFFFE)
-    codes = v.as_bytes(v.bit_xor(words, shift_right(words, 1)))
-    table = _iq4_table(byte & 1)
-    return (
-        mul(scale, as_floats(v.lookup(bit_and(codes, 15), table))),
-        mul(scale, as_floats(v.lookup(shift_right(codes, 4), table))),
-    )
-
-
-def iq5_ks(row, block, unit):
-    """Return 32 values of an IQ5_KS block of 168 bytes: y = d*((scale & 254) - 127) *
-    IQ5NL_VALUES[32*half + q]; d is in the row header.
-    """
-    byte = v.byte_at(block + unit)
-    scale = splat(v.float_at(row) * np.float32((byte & 254) - 127))
-    low, high = nibbles(block + 8, unit)
-    fifth_low, fifth_high = bits_of_bytes(block + 136, unit, 4)
-    return (
-        mul(scale, _lookup_32(bit_or(low, fifth_low), byte & 1)),
-        mul(scale, _lookup_32(bit_or(high, fifth_high), byte & 1)),
-    )
-
-
-def iq2_kl(row, block, unit):
-    """Return 32 values of an IQ2_KL block of 86 bytes: y = d*(scale - 32) * IQ2KL_VALUES[q, i%2]; d
-    is in the row header.
-    """
-    d, high = v.half_at(row), v.word_at(block) >> (2 * unit) & 3
-    scale = splat(d * np.float32((_split_nibble(block + 2, unit) | high << 4) - 32))
-    codes = v.field(load_bytes(block + 6 + 16 * (unit >> 1)), 4 * (unit & 1), 15)
-    codes = bit_or(codes, v.value_where_set(load_bytes(block + 70), 1 << unit, 16))
-    even = v.where_set(v.lookup(codes, _kl_even_1()), v.lookup(codes, _kl_even_0()), codes, 16)
-    odd = v.where_set(v.lookup(codes, _kl_odd_1()), v.lookup(codes, _kl_odd_0()), codes, 16)
-    return (
-        mul(scale, as_floats(v.interleaved_lower(even, odd))),
-        mul(scale, as_floats(v.interleaved_upper(even, odd))),
-    )
-
-
-@inlined_function
-def iq4_xs_values(row, block, unit):
-    """Return the entries of IQ4NL_VALUES for 32 codes of an IQ4_XS block, without d and scales: two
-    vectors of 16 float32.
-    """
-    codes, table = load_bytes(block + 8 + 16 * unit), iq4nl_table()
-    return (
-        as_floats(v.lookup(bit_and(codes, 15), table)),
-        as_floats(v.lookup(shift_right(codes, 4), table)),
-    )
-
-
-def iq4_xs(row, block, unit):
-    """Return 32 values of an IQ4_XS block of 136 bytes: y = d*(scale - 32) * IQ4NL_VALUES[q]."""
-    high = v.word_at(block + 2) >> (2 * unit) & 3
-    scale = np.float32((nibble_at(block + 4, unit) | high << 4) - 32)
-    scale = splat(v.half_at(block) * scale)
-    low, high = iq4_xs_values(row, block, unit)
-    return mul(scale, low), mul(scale, high)
-
-
 UNITS = {
     "IQ2_K": iq2_k,
     "IQ3_K": iq3_k,
     "IQ4_K": iq4_k,
     "IQ5_K": iq5_k,
     "IQ6_K": iq6_k,
-    "IQ2_KS": iq2_ks,
-    "IQ3_KS": iq3_ks,
-    "IQ4_KS": iq4_ks,
-    "IQ4_KSS": iq4_kss,
-    "IQ5_KS": iq5_ks,
-    "IQ2_KL": iq2_kl,
-    "IQ4_XS": iq4_xs,
 }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ....formats.kernel import from_source, inlined_function
 from .. import vectors as v
 from ..vectors import as_floats, bit_and, bit_or, load_bytes, mul, plus, shift_right, signed, splat
-from . import iq_k, k
+from . import grid, iq_k, iq_ks, k
 
 BUFFER = 128  # bytes
 MINIMA = 64
@@ -129,9 +129,9 @@ _PREPARED = {
     "IQ4_K": Prepared(_TWO, iq_k.iq4_k_values, _iq4_k),
     "IQ5_K": Prepared(_TWO, iq_k.iq5_k_values, _iq4_k),
     "IQ6_K": Prepared(_TWO, iq_k.iq6_k_values, _iq6_k),
-    "IQ2_KS": Prepared(_ONE, iq_k.iq2_ks_values, _iq2_ks),
-    "IQ4_KS": Prepared(_ONE, iq_k.iq4_ks_values, _iq4_ks),
-    "IQ4_XS": Prepared(_ONE, iq_k.iq4_xs_values, _iq4_xs),
+    "IQ2_KS": Prepared(_ONE, iq_ks.iq2_ks_values, _iq2_ks),
+    "IQ4_KS": Prepared(_ONE, iq_ks.iq4_ks_values, _iq4_ks),
+    "IQ4_XS": Prepared(_ONE, grid.iq4_xs_values, _iq4_xs),
 }
 
 

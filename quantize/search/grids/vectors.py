@@ -1,4 +1,4 @@
-"""The closest entry of a grid to one vector: see `grid_search.py`.
+"""The closest entry of a grid to one vector: see `search.py`.
 
 An entry is packed: the number of each element's value, in 2 bits (grids of three values) or 3 bits
 (of eight), the first element lowest.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats.kernel import device_function, unbound
+from ....formats.kernel import device_function, unbound
 
 NEAR = 8  # entries compared, a power of two
 # Free names of the templates below, bound per type by `grid_search`.

@@ -1,24 +1,24 @@
 """Search for the codebook types: y = (d * k_g) * (v + shift), where the vector v of 8 or 4 elements
 is an entry of a grid.
 
-1. `scan_group`: per group, the best scale of a ladder, and then the least-squares scale s of the
+1. `_scan_group`: per group, the best scale of a ladder, and then the least-squares scale s of the
    entries found with it.
-2. `choose_d`: the d for which the integers around s_g / d lose least, each group's loss near its
+2. `_choose_d`: the d for which the integers around s_g / d lose least, each group's loss near its
    s_g taken as a parabola.
-3. `finish_group`: with d fixed, the integers around s_g / d are tried exactly.
+3. `_finish_group`: with d fixed, the integers around s_g / d are tried exactly.
 4. With all integers and entries fixed the least-squares d is known in closed form; step 3 is
    repeated with it as long as that lowers the error.
 
 To judge a vector at a scale, each element is divided by the scale and rounded to a value that
-occurs in the grid. The result is a point of a small cube; a table (`grid_tables.py`) lists the NEAR
+occurs in the grid. The result is a point of a small cube; a table (`tables.py`) lists the NEAR
 entries closest to each point, and these are compared exactly, with the weights. If signs are stored
 separately, magnitudes are searched. If only 7 of 8 signs are stored, the cheapest element of a
 vector with the wrong parity gets the wrong sign before the search.
 
-Two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`), as in `grouped.py`:
-`emphasis` raises the weights of large elements. A least-squares fit is shorter than the values it
-fits, by the part e of their energy that is lost, so d is stretched by 1 + `gain` * e after all
-entries are chosen; values that are represented exactly do not change.
+Two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`), as in
+`../grouped.py`: `emphasis` raises the weights of large elements. A least-squares fit is shorter
+than the values it fits, by the part e of their energy that is lost, so d is stretched by 1 + `gain`
+* e after all entries are chosen; values that are represented exactly do not change.
 
 Arrays: x, w, own float32[n], own holding the weights in use; groups float32[n / 16, >= 6]: scale,
 curvature, integer, number of the shift, and a trial of these two; lanes float32[6, 16] is scratch:
@@ -32,126 +32,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...formats.kernel import specialize, unbound
-from .grid_vectors import NEAR, closest_entry, error_of, of_eight, of_three, point_of
-from .grouped import as_half
+from ....formats.codecs.scalars import nearest_half
+from ....formats.kernel import specialize, unbound
+from .group import GROUP_CALLS, LARGEST, settle_group
+from .vectors import of_eight, of_three
 
 # Free names of the templates below, bound per type by `grid_search`.
-DIMS, GROUP = 8, 32
-SLOPE, OFFSET = np.float32(1), np.float32(0)
-SIGNED, PARITY, COMMON_SHIFT = False, False, True
+GROUP = 32
+PARITY, COMMON_SHIFT = False, True
 FIRST_STEP, STEP, LAST_STEP = 1, 2, 31
 SHIFTS = np.zeros(1, dtype=np.float32)
 LADDER = np.ones(16, dtype=np.float32)
 TARGETS = np.ones(16, dtype=np.float32)
-EMPHASIS, GAIN, ROUNDS = 0, np.float32(0), 2
-LARGEST = np.float32(3e7)  # beyond what any of these types can hold; keeps sums of squares finite
-VALUES = np.zeros(3, dtype=np.float32)  # the first, the second, and the last value in the grid
-element = weigh = choose_flips = load_group = judge_group = fit_group = unbound
-nearest_integer = scan_group = choose_d = finish_group = unbound
-
-
-def _weigh(x, importance, own):
-    """own = the weights to use, from the importances."""
-    mean = np.float32(0)
-    for i in range(len(x)):
-        top = min(abs(x[i]), LARGEST)
-        mean += top * top
-    mean /= np.float32(len(x))
-    for i in range(len(x)):
-        own[i] = importance[i]
-        if EMPHASIS > 0 and mean > 0:
-            top = min(abs(x[i]), LARGEST)
-            ratio = np.float32(1) + top * top / mean
-            for _ in range(EMPHASIS):
-                ratio = np.sqrt(ratio)
-            own[i] *= ratio
-
-
-def _choose_flips(x, w, lanes):
-    """lanes[4:6] = for every eight elements the one that gets the wrong sign, 8 if none."""
-    for m in range(len(x) // 8):
-        cheapest = 8
-        odd = 0
-        least = np.float32(np.inf)
-        for i in range(8):
-            t = x[8 * m + i]
-            if t < 0:
-                odd = 1 - odd
-            cost = w[8 * m + i] * min(abs(t), LARGEST)
-            if cost < least:
-                least = cost
-                cheapest = i
-        lanes[4 + m // 16, m % 16] = np.float32(cheapest if odd else 8)
-
-
-def _load_group(x, at, lanes):
-    """lanes[1:3] = the values that entries are compared with: x[at:at+GROUP] itself, or its
-    magnitudes, negative where the sign is stored wrong. Return the largest magnitude.
-    """
-    top = np.float32(0)
-    for e in range(GROUP // 8):
-        m = at // 8 + e
-        flip = int(lanes[4 + m // 16, m % 16]) if PARITY else 8
-        for i in range(8):
-            l = 8 * e + i
-            t = min(max(-LARGEST, x[at + l]), LARGEST)
-            top = max(top, abs(t))
-            if not SIGNED:
-                t = abs(t)
-                if PARITY and i == flip:
-                    t = -t
-            lanes[1 + l // 16, l % 16] = t
-    return top
-
-
-def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
-    """Return the error of a group at a scale, each vector with its best entry and the best of the
-    given shifts. lanes[0] = entries from 0 on, numbers of shifts from 8 on.
-    """
-    inverse = SLOPE / scale if scale > 0 else np.float32(0)
-    error = np.float32(0)
-    for m in range(GROUP // DIMS):
-        row = 1 + m * DIMS // 16
-        column = m * DIMS % 16
-        best = np.float32(np.inf)
-        for h in range(first_shift, last_shift):
-            point = point_of(lanes, row, column, inverse, OFFSET - SHIFTS[h] * SLOPE)
-            key = closest_entry(
-                lanes,
-                row,
-                column,
-                w,
-                at + m * DIMS,
-                near,
-                point,
-                scale * (VALUES[0] + SHIFTS[h]),
-                scale * (VALUES[1] + SHIFTS[h]),
-                scale * (VALUES[2] + SHIFTS[h]),
-            )
-            if h == first_shift or error_of(key) < best:
-                best = error_of(key)
-                lanes[0, m] = np.float32(near[point, key & NEAR - 1])
-                lanes[0, 8 + m] = np.float32(h)
-        error += best
-    return error
-
-
-def _fit_group(lanes, w, at):
-    """Return (sum w x v, sum w v^2) of a group with the entries and shifts that `judge_group` left
-    in lanes[0].
-    """
-    sxv = np.float32(0)
-    svv = np.float32(0)
-    for m in range(GROUP // DIMS):
-        entry = int(lanes[0, m])
-        shift = SHIFTS[int(lanes[0, 8 + m])]
-        for i in range(DIMS):
-            v = element(entry, i, VALUES[0] + shift, VALUES[1] + shift, VALUES[2] + shift)
-            wv = w[at + m * DIMS + i] * v
-            sxv += wv * lanes[1 + m * DIMS // 16, m * DIMS % 16 + i]
-            svv += wv * v
-    return sxv, svv
+GAIN, ROUNDS = np.float32(0), 2
+weigh = choose_flips = load_group = judge_group = fit_group = nearest_integer = unbound
+scan_group = choose_d = finish_group = unbound
 
 
 def _scan_group(x, w, at, groups, g, lanes, near):
@@ -264,7 +159,7 @@ def _search_grid(x, importance, own, groups, lanes, near):
         choose_flips(x, own, lanes)
     for g in range(n):
         scan_group(x, own, g * GROUP, groups, g, lanes, near)
-    d = as_half(choose_d(n, groups))
+    d = nearest_half(choose_d(n, groups))
     error = np.float32(np.inf)
     kept = np.float32(0)
     for _ in range(ROUNDS):
@@ -285,7 +180,7 @@ def _search_grid(x, importance, own, groups, lanes, near):
             groups[g, 3] = groups[g, 5]
         if not svv > 0:
             break
-        d = as_half(sxv / svv)
+        d = nearest_half(sxv / svv)
         if d == kept:
             break
     energy = np.float32(0)
@@ -298,30 +193,8 @@ def _search_grid(x, importance, own, groups, lanes, near):
     return kept, kept * stretch
 
 
-def _settle_group(x, w, d, groups, g, lanes, near):
-    """lanes[0] = the entries and shifts of group g (see `judge_group`) for the d and the integers
-    that were found.
-    """
-    load_group(x, g * GROUP, lanes)
-    h = int(groups[g, 3])
-    judge_group(
-        lanes, w, g * GROUP, d * groups[g, 2], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near
-    )
-
-
-_STEPS = (
-    _weigh,
-    _choose_flips,
-    _load_group,
-    point_of,
-    closest_entry,
-    _judge_group,
-    _fit_group,
-    _nearest_integer,
-    _scan_group,
-    _choose_d,
-    _finish_group,
-)
+# What `_search_grid` calls, by free names without the underscore, in the order to bind them.
+_CALLS = (*GROUP_CALLS, _nearest_integer, _scan_group, _choose_d, _finish_group)
 
 
 def grid_search(
@@ -381,7 +254,7 @@ def grid_search(
         "GAIN": np.float32(gain),
         "element": of_three if len(values) == 3 else of_eight,
     }
-    for template in _STEPS:
+    for template in _CALLS:
         step_name = template.__name__.lstrip("_")
         names[step_name] = specialize(template, **names)
-    return specialize(_search_grid, **names), specialize(_settle_group, **names)
+    return specialize(_search_grid, **names), specialize(settle_group, **names)

@@ -12,37 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...formats.codecs.codec import decode_plain
-from ...formats.codecs.trellis import PRODUCT_FACTORS
-from ...formats.tables import IQ4K_VALUES, IQ4NL_VALUES
-from ...formats.types import GGMLType, ggml_type
-from ..search.trellis.tree import search_tree
-from .layout import Scale, get_bits, put_bits, scale_owners
+from ....formats.codecs.codec import decode_plain
+from ....formats.codecs.trellis import PRODUCT_FACTORS
+from ....formats.tables import IQ4K_VALUES, IQ4NL_VALUES
+from ....formats.types import GGMLType, ggml_type
+from ...search.trellis.tree import search_tree
+from .bits import NibbleScale, Scale, get_bits, put_bits, scale_owners
 
 _TRIES = 24
 _LARGEST_GROUP = 64
-
-
-@dataclass(frozen=True)
-class NibbleScale:
-    """The half of a block of IQ1_M, a nibble at the top of each of four numbers of 16 bits."""
-
-    half: bool = True
-    _PLACES = (49, 51, 53, 55)
-
-    def read(self, data: np.ndarray) -> np.ndarray:
-        """Return float32[...] of bytes uint8[..., bytes of the block]."""
-        bits = np.zeros(data.shape[:-1], dtype=np.uint16)
-        for i, at in enumerate(self._PLACES):
-            bits |= (data[..., at] >> 4).astype(np.uint16) << (4 * i)
-        return bits.view("<f2").astype(np.float32)
-
-    def write(self, data: np.ndarray, values: np.ndarray | float) -> None:
-        """Store values [...] in bytes uint8[..., bytes of the block]."""
-        made = np.broadcast_to(values, data.shape[:-1]).astype("<f2").view(np.uint16)
-        for i, at in enumerate(self._PLACES):
-            nibble = (made >> (4 * i) & 15).astype(np.uint8)
-            data[..., at] = data[..., at] & 15 | nibble << 4
 
 
 # Types with a table: the elements of a word, the scale of the block or row, and how many scales of

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...formats.codecs.codec import decode
-from ...formats.types import GGMLType, ggml_type
-from .kernels.vectors import SIZE
-from .layout import Scale, block_bodies, put_bits
+from ....formats.codecs.codec import decode
+from ....formats.types import GGMLType, ggml_type
+from ..kernels.vectors import SIZE
+from .bits import Scale, block_bodies, put_bits
 
 _TRIES = 24
 VECTORS = {

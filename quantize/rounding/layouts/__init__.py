@@ -1,0 +1,1 @@
+"""Where types store codes, words and scales, found by the decoders."""

@@ -1,0 +1,1 @@
+"""The search for codebook types, whose codes are entries of a grid."""
