@@ -20,6 +20,7 @@ class Constant:
     names: tuple[str, ...]
     value: Any
     help: str
+    hidden: bool = False
 
 
 class Range(TypedDict, total=False):
@@ -61,6 +62,7 @@ class Flag:
     text: bool = False
     off: bool = False
     optional: Any = None
+    hidden: bool = False
     named: Mapping[str, Any] | None = None
     constants: tuple[Constant, ...] = ()
     keyed: Mapping[str, tuple[str, str]] | None = None

@@ -181,13 +181,15 @@ def _add(
     default: Any,
     others: Mapping[str, Any],
 ) -> None:
-    shown = default if others.get(name) is None else others[name]
-    help = (flag.help + shown_default(flag, shown)).replace("%", "%%")
-    words: dict[str, Any] = {"dest": name, "help": help}
+    words: dict[str, Any] = {"dest": name, "help": argparse.SUPPRESS}
+    if not flag.hidden:
+        shown = default if others.get(name) is None else others[name]
+        words["help"] = (flag.help + shown_default(flag, shown)).replace("%", "%%")
     default = others.get(name, default)
     for one in flag.constants:
         sets = {"dest": name, "action": "store_const", "const": one.value, "default": default}
-        parser.add_argument(*one.names, **sets, help=one.help.replace("%", "%%"))
+        shown = argparse.SUPPRESS if one.hidden else one.help.replace("%", "%%")
+        parser.add_argument(*one.names, **sets, help=shown)
     for key, (spelling, help) in (flag.keyed or {}).items():
         sets = {"dest": name, "action": _KeyAction, "key": key, "metavar": flag.metavar}
         parser.add_argument(spelling, **sets, help=help.replace("%", "%%"))

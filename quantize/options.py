@@ -72,10 +72,11 @@ class QuantizeOptions(Options):
                 "write gate and up of experts as one tensor, ffn_gate_up_exps",
             ),
             Constant(
-                ("--split-gate-up", "--part-gate-up"),
+                ("--split-gate-up",),
                 "split",
                 "write ffn_gate_up_exps as two tensors, gate and up",
             ),
+            Constant(("--part-gate-up",), "split", "", hidden=True),
         ),
     )
     hessian_shrink: float | None = option(

@@ -114,8 +114,8 @@ MISTAKES = {
     "bench -m x -pp 3": "unknown flag '-pp'",
     "convert x --split-gate-up --merge-gate-up": "--merge-gate-up/--fuse-gate-up-exps: not allowed"
     " with argument --split-gate-up",
-    "quantize x y Q8_0 --merge-gate-up --split-gate-up": "--split-gate-up/--part-gate-up: not"
-    " allowed with argument --merge-gate-up",
+    "quantize x y Q8_0 --merge-gate-up --split-gate-up": "--split-gate-up: not allowed with"
+    " argument --merge-gate-up",
 }
 
 

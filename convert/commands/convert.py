@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ConvertOptions.add_flags(parser, only=("no_tensor_first_split", "metadata"))
     gate_up = parser.add_mutually_exclusive_group()
     LayoutOptions.add_flags(gate_up, only=("merge_gate_up",))
-    gate_up.add_argument(_SPLIT, "--part-gate-up", action="store_true", help=argparse.SUPPRESS)
+    gate_up.add_argument(_SPLIT, action="store_true", help=argparse.SUPPRESS)
     LayoutOptions.add_flags(parser.add_mutually_exclusive_group(), only=("mtp",))
     LayoutOptions.add_flags(parser, only=("mla_layout",))
     ConvertOptions.add_flags(parser, only=("name", "pre"))
