@@ -206,6 +206,7 @@ class Devices:
         ("--device auto", "device", "auto"),
         ("-ngl all", "gpu_layers", None),
         ("-ngl 3 -ngl all", "gpu_layers", None),
+        ("-ngl 3 -ngl auto", "gpu_layers", None),
         ("--fit on", "fit", 1024),
         ("-fit off", "fit", None),
         ("-fit", "fit", 1024),
