@@ -141,8 +141,10 @@ IGNORED = (
         "-ub says how many tokens go through the model at a time",
         *_number(1, _MOST),
     ),
-    Ignored(("--no-warmup", "--warmup"), "nothing is warmed up"),
-    Ignored(("-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"), "a cache is where its layer is"),
+    Ignored(("--no-warmup",), "nothing is warmed up"),
+    Ignored(("--warmup",), "benchmarks warm up unless --no-warmup is given, and nothing else does"),
+    Ignored(("-nkvo", "--no-kv-offload"), "a cache is where its layer is"),
+    Ignored(("-kvo", "--kv-offload"), "a cache is where its layer is"),
     Ignored(("--no-op-offload", "-nopo", "--op-offload"), _THERE),
     Ignored(
         ("-op", "--offload-policy"),
