@@ -95,6 +95,8 @@ MISTAKES = {
     "help quantze": "did you mean 'quantize'?",
     "convert_hf_to_gguf.py ./model": "did you mean 'convert'?",
     "llama-cli -m x": "unknown command 'llama-cli'; did you mean 'generate'?",
+    "llama-batched-bench -m x": "unknown command 'llama-batched-bench' (steps of several sequences",
+    "server -m x": "unknown command 'server' (there is no server; see `chat`).",
     "gguf-dump x": "did you mean 'inspect'?",
     "llama-quantize a b": "did you mean 'quantize'?",
     "version now": "unexpected argument 'now'",
