@@ -1,6 +1,58 @@
-"""`python -m iqforge`."""
+"""The program, as `iqforge` and as `python -m iqforge`. Ctrl-C is handled before most imports."""
 
-from .cli import main
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from typing import NoReturn
+
+INTERRUPTED = 130
+
+
+def run() -> NoReturn:
+    """Run the command line and end the process with its exit status: 130 after Ctrl-C, also while
+    modules are imported or the process ends.
+    """
+    status = INTERRUPTED
+    atexit.register(lambda: _end(status))  # the first to be registered is the last to be called
+    try:
+        try:
+            from .cli import main
+
+            status = main()
+        except KeyboardInterrupt:  # before `main` could catch it
+            print("\niqforge: interrupted", file=sys.stderr)
+        except SystemExit:
+            status = 0  # the exception has its own
+            raise
+        finally:
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as of a rank, or after nohup
+                signal.signal(signal.SIGINT, _leave)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    sys.exit(status)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """End at once, for a Ctrl-C while Python waits for threads and the like."""
+    os._exit(INTERRUPTED)
+
+
+def _end(status: int) -> None:
+    """Prevent that Python ends by the signal: it gives SIGINT its default action now, and if an
+    interrupt has passed through code that was compiled from a text (as dataclasses are), it sends
+    itself that signal, although the interrupt was caught.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if status == INTERRUPTED:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
+
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run()

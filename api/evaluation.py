@@ -28,13 +28,15 @@ def measure_perplexity(
     progress: ProgressCallback | None = None,
     on_chunk: Callable[[int, Statistics], None] | None = None,
     against: PathLike | Model | None = None,
+    prompt: str | None = None,
     **keywords: Any,
 ) -> Perplexity | Divergence:
     """Measure the perplexity of `model` on `text` over chunks of n_ctx tokens.
 
     model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
-    with a line break in it). keywords: fields of `runtime.text_options.PerplexityOptions` and, for
-    a path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
+    with a line break in it). prompt: the text itself, of any kind, instead of `text`. keywords:
+    fields of `runtime.text_options.PerplexityOptions` and, for a path, of
+    `runtime.options.LoadOptions`; they win over `options` and `load`.
 
     - n_ctx (512): tokens per chunk. chunks: at most this many chunks, if positive. batch_tokens
       (2048): tokens per pass, in whole chunks.
@@ -74,9 +76,7 @@ def measure_perplexity(
                 progress=progress,
                 on_chunk=on_chunk,
             )
-    if text is None:
-        raise UsageError("a text is needed")
-    content, path = text_of(text)
+    content, path = _content(text, prompt)
     if against is not None:
         with opened_model(against, load) as other, opened_model(model, load) as loaded:
             return divergence.measure_divergence_between(
@@ -117,6 +117,19 @@ def measure_perplexity(
             compact=options.kl_divergence_compact,
             progress=progress,
         )
+
+
+def _content(text: PathLike | None, prompt: str | None) -> tuple[str, str]:
+    """Return the text to evaluate, and the path of its file or ""."""
+    from ..formats.arguments import instance
+
+    if text is not None and prompt is not None:
+        raise UsageError("a text and a prompt exclude each other")
+    if prompt is not None:
+        return instance("prompt", prompt, str, "a text"), ""
+    if text is None:
+        raise UsageError("a text is needed")
+    return text_of(text)
 
 
 def measure_tasks(

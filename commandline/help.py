@@ -51,12 +51,23 @@ ELSEWHERE = {
     "merge": "gguf-split",
     "list": "types",
 }
+# Tools without a counterpart, and why.
+_MISSING = {
+    "batched_bench": "steps of several sequences are evaluated one after the other; see `bench`",
+    "parallel": "there is one sequence; see `generate`",
+    "server": "there is no server; see `chat`",
+}
 _WIDTH = 18
 
 
 def suggested_command(word: str, commands: Mapping[str, Listed]) -> str:
-    """Return "; did you mean 'x'?" for what is most like `word`, here or in another tool, or ""."""
-    elsewhere = ELSEWHERE.get(word.lower().removesuffix(".py").replace("-", "_"))
+    """Return "; did you mean 'x'?" for what is most like `word`, here or in another tool, or "".
+    For a tool of llama.cpp that is missing here, return why.
+    """
+    name = word.lower().removesuffix(".py").replace("-", "_")
+    if missing := _MISSING.get(name.removeprefix("llama_")):
+        return f" ({missing})"
+    elsewhere = ELSEWHERE.get(name)
     if elsewhere:
         return f"; did you mean '{elsewhere}'?"
     return did_you_mean(word, [*commands, "help", "version", "completion"])

@@ -29,7 +29,8 @@ class DeviceOptions(Options):
         aliases=("-dev",),
         named=_DEVICES,
         metavar="D",
-        help="cpu, cuda, cuda:N, or auto: the first GPU, or the CPU where there is none",
+        help="cpu, cuda, cuda:N, or auto: the first GPU, or the CPU where there is none; with -sm"
+        " graph, layer or data also several, as cuda:0,cuda:2",
     )
     precision: str | None = option(
         None,
@@ -54,7 +55,7 @@ class DeviceOptions(Options):
         "--gpu-layers",
         "--n-gpu-layers",
         kind=int,
-        named={"all": None},
+        named={"all": None, "auto": None},
         metavar="N",
         help="put the last N layers on the GPU; with more than the model has, also embedding and"
         " output (default: all)",

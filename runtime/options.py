@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from .device_options import DeviceOptions, check_layers
 from .layer_options import LayerOptions
+from .parallel.device_list import chosen_by_shares
 from .parallel.modes import MOST_TIMEOUT, Split, planned_split, split_notes
 from .parallel.options import SplitOptions
 
@@ -27,6 +28,8 @@ class LoadOptions(LayerOptions, SplitOptions, DeviceOptions):
         for name in ("expert_reduction", "cache_type_k", "cache_type_v", "tensor_split"):
             if getattr(self, name) == "":
                 raise UsageError(f"{name} ({self.flag_of(name).names[0]}) is empty")
+        for name, value in chosen_by_shares(self).items():
+            object.__setattr__(self, name, value)  # as dataclasses do in frozen ones
 
     def check_sizes(self) -> None:
         """UsageError for numbers that no model can have."""

@@ -95,6 +95,8 @@ MISTAKES = {
     "help quantze": "did you mean 'quantize'?",
     "convert_hf_to_gguf.py ./model": "did you mean 'convert'?",
     "llama-cli -m x": "unknown command 'llama-cli'; did you mean 'generate'?",
+    "llama-batched-bench -m x": "unknown command 'llama-batched-bench' (steps of several sequences",
+    "server -m x": "unknown command 'server' (there is no server; see `chat`).",
     "gguf-dump x": "did you mean 'inspect'?",
     "llama-quantize a b": "did you mean 'quantize'?",
     "version now": "unexpected argument 'now'",
@@ -112,6 +114,10 @@ MISTAKES = {
     "perplexity -m x -cnv": "unknown flag '-cnv'",
     "perplexity -m x --chunk 3": "unknown flag '--chunk'; did you mean '--chunks'?",
     "bench -m x -pp 3": "unknown flag '-pp'",
+    "convert x --split-gate-up --merge-gate-up": "--merge-gate-up/--fuse-gate-up-exps: not allowed"
+    " with argument --split-gate-up",
+    "quantize x y Q8_0 --merge-gate-up --split-gate-up": "--split-gate-up: not allowed with"
+    " argument --merge-gate-up",
 }
 
 

@@ -306,6 +306,8 @@ def test_flags_of_the_reference(checkpoint, tmp_path, capsys):
     assert main([*words, "--verbose", "--no-lazy", "--use-temp-file", "--verbose"]) == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert [line.split()[1] for line in notes] == ["--verbose", "--no-lazy", "--use-temp-file"]
+    assert main([*words, "--dry-run", "--split-gate-up"]) == 0
+    assert "note: --split-gate-up changes nothing here: gate" in capsys.readouterr().err
     for flag in CONVERTER_UNSUPPORTED:
         with pytest.raises(SystemExit):
             main([*words, flag])

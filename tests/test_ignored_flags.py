@@ -40,6 +40,17 @@ VALUES = {  # good ones, bad ones
     "-b": ("1 2048", "0 -1 x"),
     "-dt": ("0.1 -1 .5", "x 0,1"),
     "-lv": ("0 -1 4", "-2 high"),
+    "-lm": ("auto mmap+mlock dio", "fast mmap,dio"),
+    "-np": ("1", "2 -1 0 one"),
+    "-op": ("-1,0 26,1,27,0", "26 26,2 a,b"),
+    "--context-shift": ("off 0", "on 1 auto"),
+    "--keep": ("0 -1 64", "-2 all"),
+    "-fitc": ("4096 0", "-1 x"),
+    "-ctxcp": ("32 0", "-1 x"),
+    "-cram": ("8192 -1 0", "-2 x"),
+    "--spec-type": ("none", "ngram-simple none,none"),
+    "--log-colors": ("on off auto", "1 red"),
+    "-co": ("on off auto", "1 red"),
 }
 
 
@@ -76,6 +87,17 @@ def test_good_values_are_noted_and_bad_ones_are_named_errors(ignored):
     for value in [*bad, ""]:
         with pytest.raises(UsageError, match=f"^{ignored.spellings[-1]} is '.*', expe"):
             list(ignored_flags.given(parsed(f"{ignored.spellings[-1]}={value}")))
+
+
+def test_flags_whose_value_may_be_left_out():
+    assert {one.flag for one in ignored_flags.given(parsed("-co", "--log-colors"))} == {
+        "-co",
+        "--log-colors",
+    }
+    with pytest.raises(
+        UsageError, match="^--context-shift is 'on', expected off: a context is nev"
+    ):
+        list(ignored_flags.given(parsed("--context-shift")))
 
 
 def test_bench_takes_and_refuses_the_same():
@@ -184,6 +206,7 @@ class Devices:
         ("--device auto", "device", "auto"),
         ("-ngl all", "gpu_layers", None),
         ("-ngl 3 -ngl all", "gpu_layers", None),
+        ("-ngl 3 -ngl auto", "gpu_layers", None),
         ("--fit on", "fit", 1024),
         ("-fit off", "fit", None),
         ("-fit", "fit", 1024),

@@ -223,7 +223,7 @@ def test_settings_of_bench_are_declared_once():
     flags = {name: a for a in parser._actions for name in a.option_strings}
     for name in LoadOptions.field_names():
         for flag in (declared := LoadOptions.flag_of(name)).names:
-            if flag in flags and name not in ("device", "fit", "cache_size"):
+            if flag in flags and name not in ("device", "fit"):
                 assert declared.help in str(flags[flag].help).replace("%%", "%")
     found = {option.field: option for option in OPTIONS}
     assert found["n_ubatch"].default == 512 and "(default: 512)" in found["n_ubatch"].help

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import iqforge
@@ -178,7 +179,7 @@ def test_ranks_say_what_they_do_not_use(options, on_gpu, ranks, expected):
 @pytest.mark.parametrize(
     "options, n_gpus, message",
     [
-        ({"tensor_split": "1,1,1"}, 2, "-ts has shares for 3 GPUs, here are 2"),
+        ({"tensor_split": "1,1,1"}, 2, "-ts or -dev asks for 3 GPUs, here are 2"),
         ({"main_gpu": 3}, 2, "-mg is 3, which is not one of the GPUs"),
         ({"tensor_split": "1,0", "main_gpu": 1}, 2, "-mg is 1, which is not one"),
         ({}, 9, "over 9 devices, expected at most 8"),
@@ -342,6 +343,52 @@ def four_gpus(monkeypatch):
 def test_one_gpu_is_the_one_that_has_the_share(device, options, number, four_gpus):
     found = start_ranks.device_here(LoadOptions(device=device, **options))
     assert found == torch.device("cuda", number)
+
+
+@pytest.mark.parametrize(
+    "device, options, devices, shares",
+    [
+        ("CUDA0,CUDA1", {}, (0, 1), (0.5, 0.5)),
+        ("cuda:1,cuda:3", {"tensor_split": "3,1"}, (1, 3), (0.75, 0.25)),
+        ("CUDA3/CUDA0/CUDA2", {"tensor_split": (1, 2, 1)}, (3, 0, 2), (0.25, 0.5, 0.25)),
+        ("cuda:2,1", {"split_mode": "layer"}, (2, 1), (0.5, 0.5)),
+        ("CUDA0,CUDA1,CUDA2", {"max_gpu": 2}, (0, 1), (0.5, 0.5)),
+    ],
+)
+def test_listed_gpus(device, options, devices, shares, four_gpus):
+    chosen = LoadOptions(**{"device": device, "split_mode": "graph"} | options)
+    split = start_ranks.split_of(chosen)
+    assert (split.devices, split.shares) == (devices, shares)
+    assert not notes(chosen, split)
+    # A rank replaces the device by its own.
+    assert replace(chosen, device=f"cuda:{devices[1]}").split(torch.device("cuda")) == split
+
+
+@pytest.mark.parametrize(
+    "device, options, message",
+    [
+        ("CUDA0,CUDA1", {"split_mode": None}, "^-dev CUDA0,CUDA1 names 2 GPUs, .* unless -sm grap"),
+        ("CUDA0,CUDA1", {"split_mode": "none"}, "^-dev CUDA0,CUDA1 names 2 GPUs"),
+        ("cuda:1,1", {}, "names a GPU twice"),
+        ("CUDA0,CUDA1", {"main_gpu": 1}, "and -mg exclude each other"),
+        ("CUDA2,CUDA1,CUDA0", {}, "in order of their numbers: -dev CUDA2,CUDA0,CUDA1$"),
+        ("CUDA0,CUDA1", {"tensor_split": "1,1,1"}, "^-ts has 3 shares, -dev CUDA0,CUDA1 names 2"),
+    ],
+)
+def test_lists_of_gpus_that_are_refused(device, options, message):
+    with pytest.raises(UsageError, match=message):
+        LoadOptions(**{"device": device, "split_mode": "graph"} | options)
+
+
+def test_commands_on_one_device_and_lists_of_bench(capsys):
+    for words, said in (
+        ("embedding -m x -p a -dev CUDA0,CUDA1 -sm graph", "names several GPUs, expected one: emb"),
+        ("imatrix -m x -f default -dev CUDA0,CUDA1", "-sm data has other chunks on each GPU"),
+        ("bench -m x -dev CUDA0,CUDA1", "several GPUs together are -dev CUDA0/CUDA1 with -sm"),
+        ("bench -m x -dev CUDA0/CUDA1", "-dev CUDA0/CUDA1 names 2 GPUs"),
+        ("generate -m x -p a -dev cuda:0,cuda:1", "-dev cuda:0,cuda:1 names 2 GPUs"),
+    ):
+        assert main(words.split()) == 1 and said in capsys.readouterr().err, words
 
 
 def test_a_named_gpu_is_not_the_gpu_of_all_ranks(four_gpus, monkeypatch):

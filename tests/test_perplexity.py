@@ -24,6 +24,7 @@ from iqforge.errors import (
     NonFiniteError,
     NotFoundError,
     TruncatedFileError,
+    UsageError,
 )
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
@@ -319,6 +320,44 @@ def test_command_prints_what_scripts_read(tiny, tmp_path, capsys):
     assert main([*words, "--kl-divergence"]) == 1 and main(words) == 1
     assert main([*with_text, "--kl-divergence-base", str(tiny / "f32.gguf")]) == 1
     assert "error" in capsys.readouterr().err
+
+
+def test_a_text_on_the_command_line_counts_like_its_file(tiny, tmp_path, capsys):
+    model = str(tiny / "f32.gguf")
+    words = ["perplexity", "--device", "cpu", "-m", model, "-c", str(N_CTX)]
+    typed = PROSE.replace("\n", "\\n")
+    (tmp_path / "prose.txt").write_text(PROSE + "\n")
+    (tmp_path / "typed.txt").write_text(typed)
+    printed = []
+    for given in (
+        ["-f", str(tmp_path / "prose.txt")],
+        ["-p", typed],
+        ["-p", PROSE, "--no-escape"],
+        ["-f", str(tmp_path / "typed.txt")],
+        ["-p", typed, "--no-escape"],
+    ):
+        assert main([*words, *given]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] == printed[2] != printed[3] == printed[4]
+    base = ["--kl-divergence-base", str(tmp_path / "b.kld")]
+    assert main([*words, "-p", typed, *base]) == 0
+    assert main([*words, "-p", typed, *base, "--kl-divergence"]) == 0
+    assert "holds another text" not in capsys.readouterr().err
+    assert main([*words, "-p", "other", *base, "--kl-divergence"]) == 0
+    assert f"note: -p changes nothing here: {base[1]} holds another" in capsys.readouterr().err
+    assert main([*words, "-p", typed, "--kl-divergence-against", model]) == 0
+    for wrong, said in (
+        (["-p", typed, "-f", str(tmp_path / "prose.txt")], "-f TEXT or -p TEXT, not both"),
+        (["-p", "too short"], "the text has"),
+        (["-p", "\\xff"], "the text is not UTF-8 at byte 0"),
+        (["-p", typed, "--hellaswag"], "--hellaswag needs one file of tasks"),
+        ([], "-f TEXT or -p TEXT is needed"),
+    ):
+        capsys.readouterr()
+        assert main([*words, *wrong]) == 1 and said in capsys.readouterr().err
+    for wrong in ({"text": PROSE, "prompt": PROSE}, {"text": None, "prompt": 3}, {"text": None}):
+        with pytest.raises(UsageError):
+            iqforge.measure_perplexity(model, **wrong)
 
 
 def test_flags_that_change_nothing_in_a_comparison_or_in_tasks_are_said(tiny, tmp_path, capsys):

@@ -17,6 +17,11 @@ _IGNORED = {
     "--no-lazy": "a tensor is read when it is written",
     "--use-temp-file": "memory is bounded without one",
 }
+_SPLIT = "--split-gate-up"
+_NOT_SPLIT = (
+    "gate and up are apart unless --merge-gate-up is given, or llama.cpp reads an architecture only"
+    " with both in one tensor (gemma4, mistral4)"
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +65,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     limit = parser.add_mutually_exclusive_group()
     ConvertOptions.add_flags(limit, only=("split_max_tensors", "split_max_size"))
     ConvertOptions.add_flags(parser, only=("no_tensor_first_split", "metadata"))
-    LayoutOptions.add_flags(parser, only=("merge_gate_up",))
+    gate_up = parser.add_mutually_exclusive_group()
+    LayoutOptions.add_flags(gate_up, only=("merge_gate_up",))
+    gate_up.add_argument(_SPLIT, action="store_true", help=argparse.SUPPRESS)
     LayoutOptions.add_flags(parser.add_mutually_exclusive_group(), only=("mtp",))
     LayoutOptions.add_flags(parser, only=("mla_layout",))
     ConvertOptions.add_flags(parser, only=("name", "pre"))
@@ -87,8 +94,9 @@ def _model(args: argparse.Namespace) -> str:
 def run(args: argparse.Namespace, api) -> int:
     """Convert the checkpoint, or print the plan with --dry-run, and return 0."""
     options, layout = ConvertOptions.from_flags(args), LayoutOptions.from_flags(args)
-    for flag in dict.fromkeys(args.ignored or ()):
-        print(f"note: {flag} changes nothing here: {_IGNORED[flag]}", file=sys.stderr)
+    ignored = {flag: _IGNORED[flag] for flag in args.ignored or ()}
+    for flag, why in (ignored | ({_SPLIT: _NOT_SPLIT} if args.split_gate_up else {})).items():
+        print(f"note: {flag} changes nothing here: {why}", file=sys.stderr)
     if args.dry_run:
         return _dry_run(args, api, options, layout)
     progress = _Progress()

@@ -106,7 +106,9 @@ def _collect(args: argparse.Namespace, api) -> int:
     from ..similarity import LayerSimilarity
 
     if args.split_mode != "data":
-        on_one_device(args)
+        on_one_device(
+            args, "products of the whole model are looked at; -sm data has other chunks on each GPU"
+        )
     texts = args.file or ()
     for path in texts:
         if path != DEFAULT:

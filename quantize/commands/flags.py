@@ -123,9 +123,8 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
     )
     QuantizeOptions.add_flags(parser, only=("validate",))
     Shards.add_flags(parser)
-    QuantizeOptions.add_flags(
-        parser, only=("gate_up", "restart", "dry_run", "estimate"), estimate=True
-    )
+    QuantizeOptions.add_flags(parser.add_mutually_exclusive_group(), only=("gate_up",))
+    QuantizeOptions.add_flags(parser, only=("restart", "dry_run", "estimate"), estimate=True)
     parser.add_argument("--verbose", action="store_true", help="print a line for every tensor")
     QuantizeOptions.add_flags(parser, only=("threads",))
 

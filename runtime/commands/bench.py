@@ -110,6 +110,11 @@ def check(args: argparse.Namespace) -> None:
             raise UsageError(f"{flag} is '{form}', expected one of {', '.join(FORMATS)}")
     if not 0 <= args.delay <= _LONGEST_DELAY:
         raise UsageError(f"--delay is {args.delay} seconds, expected 0 to {_LONGEST_DELAY}")
+    if "," in args.device:
+        raise UsageError(
+            f"-dev {args.device}: bench takes no list of devices to compare; several GPUs together"
+            f" are -dev {args.device.replace(',', '/')} with -sm graph or layer"
+        )
     if not args.model and not args.synthetic:
         raise UsageError("-m MODEL or --synthetic SHAPE:TYPE is needed")
     if not planned_tests(args).tests():

@@ -44,7 +44,7 @@ class Option:
 
     def parse(self, word: str) -> Any:
         """Return the value of a word. UsageError for an invalid value."""
-        if self.field == "flash_attn":
+        if self.field in ("flash_attn", "dsa"):
             return parse_on_off(self.flags[0], word.lower())
         if self.kind is bool:
             if word.lower() not in _ON:
@@ -103,7 +103,10 @@ OPTIONS = (
     _setting("flash_attn", "flash_attn", "fa"),
     _setting("attn_max_batch", "attention_max_batch", "amb"),
     _setting("mla_attn", "mla", "mla"),
+    _setting("dsa", "sparse_attention", "dsa"),
+    _setting("swa_full", "swa_full", "swa_full"),
     _setting("ser", "expert_reduction", "ser", default="", between=";"),
+    _setting("cache_size", "cache_size", "cache_size"),
     _setting("n_ubatch", "ubatch", "n_ubatch", default=512),
     _setting(
         "n_batch", "batch_tokens", "n_batch", reload=False, of=ChunkOptions, declared=BenchOptions

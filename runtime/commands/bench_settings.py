@@ -76,6 +76,9 @@ def load_options(setting: dict[str, Any], device: torch.device) -> LoadOptions:
         expert_reduction=setting["ser"] or None,
         merge_gate_up=setting["muge"],
         mla=setting["mla_attn"],
+        sparse_attention=setting["dsa"],
+        swa_full=setting["swa_full"],
+        cache_size=setting["cache_size"],
     )
 
 

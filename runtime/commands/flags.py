@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import printable
+from ...errors import UsageError, printable
 from ...formats.commands.progress import count_of, duration, on_one_line
 from ..options import LoadOptions
 from ..text_options import ChunkOptions
@@ -99,9 +99,14 @@ def note_unused(args: argparse.Namespace, load: LoadOptions, device: torch.devic
 def on_one_device(
     args: argparse.Namespace, why: str = "this command looks at products of the whole model"
 ) -> None:
-    """Undo -sm graph and data in a command that runs in one process, and say so and why."""
+    """Undo -sm graph and data in a command that runs in one process, and say so and why. UsageError
+    for several devices.
+    """
+    from ..parallel.device_list import listed_gpus
     from ..parallel.modes import has_ranks
 
+    if listed_gpus(args.device):
+        raise UsageError(f"-dev {args.device} names several GPUs, expected one: {why}")
     if has_ranks(args.split_mode):
         note(f"-sm {args.split_mode}", why)
         args.split_mode = args.tensor_split = args.max_gpu = None

@@ -43,6 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-display-prompt", action="store_true", help="print only what is generated"
     )
     parser.add_argument(
+        "--display-prompt",
+        action="store_false",
+        dest="no_display_prompt",
+        help=argparse.SUPPRESS,
+    )
+    parser.add_argument(
         "--no-escape", action="store_true", help="take backslashes in -p and -r as they are"
     )
     conversation = parser.add_argument_group("conversation")

@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import UsageError, printable
 
@@ -19,13 +20,15 @@ _PREFIX = "without effect "
 @dataclass(frozen=True)
 class Ignored:
     """One flag. `expected`: what its values are, in words, None for a flag without a value, or with
-    0 or 1 in commands that take lists; `fits`: whether a text is one.
+    0 or 1 in commands that take lists; `fits`: whether a text is one. `bare`: the value of the flag
+    without a word, None where one is needed.
     """
 
     spellings: tuple[str, ...]
     why: str
     expected: str | None = None
     fits: Callable[[str], bool] | None = None
+    bare: str | None = None
 
     @property
     def flag(self) -> str:
@@ -57,6 +60,7 @@ def _matching(pattern: str, expected: str) -> tuple[str, Callable[[str], bool]]:
 
 
 _MOST = 2**31 - 1
+_SWITCH = _one_of("on", "off", "auto")
 _PART = r"(\d+(\.\d*)?|\.\d+)"
 _RANKS = "with -sm graph every GPU has its own process, and its own graphs"
 _PAGES = "weights on the CPU are read through the page cache"
@@ -65,6 +69,10 @@ _GRAPHS = (
     "on a GPU a step is one graph unless a layer takes a slower path (--verbose), on the CPU there"
     " are none"
 )
+_SEQUENCE = "there is one sequence"
+_NO_SHIFT = "a context is never shifted"
+_THERE = "a layer computes where its weights are"
+_TEXT_ONLY = "only text is read"
 _CUDA = "fusion|offload-batch-size|mmq-id-size|fa-offset|graphs|enable-p2p"
 
 IGNORED = (
@@ -133,48 +141,103 @@ IGNORED = (
         "-ub says how many tokens go through the model at a time",
         *_number(1, _MOST),
     ),
-    Ignored(("--no-warmup", "--warmup"), "nothing is warmed up"),
-    Ignored(("-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"), "a cache is where its layer is"),
-    Ignored(("--no-op-offload", "--op-offload"), "a layer computes where its weights are"),
+    Ignored(("--no-warmup",), "nothing is warmed up"),
+    Ignored(("--warmup",), "benchmarks warm up unless --no-warmup is given, and nothing else does"),
+    Ignored(("-nkvo", "--no-kv-offload"), "a cache is where its layer is"),
+    Ignored(("-kvo", "--kv-offload"), "a cache is where its layer is"),
+    Ignored(("--no-op-offload", "-nopo", "--op-offload"), _THERE),
+    Ignored(
+        ("-op", "--offload-policy"),
+        _THERE,
+        *_matching(r"-?\d{1,5},[01](,-?\d{1,5},[01])*", "pairs such as -1,0"),
+    ),
+    Ignored(
+        ("-ooae", "--offload-only-active-experts", "-no-ooae", "--no-offload-only-active-experts"),
+        "experts on the CPU are copied to the GPU layer by layer, and for prompts only",
+    ),
     Ignored(("--mlock",), _PAGES),
     Ignored(("-dio", "--direct-io", "-ndio", "--no-direct-io"), _PAGES),
-    Ignored(("--no-host",), "a layer computes where its weights are"),
-    Ignored(("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"), "there is one sequence"),
+    Ignored(("--no-host",), _THERE),
+    Ignored(
+        ("-lm", "--load-mode"),
+        _PAGES,
+        *_one_of("auto", "none", "mmap", "mlock", "mmap+mlock", "dio"),
+    ),
+    Ignored(("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"), _SEQUENCE),
+    Ignored(
+        ("-np", "--parallel", "-ns", "--sequences"),
+        _SEQUENCE,
+        *_matching("0*1", f"1: {_SEQUENCE}"),
+    ),
+    Ignored(("-cb", "--cont-batching", "-nocb", "--no-cont-batching"), _SEQUENCE),
     Ignored(("--no-mmap", "--mmap"), _PAGES),
     Ignored(
         ("--numa",), _THREADS, *_one_of("distribute", "isolate", "numactl", "interleave", "mirror")
     ),
-    Ignored(("--prio",), _THREADS, *_number(-1, 3)),
-    Ignored(("--poll",), "threads that wait do not poll", *_number(0, 100)),
+    Ignored(("--prio", "--prio-batch"), _THREADS, *_number(-1, 3)),
+    Ignored(("--poll", "--poll-batch"), "threads that wait do not poll", *_number(0, 100)),
     Ignored(
-        ("-C", "--cpu-mask"),
+        ("-C", "--cpu-mask", "-Cb", "--cpu-mask-batch"),
         _THREADS,
         *_matching(r"(0[xX])?[0-9a-fA-F]{1,256}", "a hexadecimal mask"),
     ),
     Ignored(
-        ("-Cr", "--cpu-range"),
+        ("-Cr", "--cpu-range", "-Crb", "--cpu-range-batch"),
         _THREADS,
         *_matching(r"(?=.*\d)\d{0,5}-\d{0,5}", "a range such as 0-7"),
     ),
-    Ignored(("--cpu-strict",), _THREADS, *_number(0, 1)),
+    Ignored(("--cpu-strict", "--cpu-strict-batch"), _THREADS, *_number(0, 1)),
     Ignored(("-thp", "--transparent-huge-pages"), "that is up to the system"),
     Ignored(("--simple-io",), "lines are read as they come"),
-    Ignored(("--no-perf", "--perf"), "times are always printed at the end"),
-    Ignored(("--no-context-shift",), "a context is never shifted"),
+    Ignored(
+        ("--no-perf", "--perf", "--show-timings", "--no-show-timings"),
+        "times are always printed at the end",
+    ),
+    Ignored(("--no-context-shift",), _NO_SHIFT),
+    Ignored(
+        ("--context-shift",),
+        _NO_SHIFT,
+        *_matching("off|0", f"off: {_NO_SHIFT}"),
+        bare="on",
+    ),
+    Ignored(("--keep",), _NO_SHIFT, *_number(-1, _MOST)),
+    Ignored(("-fitc", "--fit-ctx"), "--fit does not change the context", *_number(0, _MOST)),
+    Ignored(
+        ("-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
+        "what is kept to cut a sequence back is up to the model",
+        *_number(0, _MOST),
+    ),
+    Ignored(("-cram", "--cache-ram"), "only one conversation is kept", *_number(-1, _MOST)),
+    Ignored(("-bs", "--backend-sampling"), "on a GPU the usual samplers run there anyway"),
+    Ignored(
+        ("--spec-type",),
+        "a token is generated at a time",
+        *_matching("none", "none: there is no speculative decoding"),
+    ),
+    Ignored(("--no-mmproj", "--no-mmproj-auto", "--mmproj-auto"), _TEXT_ONLY),
+    Ignored(("--mmproj-offload", "--no-mmproj-offload"), _TEXT_ONLY),
+    Ignored(("--skip-chat-parsing",), "answers are printed as they come"),
+    Ignored(("--display-prompt", "--no-display-prompt"), "only `iqforge generate` prints a prompt"),
     Ignored(("-rcache", "--rope-cache"), "angles are computed once for all layers anyway"),
     Ignored(
         ("-dt", "--defrag-thold"),
         "a cache has no holes",
         *_matching("-?" + _PART, "a number such as 0.1"),
     ),
-    Ignored(("--log-prefix", "--log-timestamps"), "messages are printed as they are"),
+    Ignored(
+        ("--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"),
+        "messages are printed as they are",
+    ),
+    Ignored(
+        ("--log-colors",), "only errors have colours: NO_COLOR=1 turns them off", *_SWITCH, "auto"
+    ),
     Ignored(("--log-disable",), "only results go to stdout: redirect stderr"),
     Ignored(
         ("-lv", "--verbosity", "--log-verbosity"),
         "messages have no levels: --verbose adds some",
         *_number(-1, _MOST),
     ),
-    Ignored(("-co", "--color"), "text is printed without colours"),
+    Ignored(("-co", "--color"), "text is printed without colours", *_SWITCH, "auto"),
 )
 BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
 
@@ -190,11 +253,20 @@ def add_ignored_flags(parser: argparse._ActionsContainer, *, with_values: bool =
         parser.add_argument(
             *(spelling for spelling in ignored.spellings if spelling not in known),
             action=_Given,
-            nargs=None if ignored.expected else "?" if with_values else 0,
+            **_taken(ignored, with_values),
             dest=_PREFIX + ignored.flag,
             help=argparse.SUPPRESS,
             default=argparse.SUPPRESS,
         )
+
+
+def _taken(ignored: Ignored, with_values: bool) -> dict[str, Any]:
+    """Return how many words follow the flag, and what it stands for without one."""
+    if ignored.bare is not None:
+        return {"nargs": "?", "const": ignored.bare}
+    if ignored.expected:
+        return {}
+    return {"nargs": "?" if with_values else 0}
 
 
 def given(args: argparse.Namespace) -> Iterator[Ignored]:

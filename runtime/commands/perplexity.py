@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...errors import EvaluationError, UsageError, printable
+from ...errors import EvaluationError, UsageError, printable, utf_8
 from ..options import LoadOptions
 from ..text_options import PerplexityOptions
 from .flags import (
@@ -24,6 +24,7 @@ from .flags import (
     note,
     open_model,
 )
+from .prompt_flags import unescape
 from .tasks import TASKS, add_task_flags, score_tasks, task_kind
 from .watch import watched
 
@@ -43,6 +44,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_model_flag(parser)
     add_chunk_flags(parser, several_texts=True)
+    parser.add_argument(
+        "-p",
+        "--prompt",
+        type=utf_8,
+        metavar="TEXT",
+        help="the text itself, instead of -f; \\n, \\t, \\\\ and the like are replaced unless"
+        " --no-escape",
+    )
+    parser.add_argument(
+        "--no-escape", action="store_true", help="take backslashes in -p as they are"
+    )
+    parser.add_argument("-e", "--escape", action="store_true", help=argparse.SUPPRESS)
     PerplexityOptions.add_flags(
         parser, only=("kl_divergence_base", "kl_divergence", "kl_divergence_compact")
     )
@@ -76,10 +89,13 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError("-bf is the file of --multiple-choice")
     base = options.kl_divergence_base
     _check_bases(args, options)
+    if texts and args.prompt is not None:
+        raise UsageError("-f TEXT or -p TEXT, not both")
+    _prompt(args)
     if options.kl_divergence:
         return
-    if not texts:
-        raise UsageError("-f TEXT is needed")
+    if not texts and args.prompt is None:
+        raise UsageError("-f TEXT or -p TEXT is needed")
     for text in filter(can_be_read_again, texts):
         read_text(text)
     if base:
@@ -110,7 +126,7 @@ def run(args: argparse.Namespace, api) -> int:
 
     check(args)
     options = PerplexityOptions.from_flags(args)
-    texts = args.file or []
+    texts, prompt = args.file or [], _prompt(args)
     kind = task_kind(args, options, texts)
     _say_unused(args, options, kind)
     if kind:
@@ -132,7 +148,7 @@ def run(args: argparse.Namespace, api) -> int:
         watched(model, "first pass", [(rows, 1)], every=float("inf")),
     ):
         if options.kl_divergence:
-            _note_other_texts(model, base or "", texts)
+            _note_other_texts(model, base or "", texts, prompt)
             _compare(api, model, None, options, load)
         elif against:
             words = argparse.Namespace(**vars(args) | {"model": against})
@@ -140,17 +156,22 @@ def run(args: argparse.Namespace, api) -> int:
             with open_model(
                 words, api, rows=rows, chunk=options.n_ctx, name=name, is_first=False
             ) as other:
-                for text in texts:
-                    name = text if len(texts) > 1 else ""
+                for text in texts or [None]:
+                    name = text if text and len(texts) > 1 else ""
                     with _named(name):
-                        _compare(api, model, text, options, load, against=other, name=name)
+                        _compare(api, model, text, options, load, prompt, against=other, name=name)
         else:
             if options.ppl_stride:
                 _say_windows(model, options)
-            for text in texts:
-                with _named(text if len(texts) > 1 else ""):
-                    _measure(args, api, model, text, options, load)
+            for text in texts or [None]:
+                with _named(text if text and len(texts) > 1 else ""):
+                    _measure(args, api, model, text, options, load, prompt)
     return 0
+
+
+def _prompt(args: argparse.Namespace) -> str | None:
+    """Return the text of -p. UsageError for backslashes in it that are no UTF-8."""
+    return args.prompt if args.prompt is None or args.no_escape else unescape(args.prompt)
 
 
 def _say_windows(model: Model, options: PerplexityOptions) -> None:
@@ -175,24 +196,13 @@ def _named(text: str) -> Iterator[None]:
         raise
 
 
-def _note_other_texts(model: Model, base: str | os.PathLike, texts: list[str]) -> None:
-    """Print a note for each text that is not the one that the base file holds."""
-    from ..evaluate.base_file import holds_text
-    from ..evaluate.chunks import read_text
-    from ..evaluate.compact_base import open_base
-
-    opened = open_base(base)
-    for text in texts:
-        if not holds_text(opened.tokens, model.tokenizer.encode(read_text(text))):
-            note(f"-f {printable(text, 400)}", f"{printable(base, 400)} holds another text")
-
-
 def _compare(
     api,
     model: Model,
     text: str | None,
     options: PerplexityOptions,
     load: LoadOptions,
+    prompt: str | None = None,
     *,
     against: Model | None = None,
     name: str = "",
@@ -208,6 +218,7 @@ def _compare(
     result = api.measure_perplexity(
         model,
         text,
+        prompt=prompt,
         options=options,
         against=against,
         progress=RunningOutput(chunks_per_pass(options, load), False),
@@ -223,38 +234,30 @@ def _measure(
     args: argparse.Namespace,
     api,
     model: Model,
-    text: str,
+    text: str | None,
     options: PerplexityOptions,
     load: LoadOptions,
+    prompt: str | None,
 ) -> None:
     from ..evaluate import report
 
-    several = len(args.file) > 1
+    named = text if text and len(args.file) > 1 else ""
     result = api.measure_perplexity(
         model,
         text,
+        prompt=prompt,
         options=options,
         progress=RunningOutput(
-            chunks_per_pass(options, load), args.ppl_output_type == 0 and not several
+            chunks_per_pass(options, load), args.ppl_output_type == 0 and not named
         ),
     )
     if args.ppl_output_type == 1:
         line = report.strided_line if options.ppl_stride else report.running_line
         print("\n".join(map(line, result.running)))
-    if several:
-        print(report.text_line(text, result), flush=True)
+    if named:
+        print(report.text_line(named, result), flush=True)
     elif not options.ppl_stride:
         print(report.final_estimate(result))
-
-
-def _check_base(base, model: str, texts: list[str], options: PerplexityOptions) -> None:
-    from ...formats.output import refuse_same_file
-
-    if len(texts) > 1:
-        raise UsageError("a base file holds one text: give one -f with --kl-divergence-base")
-    if options.ppl_stride:
-        raise UsageError("a base file has no windows that overlap: not with --ppl-stride")
-    refuse_same_file(base, (model, *texts))
 
 
 def _check_bases(args: argparse.Namespace, options: PerplexityOptions) -> None:
@@ -273,6 +276,31 @@ def _check_bases(args: argparse.Namespace, options: PerplexityOptions) -> None:
         raise UsageError(f"--kl-divergence-against and {other} cannot be given together")
     if options.kl_divergence and options.ppl_stride:
         raise UsageError("--kl-divergence and --ppl-stride cannot be given together")
+
+
+def _check_base(base, model: str, texts: list[str], options: PerplexityOptions) -> None:
+    from ...formats.output import refuse_same_file
+
+    if len(texts) > 1:
+        raise UsageError("a base file holds one text: give one -f with --kl-divergence-base")
+    if options.ppl_stride:
+        raise UsageError("a base file has no windows that overlap: not with --ppl-stride")
+    refuse_same_file(base, (model, *texts))
+
+
+def _note_other_texts(
+    model: Model, base: str | os.PathLike, texts: list[str], prompt: str | None
+) -> None:
+    """Print a note for each text that is not the one that the base file holds."""
+    from ..evaluate.base_file import holds_text
+    from ..evaluate.chunks import read_text
+    from ..evaluate.compact_base import open_base
+
+    opened = open_base(base)
+    given = {f"-f {printable(text, 400)}": read_text(text) for text in texts}
+    for flag, text in (given if prompt is None else {"-p": prompt}).items():
+        if not holds_text(opened.tokens, model.tokenizer.encode(text)):
+            note(flag, f"{printable(base, 400)} holds another text")
 
 
 def _say_unused(args: argparse.Namespace, options: PerplexityOptions, kind: str | None) -> None:

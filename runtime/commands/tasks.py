@@ -62,7 +62,7 @@ def task_kind(args: argparse.Namespace, options: PerplexityOptions, texts: list[
     if others:
         raise UsageError(f"--{kind} and {others[0]} cannot be given together")
     files = texts + [args.binary_file] * (args.binary_file is not None)
-    if len(files) != 1:
+    if len(files) != 1 or args.prompt is not None:
         raise UsageError(f"--{kind} needs one file of tasks: -f FILE")
     if args.binary_file and kind != "multiple-choice":
         raise UsageError("-bf is the file of --multiple-choice")

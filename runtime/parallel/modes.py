@@ -106,7 +106,7 @@ def planned_split(
         return Split("none", why="everything is on the CPU, and -ts names no shares")
     shares = given or (1.0,) * n_gpus
     if on_gpu and len(shares) > n_gpus:
-        raise UsageError(f"-ts has shares for {len(shares)} GPUs, here are {n_gpus}")
+        raise UsageError(f"-ts or -dev asks for {len(shares)} GPUs, here are {n_gpus}")
     devices = [i for i, share in enumerate(shares) if share > 0]
     if (main := options.main_gpu) is not None and on_gpu:
         if main not in devices:

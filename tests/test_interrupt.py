@@ -1,0 +1,145 @@
+"""Ctrl-C at any moment: exit status 130, one line, and no output that is not complete."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import iqforge
+import pytest
+
+DEMO = Path(iqforge.__file__).parent / "demo" / "model"
+# Python's own start cannot be covered: the line says that it is over.
+START = "import iqforge.__main__ as program; print('started', flush=True); program.run()"
+MOMENTS = 20
+
+
+def started(code: str, *words: str) -> subprocess.Popen:
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None and child.stdout.readline() == "started\n"
+    return child
+
+
+def replaced(body: str) -> str:
+    """A program whose `main` is this."""
+    return (
+        "import atexit, os, signal, sys, threading, time\n"
+        "import iqforge.__main__ as program\n"
+        "import iqforge.cli\n"
+        f"def main():\n{body}\n"
+        "iqforge.cli.main = main\n"
+        "program.run()\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert", str(DEMO), "--outfile", "OUT"],
+        ["quantize", str(DEMO), "OUT", "IQ4_K"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_at_many_moments(words, tmp_path):
+    out = tmp_path / "out.gguf"
+    words = [str(out) if word == "OUT" else word for word in words]
+    begun = time.monotonic()
+    child = started(START, *words)
+    child.communicate(timeout=600)
+    assert child.returncode == 0
+    whole, length, statuses = out.read_bytes(), time.monotonic() - begun, []
+    for moment in range(MOMENTS):
+        out.unlink(missing_ok=True)
+        child = started(START, *words)
+        time.sleep(length * moment / MOMENTS)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=600)
+        statuses.append(child.returncode)
+        assert child.returncode in (0, 130), (moment, child.returncode, err)
+        assert "Traceback" not in err and "Exception ignored" not in err, (moment, err)
+        if out.exists():
+            assert out.read_bytes() == whole
+        else:
+            assert child.returncode == 130 and "interrupted" in err, (moment, err)
+    assert statuses[0] == 130
+
+
+def test_an_interrupt_that_passes_code_made_from_a_text(tmp_path):
+    """Python then ends by the signal, whatever the exit status of a module was to be."""
+    code = replaced(
+        "    try:\n"
+        "        exec('os.kill(os.getpid(), signal.SIGINT)')\n"
+        "    except KeyboardInterrupt:\n"
+        "        return 130"
+    )
+    (tmp_path / "program.py").write_text(code)
+    words = [sys.executable, "-m", "program"]
+    assert subprocess.run(words, cwd=tmp_path, timeout=60).returncode == 130
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "threading.Thread(target=time.sleep, args=(60,)).start()",
+        "atexit.register(time.sleep, 60)",
+    ],
+)
+@pytest.mark.parametrize("status", [0, 1])
+def test_while_the_process_ends(ending, status):
+    code = replaced(f"    {ending}\n    print('started', flush=True)\n    return {status}")
+    child = started(code)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert (child.returncode, err) == (130, "")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_when_everything_has_ended(status):
+    """Python has given the signal its default action by then."""
+    late = (
+        "    class Late:\n"
+        "        def __del__(self, kill=os.kill, pid=os.getpid(), number=int(signal.SIGINT)):\n"
+        "            kill(pid, number)\n"
+        "    sys.late = Late()\n"
+        f"    return {status}"
+    )
+    assert subprocess.run([sys.executable, "-c", replaced(late)], timeout=60).returncode == status
+
+
+def test_while_the_command_line_is_imported():
+    code = (
+        "import builtins, iqforge.__main__ as program\n"
+        "usual = builtins.__import__\n"
+        "def interrupted(name, *more):\n"
+        "    if name == 'cli':\n"
+        "        raise KeyboardInterrupt\n"
+        "    return usual(name, *more)\n"
+        "builtins.__import__ = interrupted\n"
+        "program.run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "\niqforge: interrupted\n")
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 130])
+def test_other_endings_keep_their_status(status):
+    returned = replaced(f"    print('said')\n    return {status}")
+    raised = replaced(f"    print('said')\n    raise SystemExit({status})")
+    for code in (returned, raised):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (status, "said\n", "")
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    code = replaced("    time.sleep(0.1)\n    os.kill(os.getpid(), signal.SIGINT)\n    return 0")
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + code
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
