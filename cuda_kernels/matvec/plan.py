@@ -145,7 +145,7 @@ def plan(
         return whole
 
     # Short stages, so that two or more of a warp are on their way: as long as they can be then,
-    # each with several slots, and equally long (docs/benchmarks/cuda-kernels.md).
+    # each with several slots, and equally long (docs/benchmarks/cuda-history/products.md).
     ahead = [
         divided
         for parts in range(1, n + 1)

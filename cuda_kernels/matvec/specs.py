@@ -38,7 +38,7 @@ _ROLLED_EXPERTS = ("IQ3_KT", "IQ5_K", "IQ5_KS", "IQ6_K", "Q8_K_R8", "Q8_K_R16")
 _ROLLED = ("IQ2_KT",)
 # Types whose products of a layer's input and of attention let the next launch start only when the
 # preceding one has ended. If it starts earlier, its first weights delay their activations
-# (docs/benchmarks/cuda-kernels.md).
+# (docs/benchmarks/cuda-history/products.md).
 _LATE = ("IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ4_XS", "IQ5_K", "Q4_0", "Q4_K")
 
 

@@ -30,7 +30,7 @@ from .scores import attend_in_memory
 CHOSEN_ROWS = 512  # rows at a time that attend to chosen positions
 _LOG2E = 1.4426950408889634
 
-# Measured by benchmarks/latent_prompts.py, see docs/benchmarks/cuda-kernels.md.
+# Measured by benchmarks/latent_prompts.py, see docs/benchmarks/cuda-history/attention.md.
 FEWEST_KEYS = 1 << 19  # positions times heads: below, launches take longer than the naive form
 KEYS_OF_QUERY = 1 << 15  # for each query, for the same reason
 MOST_QUERIES = 64
