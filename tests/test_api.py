@@ -25,6 +25,7 @@ SHARED = {
     "source",
     "models",
     "outputs",
+    "quantize_run",
     "rounding",
     "sequential",
     "calibration",

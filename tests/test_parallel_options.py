@@ -508,7 +508,7 @@ def test_what_is_no_file_to_read_is_not_looked_for(words, monkeypatch, tmp_path)
             "perplexity -m here.gguf -f here.txt --kl-divergence-against here.txt",
             "here.txt, at byte 0: not a GGUF file",
         ),
-        ("perplexity -m here.gguf", "-f TEXT is needed"),
+        ("perplexity -m here.gguf", "-f TEXT or -p TEXT is needed"),
         ("perplexity -m here.gguf -f /dev/stdin", "/dev/stdin can be read by one process only"),
         ("generate -m here.gguf -f pipe", "pipe can be read by one process only, -sm graph has 2"),
         ("perplexity -m here.gguf -f latin.txt", "latin.txt, at byte 1: the text is not UTF-8"),
