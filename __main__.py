@@ -41,9 +41,9 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def _end(status: int) -> None:
-    """Prevent that Python ends by the signal: it gives SIGINT its default action now, and if an
-    interrupt has passed through code that was compiled from a text (as dataclasses are), it sends
-    itself that signal, although the interrupt was caught.
+    """Keep Python from ending by the signal. It now gives SIGINT its default action; and if an
+    interrupt has passed through code that `exec` runs (dataclasses are made by it), Python sends
+    itself that signal even though the interrupt was caught.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if status == INTERRUPTED:

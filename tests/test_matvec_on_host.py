@@ -294,6 +294,20 @@ def test_pairs_of_rows(build):
         assert_close(out, normed(h, w) @ weights(m)[0].T)
 
 
+@pytest.mark.parametrize("position", [0, 9])
+def test_a_product_that_knows_the_position(build, position):
+    """The result is the same on both sides of where attention may start at once."""
+    type, cols = ggml_type("IQ4_K"), 768
+    cut = plan(type, cols, 1, mp.NORM_MATVEC)
+    m, h, w, out = matrix("IQ4_K", 22, cols), draw(1, cols), draw(cols, seed=2), torch.zeros(1, 22)
+    spec = quantized_spec(type, cols, 1, mp.NORM_MATVEC, cut, 1, options=("LATE_BELOW",))
+    library = build(spec, f"{DENSE}, const int* position, int below")
+    none = [None, None, 0, 0, 0] * 2
+    at = torch.tensor([position], dtype=torch.int32)
+    start(library, cut, 1, [m], h, w, EPS, m.data, out, m.rows, 0, m.rows, *none, at, 5)
+    assert_close(out, normed(h, w) @ weights(m)[0].T)
+
+
 def test_rows_are_taken_in_pairs_where_no_warp_has_more_of_them():
     here, type = mp.DeviceLimits(132, LIMIT, 114 << 10, 112 << 10), ggml_type("IQ4_KT")
 

@@ -63,8 +63,9 @@ class StepAttention:
         self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
 
     def _full_from(self, processors: int) -> int | None:
-        """Return the positions from which on there is a block for every multiprocessor, or for all
-        of them that whole heads leave; None if there never is, or if not by warp.
+        """Return the number of positions from which on every multiprocessor has a block, but for
+        the few that are left over because all heads have the same number of blocks. None if that
+        never is so, and for kernels without tiles of warps.
         """
         _, part, _, _, splits, _ = self._pieces[0]
         blocks = (splits + 1) * part.kv_heads

@@ -67,8 +67,8 @@ def norm_matvec(
     """
     groups = _by_type(matrices, outs)
     for group in groups:
-        next = attention if group is groups[-1] else None
-        _product(NORM_MATVEC, h, norm_weight, eps, group, pdl, join=join, attention=next)
+        following = attention if group is groups[-1] else None
+        _product(NORM_MATVEC, h, norm_weight, eps, group, pdl, join=join, attention=following)
         h, join = (h, None) if join is None else (join.out, None)
 
 

@@ -65,8 +65,7 @@ def quantized_spec(
     JOINS, SCALED and LATE_BELOW, as in matvec.cu. gating: how kinds with a gate join their
     products. biased, scaled: experts have biases or scales. shared: slots of a shared expert;
     shared_scaled: its matrices have scales. some_absent: experts of other devices, with negative
-    ids, take no time.
-    one_token: of experts; n is the number of tokens for other kinds.
+    ids, take no time. one_token: experts of one token; for other kinds n is the number of tokens.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -127,9 +126,10 @@ def is_late(type: GGMLType, n: int, kind: int, bf16: bool, options: tuple[str, .
 
 
 def _is_paced(one_token: bool, kind: int, bf16: bool) -> bool:
-    """Return whether first stages are copied one after the other: after launches that wait for
-    activations beside these copies, and not where that was slower (output projections, gate and up)
-    or was not faster (several tokens).
+    """Return whether a launch fills its rings stage by stage, so that its copies do not hold up the
+    activations of the launch before. Not where that was slower (output projections, gate and up) or
+    not faster (several tokens). bf16: x of MATVEC_ADD is the result of GATE_UP, so this is down;
+    down with x in float32, after gate and up of two types, was not measured.
     """
     return one_token and (kind in (NORM_MATVEC, EXPERT_DOWN) or (kind == MATVEC_ADD and bf16))
 
