@@ -3,6 +3,7 @@
 #include "attention/encode.cuh"
 
 #ifndef ON_HOST
+#include "units/policy.cuh"
 // 16 positions x 16 elements of V as the left operand, elements as rows.
 __device__ __forceinline__ void load_a_turned(u32 (&a)[4], const char* at, int stride, int lane) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -21,7 +22,8 @@ __device__ __forceinline__ u32 turned(u32 x) {
 template <int BYTES>
 __device__ __forceinline__ void copy_or_clear(char* to, const u8* from, bool there) {
     const u32 at = (u32)__cvta_generic_to_shared(to), n = there ? BYTES : 0;
-    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(n) : "memory");
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(at), "l"(from), "r"(n), "l"(evict_first()) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(n) : "memory");
 }
 #endif

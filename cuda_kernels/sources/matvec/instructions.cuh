@@ -2,6 +2,7 @@
 // (tests/block_on_host.hpp).
 #pragma once
 #ifndef UNITS_ON_HOST
+#include "units/policy.cuh"
 
 DEV void wait_for_predecessor() {   // before anything that an earlier kernel wrote is read, and before anything is written
 #if __CUDA_ARCH__ >= 900
@@ -54,14 +55,15 @@ DEV int dp4a_ss(int a, int b, int c) { int d; asm("dp4a.s32.s32 %0, %1, %2, %3;"
 
 // Copies from global to shared memory that continue while the thread does: started (by lanes with `wanted`, without a branch), put in groups,
 // waited for but for the last PENDING groups. With `lines`, L2 takes in whole lines of 128 bytes: the
-// fastest on an H200, where asking for 256 loses a tenth of the bandwidth (benchmarks/reads.py).
+// fastest on an H200, where asking for 256 loses a tenth of the bandwidth (benchmarks/reads.py). Nobody reads weights a second time
+// in a step, so L2 replaces them first.
 DEV void copy16(uint32_t to, const uint8_t* from, bool wanted, bool lines) {
   if (lines)
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}"
-                 :: "r"(to), "l"(from), "r"((uint32_t)wanted) : "memory");
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %3;}"
+                 :: "r"(to), "l"(from), "r"((uint32_t)wanted), "l"(evict_first()) : "memory");
   else
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}"
-                 :: "r"(to), "l"(from), "r"((uint32_t)wanted) : "memory");
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %3;}"
+                 :: "r"(to), "l"(from), "r"((uint32_t)wanted), "l"(evict_first()) : "memory");
 }
 DEV void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEV void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }

@@ -1,0 +1,10 @@
+// How L2 is to keep what is read from memory.
+#pragma once
+
+// It replaces these lines first: for what nobody reads a second time in a step, which are weights and rows of the cache. What the next launch
+// reads stays there (docs/benchmarks/cuda-history/products.md, version 15).
+static __device__ __forceinline__ unsigned long long evict_first() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
