@@ -45,8 +45,7 @@ def main() -> int:
     if args.serve:
         serve(args.words[0], args.device, args.n_prompt, args.n_gen)
         return 0
-    versions = dict(word.split("=", 1) for word in args.words if "=" in word)
-    models = [word for word in args.words if "=" not in word]
+    versions, models = versions_and_models(args.words)
     if not versions or not models:
         parser.error("at least one NAME=FOLDER and one model are needed")
     for name, folder in versions.items():
@@ -66,6 +65,18 @@ def main() -> int:
             with args.json.open("a") as file:
                 file.write(json.dumps({"model": model, "samples": found}) + "\n")
     return 1 if failed else 0
+
+
+def versions_and_models(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return folders by name, and models. A model may have options, such as `:IQ4_K,layers=8`."""
+    versions, models = {}, []
+    for word in words:
+        name, is_named, folder = word.partition("=")
+        if is_named and ":" not in name:
+            versions[name] = folder
+        else:
+            models.append(word)
+    return versions, models
 
 
 def in_turn(model: str, versions: dict[str, str], args: argparse.Namespace) -> dict[str, Samples]:

@@ -59,7 +59,7 @@ def measure(name: str, type_name: str) -> str:
         finally:
             mp.plan = as_is
         figures.append(f"{parts}: {us:.2f}{'*' * (cut == taken)}")
-    specs.quantized_spec.cache_clear()
+    specs.product_spec.cache_clear()
     return f"| {name} | {type_name} | {nbytes / 1e6:.1f} | {', '.join(figures)} |"
 
 

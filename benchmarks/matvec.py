@@ -186,7 +186,7 @@ def main() -> None:
                 for (module, name), value in as_is.items():
                     setattr(module, name, changes.get(name, value))
                 matvec_plan.plan.cache_clear()
-                matvec_specs.quantized_spec.cache_clear()
+                matvec_specs.product_spec.cache_clear()
                 parts = {
                     name: (microseconds(run, 64), products.bytes[name])
                     for name, run in products.run.items()

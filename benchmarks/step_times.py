@@ -107,7 +107,7 @@ def measure(model: str, device: torch.device, runs: int, n_gen: int) -> dict[str
     from iqforge.cuda_kernels.step import router
 
     stamps = Stamps(device)
-    originals = [(module, "quantized_spec") for module in (products, experts)]
+    originals = [(module, "product_spec") for module in (products, experts)]
     originals.append((router, "router_spec"))
     kept = [(module, name, getattr(module, name)) for module, name in originals]
     for module, name, function in kept:

@@ -31,13 +31,12 @@ from cuda_runtime import Figures, code, say
 def product_specs(shape_name: str, type_name: str, device: int) -> list:
     """The products of a step that depend on the type."""
     from iqforge.cuda_kernels.matvec import plan as mp
-    from iqforge.cuda_kernels.matvec.specs import quantized_spec
+    from iqforge.cuda_kernels.matvec.specs import product_spec
     from iqforge.formats.types import ggml_type
     from iqforge.runtime.bench.shapes import SHAPES
 
     s, type, here = SHAPES[shape_name], ggml_type(type_name), mp.limits(device)
-    if type.is_float:
-        return []
+    between = not type.is_float  # bf16 between gate and up, and down
     wanted = [
         (mp.NORM_MATVEC, s.width, 1, [s.n_heads * s.head, *2 * [s.n_kv_heads * s.head]], False),
         (mp.MATVEC_ADD, s.n_heads * s.head, 1, [s.width], False),
@@ -49,11 +48,11 @@ def product_specs(shape_name: str, type_name: str, device: int) -> list:
         ]
     else:
         wanted += [
-            (mp.GATE_UP, s.width, 1, [s.hidden], True),
-            (mp.MATVEC_ADD, s.hidden, 1, [s.width], True),
+            (mp.GATE_UP, s.width, 1, [s.hidden], between),
+            (mp.MATVEC_ADD, s.hidden, 1, [s.width], between),
         ]
     return [
-        quantized_spec(type, cols, n, kind, here.plan(type, cols, n, kind, rows), len(rows), bf16)
+        product_spec(type, cols, n, kind, here.plan(type, cols, n, kind, rows), len(rows), bf16)
         for kind, cols, n, rows, bf16 in wanted
     ]
 
@@ -156,12 +155,7 @@ def main() -> int:
         for name in packed_types()
         if supported(ggml_type(name)) and ggml_type(name).name != "F32"
     ]
-    rows = [
-        (shape, name)
-        for shape in args.shape
-        for name in types
-        if not (shape.startswith("qwen3") and ggml_type(name).is_float)
-    ]
+    rows = [(shape, name) for shape in args.shape for name in types]
     length = {"n_prompt": args.n_prompt} if args.prompts else {"n_gen": args.n_gen}
     about, device = {"precision": args.precision} | length, torch.device("cpu")
     if not args.table:

@@ -107,12 +107,21 @@ def test_versions_measured_in_turn(tmp_path, monkeypatch, capsys):
             f"    return [types.SimpleNamespace(test=test, avg_ts={speed})]\n"
         )
     script, found = FOLDER / "alternate.py", tmp_path / "found.jsonl"
-    words = [f"old={tmp_path}/old", f"new={tmp_path}/new", "gone", "m:Q8_0", "-p", "0", "-n", "4"]
+    words = [
+        f"old={tmp_path}/old",
+        f"new={tmp_path}/new",
+        "gone",
+        "m:Q8_0,layers=2",
+        "-p",
+        "0",
+        "-n",
+        "4",
+    ]
     monkeypatch.setattr(sys, "argv", [str(script), *words, "-r", "2", "--json", str(found)])
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(script), run_name="__main__")
     assert stopped.value.code == 1
     out = capsys.readouterr().out
-    assert "| m:Q8_0 tg4 | 100.0 | 98.0 (-2.0 %) |" in out and "gone" not in out
+    assert "| m:Q8_0,layers=2 tg4 | 100.0 | 98.0 (-2.0 %) |" in out and "gone" not in out
     samples = json.loads(found.read_text())["samples"]
     assert samples == {"old": {"tg4": [100.0, 100.0]}, "new": {"tg4": [98.0, 98.0]}}

@@ -2,14 +2,13 @@
 
 import shutil
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.common.gating import Gating
 from iqforge.cuda_kernels.matvec import plan as mp
-from iqforge.cuda_kernels.matvec.specs import float_expert_spec, quantized_spec
+from iqforge.cuda_kernels.matvec.specs import product_spec
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.specs import FFNSpec
@@ -69,9 +68,7 @@ def test_experts(build, name, cols, ff, changes, divided, some_absent):
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
     h, w, out = draw(n, width), draw(width, seed=2), torch.full((n, k, 7), float("nan"))
     start(
-        build(
-            quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, some_absent=some_absent), GATES
-        ),
+        build(product_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, some_absent=some_absent), GATES),
         cut,
         n,
         [gate, up],
@@ -99,7 +96,7 @@ def test_experts(build, name, cols, ff, changes, divided, some_absent):
     y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen]) * by[..., None] * used
     expected = to.double() + y.sum(1)
     start(
-        build(quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut, some_absent=some_absent), DOWN),
+        build(product_spec(type, ff, k, mp.EXPERT_DOWN, cut, some_absent=some_absent), DOWN),
         cut,
         n,
         [down],
@@ -128,7 +125,7 @@ def test_gate_and_up_of_two_types(build):
         type, m, bias = ggml_type(name), matrix(name, 7, cols, 5), draw(5, 7, seed=kind)
         cut = plan(type, cols, 1, kind)
         gating = Gating(spec.activation, spec.limit)
-        kernel = quantized_spec(type, cols, 1, kind, cut, gating=gating, biased=True)
+        kernel = product_spec(type, cols, 1, kind, cut, gating=gating, biased=True)
         data, stored = m.data, np.int64(m.total_rows)
         arguments = h, w, EPS, data, data, stored, 7, 0, ids, k, 7, bias, None, None, None
         start(build(kernel, GATES), cut, n, [m], *arguments, *NO_SHARED, np.int64(k * 7), out)
@@ -155,7 +152,7 @@ def test_experts_with_biases_and_scales(build, name, scaled, divided):
         return (y if scale is None else y * scale[chosen, None]) + bias[chosen]
 
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP)
-    kernel = quantized_spec(
+    kernel = product_spec(
         type,
         cols,
         1,
@@ -199,7 +196,7 @@ def test_experts_with_biases_and_scales(build, name, scaled, divided):
     cut = plan(type, ff, k, mp.EXPERT_DOWN, 9, **divided)
     y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen])
     expected = to.double() + (with_terms(y, bias, scale) * by[..., None] * used).sum(1)
-    kernel = quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut, biased=True, scaled=scaled)
+    kernel = product_spec(type, ff, k, mp.EXPERT_DOWN, cut, biased=True, scaled=scaled)
     start(
         build(kernel, DOWN),
         cut,
@@ -256,7 +253,7 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged, some_absent):
     expected = gated(FFNSpec(), *expected.chunk(2, -1)) * used
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **{**changes, "stage_rows": 2})
     options = {"biased": True, "some_absent": some_absent}
-    kernel = quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, shared=1, **options)
+    kernel = product_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, shared=1, **options)
     library, size = build(kernel, GATES), (np.int64(both.total_rows), 14, 7, ids, k, 7)
     for rows in (4, 21):
         if merged:
@@ -297,7 +294,7 @@ def test_a_shared_expert(build, name, ff, slots, changes, merged, some_absent):
     y = torch.einsum("nkc,nkrc->nkr", rounded(x[:, :k]), weights(down)[chosen]) + bias[chosen]
     always = (rounded(x) * by[..., None])[:, k:].flatten(1) @ weights(shared)[0].T
     expected = to.double() + (y * by[:, :k, None] * used).sum(1) + always
-    kernel = quantized_spec(type, ff, total, mp.EXPERT_DOWN, cut, shared=slots, **options)
+    kernel = product_spec(type, ff, total, mp.EXPERT_DOWN, cut, shared=slots, **options)
     arguments = x, down.data, np.int64(down.total_rows), 9, ids, by, bias, None, shared.data, to
     start(build(kernel, DOWN), cut, n, [down, shared], *arguments)
     assert_close(to, expected)
@@ -316,7 +313,7 @@ def test_experts_of_floats(build, name, merged):
     rounded. A row ends within the loads of a warp.
     """
     type, n, k, cols, ff, slots = ggml_type(name), 2, 3, 608, 352, 2
-    cut = SimpleNamespace(shared=4 * cols)
+    cut = plan(type, cols, 1, mp.EXPERT_GATE_UP)
     ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
     chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
     spec, rows = FFNSpec("swiglu_oai", limit=0.5), 21
@@ -342,9 +339,8 @@ def test_experts_of_floats(build, name, merged):
     gate, up = products[0].chunk(2, -1) if merged else products
     out, apart = torch.full((n, k * 7 + 1), float("nan")), torch.full((n, rows + 2), float("nan"))
     terms = {"biased": True, "scaled": True}
-    kernel = float_expert_spec(
-        type, cols, 1, mp.EXPERT_GATE_UP, Gating(spec.activation, spec.limit), shared=1, **terms
-    )
+    gating = Gating(spec.activation, spec.limit)
+    kernel = product_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, gating=gating, shared=1, **terms)
     start(
         build(kernel, GATES),
         cut,
@@ -383,8 +379,8 @@ def test_experts_of_floats(build, name, merged):
     y = (y * scale[chosen, None] + bias[chosen]) * by[:, :k, None] * used
     expected = to.double() + y.sum(1)
     expected += (x.double() * by[..., None])[:, k:].flatten(1) @ weights(shared)[0].T
-    kernel = float_expert_spec(type, ff, total, mp.EXPERT_DOWN, shared=slots, **terms)
-    cut, stored = SimpleNamespace(shared=4 * total * ff), np.int64(down.total_rows)
+    cut, stored = plan(type, ff, total, mp.EXPERT_DOWN, 9), np.int64(down.total_rows)
+    kernel = product_spec(type, ff, total, mp.EXPERT_DOWN, cut, shared=slots, **terms)
     arguments = x, down.data, stored, 9, ids, by, bias, scale, shared.data, to
     start(build(kernel, DOWN), cut, n, [down, shared], *arguments)
     assert_close(to, expected)
@@ -396,10 +392,11 @@ def test_gate_and_up_of_two_types_of_floats(build):
     chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
     h, w, out = draw(n, cols), draw(cols, seed=2), torch.full((n, k, 7), float("nan"))
     x = (h * w).double() / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
-    products, cut = [], SimpleNamespace(shared=4 * cols)
+    products = []
     for name, kind in (("BF16", mp.EXPERT_GATE), ("F16", mp.EXPERT_GATE_BY)):
         m, gating = matrix(name, 7, cols, 5), Gating(spec.activation, spec.limit)
-        kernel = float_expert_spec(ggml_type(name), cols, 1, kind, gating)
+        cut = plan(m.type, cols, 1, kind)
+        kernel = product_spec(m.type, cols, 1, kind, cut, gating=gating)
         data, stored = m.data, np.int64(m.total_rows)
         arguments = h, w, EPS, data, data, stored, 7, 0, ids, k, 7, None, None, None, None
         start(build(kernel, GATES), cut, n, [m], *arguments, *NO_SHARED, np.int64(k * 7), out)

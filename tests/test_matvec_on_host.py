@@ -9,7 +9,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.common.gating import Gating
 from iqforge.cuda_kernels.matvec import plan as mp
-from iqforge.cuda_kernels.matvec.specs import quantized_spec
+from iqforge.cuda_kernels.matvec.specs import product_spec
 from iqforge.formats.types import ggml_type
 
 from .matvec_host import DENSE, LIMIT, host_kernel, plan, start
@@ -34,6 +34,9 @@ CASES = [
     ("IQ2_KS", 1, 1280, {}),
     ("IQ1_BN", 1, 832, {}),
     ("IQ3_XXS", 1, 768, {}),
+    ("BF16", 1, 1120, {}),
+    ("F16", 3, 608, {"slots": 3}),
+    ("F32", 1, 352, {}),
 ]
 
 
@@ -54,7 +57,7 @@ def test_norm_matvec(build, name, n, cols, changes):
         a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)
     ]
     start(
-        build(quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE),
+        build(product_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE),
         cut,
         1,
         ms,
@@ -64,14 +67,14 @@ def test_norm_matvec(build, name, n, cols, changes):
         *arguments,
     )
     for m, out in zip(ms, outs, strict=True):
-        assert_close(out, normed(h, w) @ weights(m)[0].T)
+        assert_close(out, normed(h, w, type) @ weights(m)[0].T)
 
 
 def test_ranges_of_rows_without_a_norm(build):
     type, cols = ggml_type("Q8_0"), 1120
     cut, m, x = plan(type, cols, 2, mp.NORM_MATVEC), matrix("Q8_0", 20, cols), draw(2, cols)
     outs = [torch.full((2, rows), float("nan")) for rows in (13, 7)]
-    spec = quantized_spec(type, cols, 2, mp.NORM_MATVEC, cut, 3, options=("PLAIN",))
+    spec = product_spec(type, cols, 2, mp.NORM_MATVEC, cut, 3, options=("PLAIN",))
     parts = [m.data, outs[0], 13, 0, 20, m.data, outs[1], 7, 13, 20, None, None, 0, 0, 0]
     start(build(spec, DENSE), cut, 1, [m], x, None, EPS, *parts)
     assert_close(torch.cat(outs, 1), rounded(x) @ weights(m)[0].T)
@@ -90,17 +93,19 @@ def test_ranges_of_rows_without_a_norm(build):
         ("IQ3_KT", 2816, {}, False),
         ("IQ4_KT", 2816, {"stage_rows": 2}, False),
         ("Q2_K", 2816, {"stage_rows": 2}, True),
+        ("BF16", 2848, {}, True),
+        ("F32", 800, {}, False),
     ],
 )
 def test_matvec_add(build, name, cols, changes, biased):
     type, n = ggml_type(name), 1
     cut, m = plan(type, cols, n, mp.MATVEC_ADD, **changes), matrix(name, 20, cols)
     x, h, bias = draw(n, cols), draw(n, 20, seed=2), draw(20, seed=3) if biased else None
-    expected = h.double() + rounded(x) @ weights(m)[0].T
+    expected = h.double() + rounded(x, type) @ weights(m)[0].T
     if bias is not None:
         expected += bias
     start(
-        build(quantized_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE),
+        build(product_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE),
         cut,
         1,
         [m],
@@ -128,7 +133,7 @@ def test_bf16_in_between(build):
     )
     expected = h.double() + rounded(x) @ weights(m)[0].T
     start(
-        build(quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, bf16=True), DENSE),
+        build(product_spec(type, cols, 1, mp.MATVEC_ADD, cut, bf16=True), DENSE),
         cut,
         1,
         [m],
@@ -150,7 +155,7 @@ def test_bf16_in_between(build):
         torch.zeros(1, rows // 2, dtype=torch.bfloat16),
     )
     start(
-        build(quantized_spec(type, cols, 1, mp.GATE_UP, cut, bf16=True), DENSE),
+        build(product_spec(type, cols, 1, mp.GATE_UP, cut, bf16=True), DENSE),
         cut,
         1,
         [m],
@@ -185,7 +190,7 @@ def test_gate_up(build, merged):
     up = gate if merged else matrix("IQ4_K", ff, cols, seed=1)
     h, w, out = draw(1, cols), draw(cols, seed=2), torch.full((1, ff), float("nan"))
     start(
-        build(quantized_spec(type, cols, 1, mp.GATE_UP, cut), DENSE),
+        build(product_spec(type, cols, 1, mp.GATE_UP, cut), DENSE),
         cut,
         1,
         [gate, up],
@@ -216,45 +221,52 @@ JOINED = f"{DENSE}, const float* delta, const float* post, float post_eps, float
 
 
 @pytest.mark.parametrize(
-    ("n", "cols"), [(1, 768), pytest.param(1, 1280, marks=pytest.mark.full), (3, 1280)]
+    ("name", "n", "cols"),
+    [
+        ("IQ4_K", 1, 768),
+        ("BF16", 1, 800),
+        pytest.param("IQ4_K", 1, 1280, marks=pytest.mark.full),
+        ("IQ4_K", 3, 1280),
+    ],
 )
-def test_gelu_of_a_joined_stream(build, n, cols):
+def test_gelu_of_a_joined_stream(build, name, n, cols):
     """The stream is what the branch before and its norm make of it, whether a thread keeps its
     elements in registers or not, and is written once by all blocks together.
     """
-    type, ff, scale = ggml_type("IQ4_K"), 11, 0.75
+    type, ff, scale = ggml_type(name), 11, 0.75
     cut = plan(type, cols, n, mp.GATE_UP)
-    gate, up = matrix("IQ4_K", ff, cols), matrix("IQ4_K", ff, cols, seed=1)
+    gate, up = matrix(name, ff, cols), matrix(name, ff, cols, seed=1)
     h, w, out = draw(n, cols), draw(cols, seed=2), torch.full((n, ff), float("nan"))
     delta, post, to = draw(n, cols, seed=3), draw(cols, seed=4), torch.full((n, cols), float("nan"))
     joins, gelu = ("JOINS",), Gating("gelu")
-    spec = quantized_spec(type, cols, n, mp.GATE_UP, cut, options=joins, gating=gelu)
+    spec = product_spec(type, cols, n, mp.GATE_UP, cut, options=joins, gating=gelu)
     given = (gate.data, out, ff, 0, ff, up.data, out, ff, 0, ff, None, None, 0, 0, 0)
     start(build(spec, JOINED), cut, 1, [gate, up], h, w, EPS, *given, delta, post, 1e-6, scale, to)
     mean = delta.double().square().mean(-1, keepdim=True)
     stream = (h + delta / (mean + 1e-6).sqrt() * post) * scale
     assert_close(to, stream)
-    x = normed(to, w)  # of the same bits, as rounding to 8 bits depends on them
+    x = normed(to, w, type)  # of the same bits, as rounding to 8 bits depends on them
     g, u = (x @ weights(m)[0].T for m in (gate, up))
     assert_close(out, torch.nn.functional.gelu(g, approximate="tanh") * u)
 
 
-def test_matvec_set(build):
+@pytest.mark.parametrize("name", ["IQ4_K", "F16"])
+def test_matvec_set(build, name):
     """What was there is not read."""
-    type, cols, rows = ggml_type("IQ4_K"), 1280, 20
-    cut, m, x = plan(type, cols, 1, mp.MATVEC_ADD), matrix("IQ4_K", rows, cols), draw(1, cols)
+    type, cols, rows = ggml_type(name), 1280, 20
+    cut, m, x = plan(type, cols, 1, mp.MATVEC_ADD), matrix(name, rows, cols), draw(1, cols)
     out = torch.full((1, rows), float("nan"))
-    spec = quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, options=("SETS",))
+    spec = product_spec(type, cols, 1, mp.MATVEC_ADD, cut, options=("SETS",))
     given = (m.data, out, rows, 0, rows, *[None, None, 0, 0, 0] * 2)
     start(build(spec, DENSE), cut, 1, [m], x, None, 0.0, *given)
-    assert_close(out, rounded(x) @ weights(m)[0].T)
+    assert_close(out, rounded(x, type) @ weights(m)[0].T)
 
 
 def test_activations_that_are_tiny_or_huge(build):
     """Activations below 2^-120 count as 0. From 2^126 on, and for NaN, no result is finite."""
     type, cols, rows = ggml_type("Q8_0"), 1024, 20
     cut, m = plan(type, cols, 1, mp.MATVEC_ADD), matrix("Q8_0", rows, cols)
-    library = build(quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut), DENSE)
+    library = build(product_spec(type, cols, 1, mp.MATVEC_ADD, cut), DENSE)
 
     def product(x):
         h = torch.zeros(1, rows)
@@ -288,7 +300,7 @@ def test_pairs_of_rows(build):
     arguments = [
         a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)
     ]
-    spec = quantized_spec(type, cols, 1, mp.NORM_MATVEC, cut, 3)
+    spec = product_spec(type, cols, 1, mp.NORM_MATVEC, cut, 3)
     start(build(spec, DENSE), cut, 1, ms, h, w, EPS, *arguments)
     for m, out in zip(ms, outs, strict=True):
         assert_close(out, normed(h, w) @ weights(m)[0].T)
@@ -300,7 +312,7 @@ def test_a_product_that_knows_the_position(build, position):
     type, cols = ggml_type("IQ4_K"), 768
     cut = plan(type, cols, 1, mp.NORM_MATVEC)
     m, h, w, out = matrix("IQ4_K", 22, cols), draw(1, cols), draw(cols, seed=2), torch.zeros(1, 22)
-    spec = quantized_spec(type, cols, 1, mp.NORM_MATVEC, cut, 1, options=("LATE_BELOW",))
+    spec = product_spec(type, cols, 1, mp.NORM_MATVEC, cut, 1, options=("LATE_BELOW",))
     library = build(spec, f"{DENSE}, const int* position, int below")
     none = [None, None, 0, 0, 0] * 2
     at = torch.tensor([position], dtype=torch.int32)

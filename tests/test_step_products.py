@@ -11,7 +11,7 @@ import pytest
 from iqforge.cuda_kernels.compile.nvrtc import compile_spec
 from iqforge.cuda_kernels.layouts.table import packed_layout, packed_types, plain_type
 from iqforge.cuda_kernels.matvec import plan as mp
-from iqforge.cuda_kernels.matvec.specs import quantized_spec
+from iqforge.cuda_kernels.matvec.specs import product_spec
 from iqforge.cuda_kernels.step.router import router_spec
 from iqforge.formats.types import TYPES, ggml_type
 
@@ -67,7 +67,7 @@ def test_nothing_is_called(name):
     pytest.importorskip("cuda.core")
     type = ggml_type(name)
     cut = mp.plan(type, 4096, 1, mp.MATVEC_ADD, SHARED)
-    code = bytes(compile_spec(quantized_spec(type, 4096, 1, mp.MATVEC_ADD, cut), "sm_90").code)
+    code = bytes(compile_spec(product_spec(type, 4096, 1, mp.MATVEC_ADD, cut), "sm_90").code)
     # The compiler's own slow path of a division is one.
     assert [f for f in functions(code) if not f.startswith("$__internal")] == ["matvec_add"]
 
@@ -81,7 +81,7 @@ def test_kernels_compile_with_stamps(kind):
     else:
         type, n = ggml_type("IQ4_NL"), 4 if kind == mp.EXPERT_DOWN else 1
         cut = mp.plan(type, 1024, n, kind, SHARED)
-        spec = quantized_spec(type, 1024, n, kind, cut, bf16=kind == mp.MATVEC_ADD)
+        spec = product_spec(type, 1024, n, kind, cut, bf16=kind == mp.MATVEC_ADD)
     spec = replace(spec, defines=(*spec.defines, ("STAMPS", "0x7f0000000000ull")))
     assert spec.functions[0] in functions(bytes(compile_spec(spec, "sm_90").code))
 
@@ -97,7 +97,7 @@ def is_late(name: str, n: int, kind: int, **words) -> bool:
     """Return whether a product lets the next launch start only when the preceding one has ended."""
     type = ggml_type(name)
     cut = mp.plan(type, 4096, n, kind, SHARED)
-    return ("LATE", "1") in quantized_spec(type, 4096, n, kind, cut, **words).defines
+    return ("LATE", "1") in product_spec(type, 4096, n, kind, cut, **words).defines
 
 
 def test_the_next_launch_may_start_late_only_where_that_was_faster():

@@ -26,13 +26,11 @@ from .plan import (
     EXPERT_GATE,
     EXPERT_GATE_BY,
     EXPERT_GATE_UP,
-    FLOAT_WARPS,
     MOST_SLOTS,
     NAMES,
-    DeviceLimits,
     limits,
 )
-from .specs import float_expert_spec, quantized_spec
+from .specs import product_spec
 
 
 def expert_gate_up(
@@ -62,7 +60,7 @@ def expert_gate_up(
     that to the slots of `out` after those of `ids`, ff elements in each.
 
     some_absent: ids are negative where another device has the expert, or where it counts for too
-    little. Such slots take no time then, as always with floats; without it, as long as others.
+    little. Such slots take no time then; without it, as long as others.
 
     Raise ShapeError for tensors that do not fit. Ids are not checked.
     """
@@ -116,20 +114,15 @@ def expert_gate_up(
                 f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
                 f" memory of {device}"
             )
-        if type.is_float:
-            spec = float_expert_spec(type, cols, 1, kind, gating, **with_terms)
-            blocks, warps, space = _float_blocks(here, k * ff + always), FLOAT_WARPS, 4 * cols
-        else:
-            cut = here.plan(type, cols, 1, kind)
-            spec = quantized_spec(
-                type, cols, 1, kind, cut, gating=gating, some_absent=some_absent, **with_terms
-            )
-            blocks, warps, space = here.processors, cut.warps, here.shared_of(type, kind, cut)
+        cut = here.plan(type, cols, 1, kind)
+        spec = product_spec(
+            type, cols, 1, kind, cut, gating=gating, some_absent=some_absent, **with_terms
+        )
         with torch.cuda.device(index):
             launch(
                 function(spec, NAMES[kind], index),
-                (blocks, n),
-                32 * warps,
+                (here.processors, n),
+                32 * cut.warps,
                 h,
                 norm_weight,
                 np.float32(eps),
@@ -151,7 +144,7 @@ def expert_gate_up(
                 np.int64(out.stride(0)),
                 out,
                 *(shared_scales if with_terms["shared_scaled"] else ()),
-                shared=space,
+                shared=here.shared_of(type, kind, cut),
                 pdl=pdl,
             )
 
@@ -205,28 +198,22 @@ def expert_down_add(
         "shared": always,
         "shared_scaled": scale != 1,
     }
-    if down.type.is_float:
-        spec = float_expert_spec(down.type, cols, k, EXPERT_DOWN, **with_terms)
-        blocks, warps, space = _float_blocks(here, down.rows), FLOAT_WARPS, 4 * k * cols
-    else:
-        cut = here.plan(down.type, cols, k, EXPERT_DOWN, [down.rows])
-        spec = quantized_spec(
-            down.type,
-            cols,
-            k,
-            EXPERT_DOWN,
-            cut,
-            some_absent=some_absent,
-            one_token=n == 1,
-            **with_terms,
-        )
-        blocks, warps = here.processors, cut.warps
-        space = here.shared_of(down.type, EXPERT_DOWN, cut)
+    cut = here.plan(down.type, cols, k, EXPERT_DOWN, [down.rows])
+    spec = product_spec(
+        down.type,
+        cols,
+        k,
+        EXPERT_DOWN,
+        cut,
+        some_absent=some_absent,
+        one_token=n == 1,
+        **with_terms,
+    )
     with torch.cuda.device(index):
         launch(
             function(spec, NAMES[EXPERT_DOWN], index),
-            (blocks, n),
-            32 * warps,
+            (here.processors, n),
+            32 * cut.warps,
             x,
             down.data,
             np.int64(down.total_rows),
@@ -238,16 +225,9 @@ def expert_down_add(
             None if shared is None else shared.data,
             h,
             *([np.float32(scale)] if scale != 1 else []),
-            shared=space,
+            shared=here.shared_of(down.type, EXPERT_DOWN, cut),
             pdl=pdl,
         )
-
-
-def _float_blocks(here: DeviceLimits, rows: int) -> int:
-    """Return the blocks of a launch in which a warp takes a row at a time: as many as run at once,
-    at most.
-    """
-    return min(-(-rows // FLOAT_WARPS), here.processors * (2048 // (32 * FLOAT_WARPS)))
 
 
 def _check_slots(ids: torch.Tensor, n: int, device: torch.device, always: int = 0) -> int:

@@ -9,7 +9,6 @@ import torch
 from ...errors import ShapeError, UnsupportedTypeError
 from ...formats.types import GGMLType
 from ..compile.launch import device_index
-from ..compile.occupancy import RESERVED
 from ..layouts.table import packed_types
 from ..packed.matrix import PackedMatrix
 from .plan import (
@@ -53,11 +52,6 @@ def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
     (of EXPERT_DOWN: of `slots` rows).
     """
     device = limits(device_index(m.device))
-    if m.type.is_float:
-        rows = slots if kind == EXPERT_DOWN else 1
-        return (
-            rows * m.cols * 4 <= device.shared - RESERVED and m.cols * m.type.block_bytes % 16 == 0
-        )
     down = kind == EXPERT_DOWN
     cut = device.plan(m.type, m.cols, slots if down else 1, kind, [m.rows] if down else [])
     return cut.shared <= shared_space_of(m.type, device.shared)
@@ -68,8 +62,7 @@ class Join:
     """A branch of the residual stream that the next product finishes: it reads (h +
     rms_norm(delta, weight)) * scale instead of h, and writes that to `out`.
 
-    delta and out float32[n, cols], weight float32[cols]. The first product must be with a
-    quantized matrix, and `out` is not h.
+    delta and out float32[n, cols], weight float32[cols]; `out` is not h.
     """
 
     delta: torch.Tensor
@@ -91,11 +84,6 @@ class NextAttention:
 
     position: torch.Tensor
     full: int
-
-
-def joins(matrix: PackedMatrix | RowRange) -> bool:
-    """Return whether a product with the matrix takes a `Join`."""
-    return not matrix.type.is_float
 
 
 def check_tensor(

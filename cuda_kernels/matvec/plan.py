@@ -13,7 +13,7 @@ from ..compile.grids import shared_bytes
 from ..compile.occupancy import RESERVED, Occupancy, occupancy
 from ..layouts.table import packed_layout, signed_type, spread_type
 
-NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
+NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu
 # KIND of matvec/experts.cu, 4 less.
 EXPERT_GATE_UP, EXPERT_DOWN, EXPERT_GATE, EXPERT_GATE_BY = range(4, 8)
 _AFTER_FEW_BLOCKS = (MATVEC_ADD, EXPERT_GATE_UP, EXPERT_GATE)
@@ -23,9 +23,11 @@ NAMES = (
 )
 MOST_ROWS = 8  # of activations
 MOST_SLOTS = 32  # experts of a token
-FLOAT_WARPS = 8  # of a block that multiplies with experts of floats
 # Elements that a lane takes at once, G of the formats; 32 for all others.
 _GRANULE = {
+    "F32": 4,
+    "F16": 8,
+    "BF16": 8,
     "Q8_0": 16,
     "IQ2_K": 64,
 }
@@ -105,9 +107,11 @@ def stage_bytes(type: GGMLType, cols: int, stage_steps: int, joined: bool = Fals
 def activation_bytes(
     type: GGMLType, steps: int, spread: bool = False, negated: bool = False
 ) -> int:
-    """Return the bytes of a row of activations in 8 bits, Activations::BYTES of matvec/common.cuh:
-    each is there four times if `spread`, twice if `negated`.
+    """Return the bytes of a row of activations, Activations::BYTES of matvec/common.cuh: float32
+    for a type of floats, else 8 bits; each is there four times if `spread`, twice if `negated`.
     """
+    if type.is_float:
+        return 32 * steps * granule(type) * 4
     of_one, record = granule(type), 16 if granule(type) == 32 else 8
     return 32 * steps * (of_one * (4 if spread else 2 if negated else 1) + record)
 

@@ -27,10 +27,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...errors import ShapeError, UnsupportedTypeError
+from ...errors import ShapeError
 from ..common.gating import Gating
 from ..compile.launch import device_index, function, launch
-from ..compile.occupancy import RESERVED
 from ..packed.matrix import PackedMatrix
 from .operands import Join, NextAttention, RowRange, check_matrix, check_tensor
 from .plan import (
@@ -43,7 +42,7 @@ from .plan import (
     limits,
     shared_space_of,
 )
-from .specs import float_spec, is_late, quantized_spec
+from .specs import is_late, product_spec
 
 # A matrix, the result, the number of its rows, and the first row.
 MatrixPart = tuple[PackedMatrix, torch.Tensor, int, int]
@@ -103,11 +102,9 @@ def _by_type(
 def matvec_set(
     x: torch.Tensor, matrix: PackedMatrix, out: torch.Tensor, *, pdl: bool = True
 ) -> None:
-    """Compute out float32[n, rows] = matrix times x[n, cols] for a quantized matrix, x as in
-    `matvec_add`. Raise ShapeError for tensors that do not fit.
+    """Compute out float32[n, rows] = matrix times x[n, cols], x as in `matvec_add`. Raise
+    ShapeError for tensors that do not fit.
     """
-    if matrix.type.is_float:
-        raise UnsupportedTypeError(f"products with {matrix.type} only add")
     _product(MATVEC_ADD, x, None, 0.0, [(matrix, out, matrix.rows, 0)], pdl, options=("SETS",))
 
 
@@ -119,12 +116,9 @@ def matvec_add(
     *,
     pdl: bool = True,
 ) -> None:
-    """Compute h float32[n, rows] += matrix times x[n, cols], float32, or bf16 for a quantized
-    matrix, 1 <= n <= 8; for a quantized matrix plus bias float32[rows], if given. Raise ShapeError
-    for tensors that do not fit.
+    """Compute h float32[n, rows] += matrix times x[n, cols], float32 or bf16, 1 <= n <= 8, plus
+    bias float32[rows], if given. Raise ShapeError for tensors that do not fit.
     """
-    if bias is not None and matrix.type.is_float:
-        raise UnsupportedTypeError(f"products with {matrix.type} add no bias")
     _product(MATVEC_ADD, x, bias, 0.0, [(matrix, h, matrix.rows, 0)], pdl)
 
 
@@ -142,7 +136,7 @@ def gate_up(
 ) -> None:
     """Compute out[n, ff] = gating(gate times rms_norm(h), up times rms_norm(h)) for h float32[n,
     cols], 1 <= n <= 8. Without `up`, the first half of the rows of `gate` is the gate, the second
-    half up. out is float32, or bf16 for quantized matrices of one type. With `join`, h is first
+    half up. out is float32, or bf16 for matrices of one type. With `join`, h is first
     replaced. Raise ShapeError for tensors that do not fit.
     """
 
@@ -173,7 +167,7 @@ def _product(
 ) -> None:
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
     between = {MATVEC_ADD: x, GATE_UP: parts[0][1]}.get(kind)  # gate and up give it, down takes it
-    half = between is not None and between.dtype == torch.bfloat16 and not type.is_float
+    half = between is not None and between.dtype == torch.bfloat16
     check_tensor(
         "activations",
         x,
@@ -188,8 +182,6 @@ def _product(
     elif norm_weight is not None:
         check_tensor("weights of the norm", norm_weight, (cols,), device)
     if join is not None:
-        if type.is_float:
-            raise UnsupportedTypeError(f"products with {type} do not join")
         check_tensor("weights of the norm after a branch", join.weight, (cols,), device)
         check_tensor("result of a branch", join.delta, (n, cols), device)
         check_tensor("stream after a branch", join.out, (n, cols), device)
@@ -209,25 +201,16 @@ def _product(
     index = device_index(device)
     here = limits(index)
     rows = parts[0][2] if kind == GATE_UP else sum(r for _, _, r, _ in parts)
-    if type.is_float:
-        split = 4 if rows < 16 * here.processors else 1
-        at_once, warps, per_block = (
-            min(n, (here.shared - RESERVED) // (cols * 4)),
-            max(split, 4),
-            max(split, 4) // split,
-        )
-        blocks = min(-(-rows // per_block), here.processors * (2048 // (32 * warps)))
-    else:
-        at_once = n  # long rows of activations: some of them at a time
-        each = [r for _, _, r, _ in parts]
-        while at_once and here.plan(type, cols, at_once, kind, each).shared > shared_space_of(
-            type, here.shared
-        ):
-            at_once = -(-at_once // 2) if at_once > 1 else 0
-        late = attention is not None and is_late(type, n, kind, half, options)
-        if late and here.plan(type, cols, n, kind, each).holds(rows, here.processors):
-            # Copies of attention do not delay weights that are all in flight already.
-            options = (*options, "LATE_BELOW")
+    at_once = n  # long rows of activations: some of them at a time
+    each = [r for _, _, r, _ in parts]
+    while at_once and here.plan(type, cols, at_once, kind, each).shared > shared_space_of(
+        type, here.shared
+    ):
+        at_once = -(-at_once // 2) if at_once > 1 else 0
+    late = attention is not None and is_late(type, n, kind, half, options)
+    if late and here.plan(type, cols, n, kind, each).holds(rows, here.processors):
+        # Copies of attention do not delay weights that are all in flight already.
+        options = (*options, "LATE_BELOW")
     if at_once < 1:
         raise ShapeError(
             f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
@@ -258,29 +241,19 @@ def _product(
                 arguments += map(np.float32, scales + [1.0] * (3 - len(scales)))
             if attention is not None and "LATE_BELOW" in options:
                 arguments += [attention.position, np.int32(attention.full)]
-            if type.is_float:
-                spec = float_spec(type, cols, len(now), kind, split, options, gating)
-                shared = len(now) * cols * 4
-            else:
-                cut = here.plan(type, cols, len(now), kind, each)
-                matrices = len(parts) if kind == NORM_MATVEC else 1
-                spec, shared = (
-                    quantized_spec(
-                        type, cols, len(now), kind, cut, matrices, half, options, gating
-                    ),
-                    here.shared_of(type, kind, cut),
-                )
-                # On every multiprocessor, also where there are few rows: see
-                # `DeviceLimits.shared_of`. Fewer x at the end may allow more warps.
-                blocks, warps = here.processors, cut.warps
+            cut = here.plan(type, cols, len(now), kind, each)
+            matrices = len(parts) if kind == NORM_MATVEC else 1
+            spec = product_spec(type, cols, len(now), kind, cut, matrices, half, options, gating)
+            # On every multiprocessor, also where there are few rows: see
+            # `DeviceLimits.shared_of`. Fewer x at the end may allow more warps.
             launch(
                 function(spec, NAMES[kind], index),
-                blocks,
-                32 * warps,
+                here.processors,
+                32 * cut.warps,
                 now,
                 norm_weight,
                 np.float32(eps),
                 *arguments,
-                shared=shared,
+                shared=here.shared_of(type, kind, cut),
                 pdl=pdl,
             )

@@ -11,7 +11,6 @@ from ..layouts.table import packed_types, plain_type, unit_header
 from .plan import (
     EXPERT_DOWN,
     EXPERT_GATE_UP,
-    FLOAT_WARPS,
     GATE_BY,
     GATE_UP,
     MATVEC_ADD,
@@ -24,6 +23,9 @@ from .plan import (
 
 # Types with their own file in matvec/*.cuh; the others are generic.
 _OWN = {
+    "F32": "floats",
+    "F16": "floats",
+    "BF16": "floats",
     "IQ4_K": "iq_k",
     "IQ2_K": "iq_k",
     "IQ4_KS": "iq_ks",
@@ -43,7 +45,7 @@ _LATE = ("IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ4_XS", "IQ5_K", "Q4_0", "Q4_K")
 
 
 @functools.cache
-def quantized_spec(
+def product_spec(
     type: GGMLType,
     cols: int,
     n: int,
@@ -60,7 +62,7 @@ def quantized_spec(
     some_absent: bool = False,
     one_token: bool = True,
 ) -> KernelSpec:
-    """Return the kernel of a product with a quantized type; `matrices` below each other for
+    """Return the kernel of a product with a type; `matrices` below each other for
     NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS,
     JOINS, SCALED and LATE_BELOW, as in matvec.cu. gating: how kinds with a gate join their
     products. biased, scaled: experts have biases or scales. shared: slots of a shared expert;
@@ -138,81 +140,6 @@ def _suffix(options: tuple[str, ...]) -> str:
     return "".join(f"_{option.lower()}" for option in options)
 
 
-@functools.cache
-def float_spec(
-    type: GGMLType,
-    cols: int,
-    n: int,
-    kind: int,
-    split: int,
-    options: tuple[str, ...] = (),
-    gating: Gating = Gating(),
-) -> KernelSpec:
-    """Return the kernel of a product with F32, F16 or BF16. `split` warps share a row. options: of
-    PLAIN and SCALED, as in matvec.cu. gating: how kinds with a gate join their products.
-    """
-    warps, vectors = max(split, 4), cols * type.block_bytes // 16
-    defines = {
-        "TYPE": type.name,
-        "WEIGHT_BYTES": type.block_bytes,
-        "COLS": cols,
-        "X_ROWS": n,
-        "KIND": kind,
-        "KERNEL": NAMES[kind],
-        "WARPS": warps,
-        "SPLIT": split,
-        "UNROLL": min(4, -(-vectors // (32 * split))),
-        **dict.fromkeys(options, 1),
-        **dict(gating.defines),
-    }
-    return KernelSpec(
-        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}{_suffix(options)}{gating.suffix}",
-        ("matvec/float.cu",),
-        tuple((k, str(v)) for k, v in defines.items()),
-        (NAMES[kind],),
-    )
-
-
-def float_expert_spec(
-    type: GGMLType,
-    cols: int,
-    n: int,
-    kind: int,
-    gating: Gating = Gating(),
-    *,
-    biased: bool = False,
-    scaled: bool = False,
-    shared: int = 0,
-    shared_scaled: bool = False,
-) -> KernelSpec:
-    """Return the kernel of a product with experts of F32, F16 or BF16. n: slots of EXPERT_DOWN, of
-    which the last `shared` ones are a shared expert's; other kinds have one row of activations, and
-    with `shared` the matrices of a shared expert. shared_scaled: those have scales.
-    """
-    defines = {
-        "TYPE": type.name,
-        "WEIGHT_BYTES": type.block_bytes,
-        "COLS": cols,
-        "X_ROWS": n,
-        "KIND": kind,
-        "KERNEL": NAMES[kind],
-        "WARPS": FLOAT_WARPS,
-        "UNROLL": min(4, -(-cols * type.block_bytes // (16 * 32))),
-        "BIASED": int(biased),
-        "SCALED": int(scaled),
-        "SHARED_SLOTS": shared,
-        "SHARED_SCALED": int(shared_scaled),
-        **dict(gating.defines),
-    }
-    terms = "b" * biased + "s" * scaled + f"+{shared}" * (shared > 0) + "s" * shared_scaled
-    return KernelSpec(
-        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}{terms}{gating.suffix}",
-        ("matvec/float_experts.cu",),
-        tuple((k, str(v)) for k, v in defines.items()),
-        (NAMES[kind],),
-    )
-
-
 def specs() -> list[KernelSpec]:
     """Return specs of one row length for each kind of kernel and type, as others are compiled on
     first use: for types with their own format in the forms that the layers of a model need, and
@@ -221,28 +148,20 @@ def specs() -> list[KernelSpec]:
     found, limit = [], 99 << 10
     for name in packed_types():
         type = plain_type(name)
-        if type.is_float:
-            found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
-            found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4, options=("PLAIN",)))
-            found.append(float_expert_spec(type, 2048, 1, EXPERT_GATE_UP))
-            found.append(float_expert_spec(type, 768, 8, EXPERT_DOWN))
-            continue
         if name == "MXFP4":  # experts as in gpt-oss
             for kind, n, gating in (
                 (EXPERT_GATE_UP, 1, Gating("swiglu_oai", 7.0)),
                 (EXPERT_DOWN, 4, Gating()),
             ):
                 cut = plan(type, 2880, n, kind, limit)
-                found.append(quantized_spec(type, 2880, n, kind, cut, gating=gating, biased=True))
+                found.append(product_spec(type, 2880, n, kind, cut, gating=gating, biased=True))
         if name == "NVFP4":  # with the scales of its checkpoints
             for kind, matrices in ((NORM_MATVEC, 3), (MATVEC_ADD, 1), (GATE_UP, 1)):
                 cut = plan(type, 4096, 1, kind, limit)
-                found.append(
-                    quantized_spec(type, 4096, 1, kind, cut, matrices, options=("SCALED",))
-                )
+                found.append(product_spec(type, 4096, 1, kind, cut, matrices, options=("SCALED",)))
         if name not in _OWN:
             found.append(
-                quantized_spec(type, 4096, 1, MATVEC_ADD, plan(type, 4096, 1, MATVEC_ADD, limit))
+                product_spec(type, 4096, 1, MATVEC_ADD, plan(type, 4096, 1, MATVEC_ADD, limit))
             )
             continue
         for kind, cols, n, matrices, bf16 in (
@@ -255,17 +174,21 @@ def specs() -> list[KernelSpec]:
             (MATVEC_ADD, 4096, 8, 1, False),
         ):
             found.append(
-                quantized_spec(
-                    type, cols, n, kind, plan(type, cols, n, kind, limit), matrices, bf16
+                product_spec(
+                    type,
+                    cols,
+                    n,
+                    kind,
+                    plan(type, cols, n, kind, limit),
+                    matrices,
+                    bf16 and not type.is_float,
                 )
             )
         divided = plan(type, 1536, 8, EXPERT_DOWN, limit, block_rows=32)
-        found.append(quantized_spec(type, 1536, 8, EXPERT_DOWN, divided))
+        found.append(product_spec(type, 1536, 8, EXPERT_DOWN, divided))
         if name == "IQ4_K":
             cut = plan(type, 2048, 1, NORM_MATVEC, limit)
-            found.append(
-                quantized_spec(type, 2048, 1, NORM_MATVEC, cut, 3, options=("LATE_BELOW",))
-            )
+            found.append(product_spec(type, 2048, 1, NORM_MATVEC, cut, 3, options=("LATE_BELOW",)))
         cut, gelu = plan(type, 4096, 1, GATE_UP, limit), Gating("gelu")
-        found.append(quantized_spec(type, 4096, 1, GATE_UP, cut, 1, True, ("JOINS",), gelu))
+        found.append(product_spec(type, 4096, 1, GATE_UP, cut, 1, True, ("JOINS",), gelu))
     return found

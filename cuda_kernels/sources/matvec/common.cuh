@@ -1,4 +1,4 @@
-// What the matrix-vector kernels share: activations in 8 bits.
+// What the matrix-vector kernels share: activations in shared memory.
 //
 // Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below),
 // BF16_X (activations are bf16, not float32), SPREAD_X (the format has SPREAD), NEGATED_X (it has SIZES, and takes activations or what is negated), PLAIN (they are not normed; without it 0), LATE (the next kernel may start only when the preceding
@@ -9,6 +9,7 @@
 // the same cut, as int8 with a scale per 32 elements (scale = max / 127, Q8_0's formula with a float32 scale) and sums per 16:
 //     words of elements 16 v .. 16 v + 15 of granule g: int4 at v * GRANULES + g
 //     followed by a record per granule, see `record`; of a format with NEGATED, by all words negated before that
+// or, of a format with FLOATS, in float32: elements 4 v .. 4 v + 3 of granule g are the int4 at v * GRANULES + g,
 // or, of a format with SPREAD, each element four times: elements 4 v .. 4 v + 3 of granule g are the int4 at v * GRANULES + g
 #include "units/common.cuh"
 #define DEV static __device__ __forceinline__
@@ -43,14 +44,22 @@ DEV float quotient(float a, float b, float inverse) {
 #ifdef STEPS
 template <class F> struct Activations {
   static constexpr int GRANULES = 32 * STEPS;              // of a row, padded with zeros to whole steps
-  static constexpr int WORDS = F::SPREAD ? F::G / 4 : F::G / 16, PARTS = F::NEGATED ? 2 * WORDS : WORDS;
-  static constexpr int RECORD = F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
+  static constexpr int WORDS = F::SPREAD || F::FLOATS ? F::G / 4 : F::G / 16, PARTS = F::NEGATED ? 2 * WORDS : WORDS;
+  static constexpr int RECORD = F::FLOATS ? 0 : F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
   static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
 
   // Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of both), or floats times the scale.
   // Eight elements for each of the threads of whole warps: 8 v .. 8 v + 7 of a row, already normed. Four lanes have 32 with one scale.
   // A scale that is not finite makes every product with it so, and is seen in the logits.
   DEV void store(uint8_t* row, uint32_t v, const float (&f)[8]) {
+    if constexpr (F::FLOATS) {
+      #pragma unroll
+      for (uint32_t q = 2 * v; q < 2 * v + 2; q++)   // WORDS to a granule
+        *(float4*)(row + 16 * (q % WORDS * GRANULES + q / WORDS)) = make_float4(f[4 * (q % 2)], f[4 * (q % 2) + 1], f[4 * (q % 2) + 2], f[4 * (q % 2) + 3]);
+    } else round(row, v, f);
+  }
+
+  DEV void round(uint8_t* row, uint32_t v, const float (&f)[8]) {
     float m = fabsf(f[0]);
     #pragma unroll
     for (int i = 1; i < 8; i++) m = larger(m, fabsf(f[i]));
@@ -102,7 +111,7 @@ template <class F> struct Activations {
 
 DEV float square_of(const float4& f) { return f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w; }
 
-// Rows of float32 activations into shared memory in 8 bits; with NORM each is multiplied by `weight`, and its squares are summed up for
+// Rows of float32 activations into shared memory as the format wants them; with NORM each is multiplied by `weight`, and its squares are summed up for
 // `norm_factor`: what divides by the root mean square is a factor of every result, and need not be known before the products. Every
 // block of a launch does it for itself: that costs less than a kernel in front. Nothing else of the block runs meanwhile, so it is
 // short: 84 instructions for 8 elements, 104 with a norm. WAITS: waits for the kernel in front, once the norm's weights are on their way:

@@ -1,6 +1,6 @@
-// Formats: how a lane multiplies its granule of a row of weights, in shared memory as it lay in its planes, with activations in 8 bits.
+// Formats: how a lane multiplies its granule of a row of weights, in shared memory as it lay in its planes, with activations in 8 bits or, of floats, in float32.
 //
-//   G                    elements of a granule: 16, 32 or 64
+//   G                    elements of a granule: 4, 8, 16, 32 or 64
 //   FLOAT_SUMS, SUM0, SUM1, SUM   which sums of activations are in their records (matvec/common.cuh)
 //   struct Lane          what is the same in all steps of a lane
 //   struct Raw, load     bytes of a granule, from a stage (matvec/ring.cuh)
@@ -8,11 +8,12 @@
 //   struct Input, input  a granule of activations
 //   dot                  their product, float32
 //   SPREAD, dots         instead: activations are in four bytes each, and a product is with several rows of weights
+//   FLOATS               activations stay float32, and the words of a granule are its activations, four to an int4
 //   HEADER_STAGED        whether a row's header comes with its first stage: measured, faster for headers of 2 bytes, slower for 4
 //   ROW_FACTOR, row_factor    whether a row's header (the plane after the STAGED ones) is a factor of its sum, and what its bits mean
 //
 // Sums of products of bytes are exact in int32, and so are they times a group's scale as far as that is an integer of 8 bits.
-// `Generic` does it for every type by what its unit says (units/). Types that matter most have their own, with less arithmetic per weight: at
+// `Generic` does it for every type of integers by what its unit says (units/). Types that matter most have their own, with less arithmetic per weight: at
 // 4.3 TB/s an H200's multiprocessor gets 33 weights of 4 bits per clock, and does 64 integer operations.
 #include "matvec/common.cuh"
 
@@ -21,7 +22,7 @@ template <class T> struct Planes : T {
   CONST int row_bytes(int p) { return COLS / T::BLOCK * T::plane_bytes(p); }
   CONST int bytes(int p, int elements) { return elements / T::BLOCK * T::plane_bytes(p); }
   static constexpr int STAGED = T::PLANES;
-  static constexpr bool ROW_FACTOR = false, HEADER_STAGED = false, SPREAD = false, NEGATED = false;
+  static constexpr bool ROW_FACTOR = false, HEADER_STAGED = false, SPREAD = false, NEGATED = false, FLOATS = false;
   DEV float row_factor(uint32_t) { return 1; }
 };
 

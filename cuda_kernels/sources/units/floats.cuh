@@ -25,6 +25,7 @@ struct F32 : layout::F32, FloatUnit {
   }
 };
 
+// Two values in a word: `low` and `high`.
 struct HalfWords : FloatUnit {
   struct Raw { uint4 v[4]; };
   static __device__ __forceinline__ Raw load_at(const uint8_t* at) {
@@ -37,21 +38,25 @@ struct HalfWords : FloatUnit {
 };
 
 struct F16 : layout::F16, HalfWords {
+  static __device__ __forceinline__ float low(uint32_t word) { return half_to_float(word & 0xFFFFu); }
+  static __device__ __forceinline__ float high(uint32_t word) { return half_to_float(word >> 16); }
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return load_at(of_unit<64>(base, g, VALUES_PLANE, row, unit));
   }
   static __device__ __forceinline__ void decode(const Raw& r, int, float (&v)[32]) {
 #pragma unroll
-    for (int n = 0; n < 16; ++n) v[2 * n] = half_to_float(word(r, n) & 0xFFFFu), v[2 * n + 1] = half_to_float(word(r, n) >> 16);
+    for (int n = 0; n < 16; ++n) v[2 * n] = low(word(r, n)), v[2 * n + 1] = high(word(r, n));
   }
 };
 
 struct BF16 : layout::BF16, HalfWords {
+  static __device__ __forceinline__ float low(uint32_t word) { return float_of_bits(word << 16); }
+  static __device__ __forceinline__ float high(uint32_t word) { return float_of_bits(word & 0xFFFF0000u); }
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return load_at(of_unit<64>(base, g, VALUES_PLANE, row, unit));
   }
   static __device__ __forceinline__ void decode(const Raw& r, int, float (&v)[32]) {
 #pragma unroll
-    for (int n = 0; n < 16; ++n) v[2 * n] = float_of_bits(word(r, n) << 16), v[2 * n + 1] = float_of_bits(word(r, n) & 0xFFFF0000u);
+    for (int n = 0; n < 16; ++n) v[2 * n] = low(word(r, n)), v[2 * n + 1] = high(word(r, n));
   }
 };

@@ -67,7 +67,6 @@ class StepDenseAndExperts(Executor):
         if not isinstance(m.dense, AbsentRows):
             norms = Branch(m.norm, m.dense, None if self.is_summed else m.post_norm)
             self.dense = StepFFN(PlacedBranch(branch.layer, norms, branch.device), context)
-            self.dense.down.defers = True
             if not self.is_summed and not self.dense.down.leaves_pending:
                 raise Slow("a dense layer with a bias next to experts")
         if m.moe is not None:

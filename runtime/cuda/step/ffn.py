@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.matvec import operands
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.operands import RowRange
 from ....cuda_kernels.matvec.plan import GATE_UP, NORM_MATVEC
@@ -64,7 +63,7 @@ class StepFFN(StepBranch):
             )
         else:
             gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
-            h, join = frame.joined() if operands.joins(gate) else (frame.settled(), None)
+            h, join = frame.joined()
             arguments = h, self.norm, self.eps, gate, up, hidden, join, self.gating
             operation(matvec.gate_up, *arguments)
         self.down(frame, hidden, frame.h)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.matvec import operands
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ....cuda_kernels.packed.decode import decode_rows
@@ -35,7 +34,7 @@ class StepLayerInput(Executor):
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        h, join = frame.joined() if operands.joins(self.gate) else (frame.settled(), None)
+        h, join = frame.joined()
         hidden = frame.buffer("layer input", self.gate.rows)
         operation(matvec.plain_matvec, h, [self.gate], [hidden], join)
         inputs = frame.layer_inputs()[self.branch.layer]

@@ -100,7 +100,7 @@ class StepInput:
         """
         norm = self.norm
         if isinstance(norm, RMSNorm):
-            h, join = frame.joined() if operands.joins(matrices[0]) else (frame.settled(), None)
+            h, join = frame.joined()
             join = None if join is None else join.rows(rows)
             arguments = h[rows], norm.weight, norm.eps, matrices, outs, join, attention
             operation(matvec.norm_matvec, *arguments)
@@ -130,38 +130,32 @@ class StepBranch(Executor):
 
 class StepSum:
     """h += post_norm(W x + bias) for the last product of a branch. A sum that only has a norm is
-    left pending, that of a float matrix only if `defers`: the next product cannot add it anyway.
+    left pending.
     """
 
     def __init__(self, linear: Linear, branch: PlacedBranch, context: Context):
         self.matrix = on_device(linear, context, MATVEC_ADD, biased=True)
         self.bias, self.post_norm = linear.bias, branch.post_norm
-        self.defers = not self.matrix.type.is_float
 
     @property
     def leaves_pending(self) -> bool:
         """Return whether the sum is left pending."""
-        return self.post_norm is not None and self.bias is None and self.defers
+        return self.post_norm is not None and self.bias is None
 
     def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
         """Launch it for x[n, cols] as `matvec_add` takes it, and h float32[n, width]."""
         h = frame.onto(h)
         norm = self.post_norm
-        if norm is None and (self.bias is None or not self.matrix.type.is_float):
+        if norm is None:
             operation(matvec.matvec_add, x, self.matrix, h, self.bias)
-        elif norm is not None and self.leaves_pending:
+        elif self.leaves_pending:
             delta = frame.buffer("delta", self.matrix.rows)
-            if self.matrix.type.is_float:
-                step_between.clear(delta)
-                operation(matvec.matvec_add, x, self.matrix, delta)
-            else:
-                operation(matvec.matvec_set, x, self.matrix, delta)
+            operation(matvec.matvec_set, x, self.matrix, delta)
             frame.pending = PendingBranch(delta, norm.weight, norm.eps)
         else:
             sum = frame.zeros("sum", self.matrix.rows)
             operation(matvec.matvec_add, x, self.matrix, sum)
-            weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-            step_between.add_normed(sum, h, bias=self.bias, weight=weight, eps=eps)
+            step_between.add_normed(sum, h, bias=self.bias, weight=norm.weight, eps=norm.eps)
 
 
 class SlowBranch(Executor):
