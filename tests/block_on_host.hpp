@@ -85,6 +85,7 @@ inline int shared4(uint32_t at) { return shared_as<int>(at); }
 inline uint32_t shared2(uint32_t at) { return shared_as<uint16_t>(at); }
 inline uint32_t shared1(uint32_t at) { return shared_as<uint8_t>(at); }
 inline uint32_t in_register(uint32_t constant) { return constant; }
+template <int BYTES> inline void advance_address(uint32_t& at) { at += BYTES; }
 inline float half_low(uint32_t v) { return half_to_float(v & 0xFFFF); }
 inline float half_high(uint32_t v) { return half_to_float(v >> 16); }
 inline uint32_t to_bfloats(float low, float high) {

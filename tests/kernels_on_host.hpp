@@ -93,6 +93,7 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 
 template <bool> inline void copy16(char* to, const void* from) { memcpy(to, from, 16); }
 template <int BYTES> inline void copy_few(char* to, const void* from) { memcpy(to, from, BYTES); }
+inline char* lane_address(char* to) { return to; }
 template <int BYTES> inline void copy_or_clear(char* to, const void* from, bool there) {
     if (there) memcpy(to, from, BYTES);
     else memset(to, 0, BYTES);

@@ -18,10 +18,18 @@ __device__ __forceinline__ u32 turned(u32 x) {
     return y;
 }
 
+// The address of a place in shared memory, for copies with a policy: see units/policy.cuh.
+__device__ __forceinline__ u32 lane_address(char* to) {
+    u32 mine, lower;
+    asm("mov.u32 %0, %%lanemask_eq;" : "=r"(mine));
+    asm("mov.u32 %0, %%lanemask_lt;" : "=r"(lower));
+    return (u32)__cvta_generic_to_shared(to) | (mine & lower);
+}
+
 // BYTES (4, 8 or 16) from global memory, or zeros.
 template <int BYTES>
-__device__ __forceinline__ void copy_or_clear(char* to, const u8* from, bool there) {
-    const u32 at = (u32)__cvta_generic_to_shared(to), n = there ? BYTES : 0;
+__device__ __forceinline__ void copy_or_clear(u32 at, const u8* from, bool there) {
+    const u32 n = there ? BYTES : 0;
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(at), "l"(from), "r"(n), "l"(evict_first()) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(n) : "memory");
@@ -70,12 +78,13 @@ struct Rows {
             constexpr int BYTES = SIZE % 16 == 0 ? 16 : SIZE % 8 == 0 ? 8 : 4, SIDE = power_up_to((SIZE - DONE) / BYTES), AT_ONCE = 32 / SIDE;
             const int lane = threadIdx.x % 32, first = lane / SIDE, at = DONE + lane % SIDE * BYTES, place = SWAPPED ? at ^ In::swap(first) : at;
             const u8* own = from + first * STEP + at;
+            const auto base = lane_address(to + first * PITCH);
 #pragma unroll(ALL ? N : 1)
             for (int i = 0; i < N; i += AT_ONCE) {
                 if (AT_ONCE > N && first >= N) continue;
                 const bool there = ALL || first + i < count;
                 const int swapped = SWAPPED ? place ^ In::swap(i) : place;  // `swap` is linear in bits
-                copy_or_clear<BYTES>(to + (first + i) * PITCH + swapped, there ? own + i * STEP : from, there);
+                copy_or_clear<BYTES>(base + i * PITCH + swapped, there ? own + i * STEP : from, there);
             }
             field<ALL, SIZE, STEP, N, PITCH, SWAPPED, DONE + SIDE * BYTES>(to, from, count);
         }

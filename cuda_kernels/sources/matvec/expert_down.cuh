@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   float* const sums = (float*)(shared_memory + N * A::BYTES + WARPS * Ring<F>::BYTES);   // of parts
-  const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
+  const uint32_t ring = Ring<F>::of_warp(warp, N * A::BYTES);
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
   const int mine = lane < ROUTED ? __ldcg(ids + token * ROUTED + lane) : lane < N ? 0 : -1;

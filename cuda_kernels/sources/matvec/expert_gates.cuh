@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int always = SHARED_SLOTS ? shared_rows : 0, stride = gridDim.x * WARPS, begin = first_item(warp);
   int items = always + slots * hidden;   // with SOME_ABSENT, slots that are not absent are counted from 0 on
-  const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
+  const uint32_t ring = Ring<F>::of_warp(warp, A::BYTES);
   const typename F::Lane constants(lane);
   const Places places(hidden);
   int mine = -1, original = lane;   // slot lane's expert, and its place among all slots

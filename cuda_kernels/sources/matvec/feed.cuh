@@ -53,9 +53,11 @@ template <class F, class Rows> struct Feed {
   // next stage. PACED: a stage is copied when the one before is there. The kernel in front still runs and reads its activations, which
   // would otherwise wait for all copies of this one.
   __device__ __forceinline__ int fill(int s, int until) {
+    uint32_t to = ring + s * G::SLOT;
     #pragma unroll 1
     for (; s < SLOTS && (until >= items || item < until); s++) {
-      fetch(ring + s * G::SLOT);
+      fetch(to);
+      advance_address<G::SLOT>(to);
       if (PACED && s + 1 < SLOTS) wait_for_copies<0>();
     }
     return s;

@@ -44,6 +44,9 @@ DEV uint32_t in_register(uint32_t constant) {
   asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lower));
   return constant | (mine & lower);
 }
+// To the place of the next stage. As an addition that the compiler of C++ cannot take apart: it would add a uniform multiple of BYTES to
+// where all stages begin (see units/policy.cuh).
+template <int BYTES> DEV void advance_address(uint32_t& at) { asm volatile("add.u32 %0, %0, %1;" : "+r"(at) : "n"(BYTES)); }
 DEV float half_low(uint32_t v) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(v)); return f; }
 DEV float half_high(uint32_t v) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(v)); return f; }
 DEV float larger(float a, float b) { float m; asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b)); return m; }   // NaN if either is

@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
 #endif
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int items = GATED ? rows0 : (rows0 + rows1 + rows2) / R, stride = gridDim.x * WARPS, begin = first_item(warp);
-  const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
+  const uint32_t ring = Ring<F>::of_warp(warp, N * A::BYTES);
 
   auto matrix = [&](int item, int k) -> Matrix {   // and the row of it in `first`
     if (GATED) return k == 0 ? Matrix{base0, out0, rows0, first0 + item, stored0} : Matrix{base1, out1, rows1, first1 + item, stored1};

@@ -23,6 +23,9 @@ template <class F> struct Ring {
   static constexpr int HEADER = begin(F::STAGED);   // where the 16 bytes with a row's header are, in its first stage
   static constexpr int ROW = HEADER + (F::HEADER_STAGED ? 16 : 0), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // of a row, a stage, a warp
 
+  // Where the ring of a warp begins, after `before` bytes. In a register of each lane: see units/policy.cuh.
+  DEV uint32_t of_warp(int warp, int before) { return in_register(shared_address(shared_memory) + before + warp * BYTES); }
+
   // From the piece of a stage to that of its row's next one, and from a row's last one to the first one of the row `rows` further on.
   DEV int jump(int p, int rows) { return rows * F::row_bytes(p) - (CHUNKS - 1) * piece(p); }
 

@@ -3,6 +3,9 @@
 
 // It replaces these lines first: for what nobody reads a second time in a step, which are weights and rows of the cache. What the next launch
 // reads stays there (docs/benchmarks/cuda-history/products.md, version 15).
+//
+// Shared addresses of copies with a policy have to differ from lane to lane for all that the compiler knows (`in_register`, `lane_address`).
+// Where a part of an address is uniform, NVRTC 13.0 may have a copy take that part and the policy from registers that nothing has set.
 static __device__ __forceinline__ unsigned long long evict_first() {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
