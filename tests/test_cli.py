@@ -106,6 +106,8 @@ MISTAKES = {
     "generate": "the following arguments are required: -m/--model",
     "--versoin": "unknown flag '--versoin'; did you mean '--version'?",
     "generate -m x --tmp 0": "unknown flag '--tmp'; did you mean '--temp'?",
+    "generate -m x --ctx 9": "unknown flag '--ctx'; did you mean '--ctx-size'?",
+    "quantize --leave-out a b": "unknown flag '--leave-out'; did you mean '--leave-output-tensor'?",
     "perplexity -m x --frobnicate=3": "unknown flag '--frobnicate'. See `iqforge perplex",
     "quantize a.gguf --unknown b.gguf Q8_0": "unknown flag '--unknown'",
     "inspect a.gguf b.gguf": "unexpected argument 'b.gguf'",
