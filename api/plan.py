@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import IqforgeError, UsageError
 from ..formats.codecs.codec import decodable_types
 from ..quantize.searches import encodable_types
 from .source import preset_recipe
@@ -39,12 +39,17 @@ def plan_quantization(
         )
     recipe.check_source(source.tensors)
     converted = plan_outtype(source, "auto")[0] if checkpoint else source.tensors
-    planned = recipe.plan(
-        converted,
-        source.metadata,
-        imatrix=imatrix is not None and bool(imatrix.entries),
-        allow_requantize=checkpoint,
-    )
+    try:
+        planned = recipe.plan(
+            converted,
+            source.metadata,
+            imatrix=imatrix is not None and bool(imatrix.entries),
+            allow_requantize=checkpoint,
+        )
+    except IqforgeError as error:  # a plan knows tensors, not where they come from
+        if error.tensor is not None and error.file is None:
+            error.file = source.path
+        raise
     if checkpoint and not recipe.allow_requantize:
         planned = [
             (
