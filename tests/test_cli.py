@@ -106,6 +106,7 @@ MISTAKES = {
     "generate": "the following arguments are required: -m/--model",
     "--versoin": "unknown flag '--versoin'; did you mean '--version'?",
     "generate -m x --tmp 0": "unknown flag '--tmp'; did you mean '--temp'?",
+    "quantize-stats -m x": "unknown flag '-m': MODEL is given without a flag",
     "generate -m x --ctx 9": "unknown flag '--ctx'; did you mean '--ctx-size'?",
     "quantize --leave-out a b": "unknown flag '--leave-out'; did you mean '--leave-output-tensor'?",
     "perplexity -m x --frobnicate=3": "unknown flag '--frobnicate'. See `iqforge perplex",
