@@ -29,7 +29,7 @@ def plan_quantization(
     """
     from ..convert.source import CheckpointSource
     from ..convert.tensors.outtype import plan_outtype
-    from ..quantize.plan.plan import PlannedTensor, check_supported
+    from ..quantize.plan.plan import check_supported
 
     recipe = preset_recipe(recipe, options, plan_quantization)
     checkpoint = isinstance(source.origin, CheckpointSource)
@@ -46,22 +46,25 @@ def plan_quantization(
             imatrix=imatrix is not None and bool(imatrix.entries),
             allow_requantize=checkpoint,
         )
+        if checkpoint and not recipe.allow_requantize:
+            planned = [_keeping_blocks(plan) for plan in planned]
+        planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
+        check_supported(planned, decodable_types(), encodable_types())
+        recipe.check_importance(
+            planned,
+            None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None,
+        )
     except IqforgeError as error:  # a plan knows tensors, not where they come from
         if error.tensor is not None and error.file is None:
             error.file = source.path
         raise
-    if checkpoint and not recipe.allow_requantize:
-        planned = [
-            (
-                PlannedTensor(plan.source, plan.source, "stored in blocks: kept")
-                if plan.source.type.is_quantized
-                else plan
-            )
-            for plan in planned
-        ]
-    planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
-    check_supported(planned, decodable_types(), encodable_types())
-    recipe.check_importance(
-        planned, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None
-    )
     return planned
+
+
+def _keeping_blocks(plan: PlannedTensor) -> PlannedTensor:
+    """Return the plan; of a tensor that a checkpoint stores in blocks, the plan to keep it."""
+    from ..quantize.plan.plan import PlannedTensor
+
+    if not plan.source.type.is_quantized:
+        return plan
+    return PlannedTensor(plan.source, plan.source, "stored in blocks: kept")
