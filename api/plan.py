@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import IqforgeError, UsageError
 from ..formats.codecs.codec import decodable_types
 from ..quantize.searches import encodable_types
 from .source import preset_recipe
@@ -29,7 +29,7 @@ def plan_quantization(
     """
     from ..convert.source import CheckpointSource
     from ..convert.tensors.outtype import plan_outtype
-    from ..quantize.plan.plan import PlannedTensor, check_supported
+    from ..quantize.plan.plan import check_supported
 
     recipe = preset_recipe(recipe, options, plan_quantization)
     checkpoint = isinstance(source.origin, CheckpointSource)
@@ -39,24 +39,32 @@ def plan_quantization(
         )
     recipe.check_source(source.tensors)
     converted = plan_outtype(source, "auto")[0] if checkpoint else source.tensors
-    planned = recipe.plan(
-        converted,
-        source.metadata,
-        imatrix=imatrix is not None and bool(imatrix.entries),
-        allow_requantize=checkpoint,
-    )
-    if checkpoint and not recipe.allow_requantize:
-        planned = [
-            (
-                PlannedTensor(plan.source, plan.source, "stored in blocks: kept")
-                if plan.source.type.is_quantized
-                else plan
-            )
-            for plan in planned
-        ]
-    planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
-    check_supported(planned, decodable_types(), encodable_types())
-    recipe.check_importance(
-        planned, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None
-    )
+    try:
+        planned = recipe.plan(
+            converted,
+            source.metadata,
+            imatrix=imatrix is not None and bool(imatrix.entries),
+            allow_requantize=checkpoint,
+        )
+        if checkpoint and not recipe.allow_requantize:
+            planned = [_keeping_blocks(plan) for plan in planned]
+        planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
+        check_supported(planned, decodable_types(), encodable_types())
+        recipe.check_importance(
+            planned,
+            None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None,
+        )
+    except IqforgeError as error:  # a plan knows tensors, not where they come from
+        if error.tensor is not None and error.file is None:
+            error.file = source.path
+        raise
     return planned
+
+
+def _keeping_blocks(plan: PlannedTensor) -> PlannedTensor:
+    """Return the plan; of a tensor that a checkpoint stores in blocks, the plan to keep it."""
+    from ..quantize.plan.plan import PlannedTensor
+
+    if not plan.source.type.is_quantized:
+        return plan
+    return PlannedTensor(plan.source, plan.source, "stored in blocks: kept")

@@ -95,6 +95,8 @@ def main() -> None:
     for name in changes:
         parser.add_argument(f"--{name}", nargs="+", type=int, default=[])
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device found")
     values_of = {field: getattr(args, name.replace("-", "_")) for name, field in changes.items()}
     given = {field: values for field, values in values_of.items() if values}
     print(

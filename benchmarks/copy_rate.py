@@ -24,6 +24,8 @@ def main() -> None:
     )
     parser.add_argument("--device", type=int, default=0, help="number of the GPU")
     device = parser.parse_args().device
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device found")
     name, found = torch.cuda.get_device_name(device), measured(device)
     print(f"{name}: {found / 1e12:.2f} TB/s measured, {copy_rate(device) / 1e12:.2f} in tables")
 

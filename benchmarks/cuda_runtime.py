@@ -306,6 +306,8 @@ def main() -> int:
         torch.device("cpu"),
     )
     if not args.table:
+        if args.device.startswith("cuda") and not torch.cuda.is_available():
+            raise SystemExit("no CUDA device found")
         device = usable_device(args.device)
         about |= {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

@@ -71,6 +71,8 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--type", nargs="+", default=["IQ4_K", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL"])
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device found")
     print("| shape | type | MB | us by parts of a row |\n|---|---|---|---|")
     for name in args.shape:
         for type in args.type:

@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("--cache", default="f16", help="type of the cache")
     parser.add_argument("-r", "--repetitions", type=int, default=6)
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device found")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cache {args.cache}\n")
     head = [f"{n} tokens" for n in args.tokens]
     print(f"| shape | before | form | {' | '.join(head)} |")

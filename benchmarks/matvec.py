@@ -167,6 +167,8 @@ def main() -> None:
         help="in addition to the plan as it is",
     )
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device found")
     as_is = {
         (module, name): value
         for module in (matvec_plan, matvec_specs)

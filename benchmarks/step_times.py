@@ -137,6 +137,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("-n", "--n-gen", type=int, default=64, help="tokens of a run")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device found")
     device = torch.device(args.device)
     for model in args.models:
         print(f"\n{model}, {torch.cuda.get_device_name(device)}\n")

@@ -159,6 +159,8 @@ def main() -> int:
     length = {"n_prompt": args.n_prompt} if args.prompts else {"n_gen": args.n_gen}
     about, device = {"precision": args.precision} | length, torch.device("cpu")
     if not args.table:
+        if args.device.startswith("cuda") and not torch.cuda.is_available():
+            raise SystemExit("no CUDA device found")
         device = usable_device(args.device)
         on_gpu = device.type == "cuda"
         about |= {

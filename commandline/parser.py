@@ -91,6 +91,10 @@ class Parser(argparse.ArgumentParser):
             unsupported = CONVERTER_UNSUPPORTED if "--outtype" in self.flags() else {}
         if flag in unsupported:
             return f"'{flag}' ({unsupported[flag]}) is not supported"
+        positional = self._get_positional_actions()
+        if flag in ("-m", "--model") and positional:
+            name = str(positional[0].metavar or positional[0].dest).split()[0]
+            return f"unknown flag '{flag}': {name} is given without a flag"
         return f"unknown flag '{flag}'{did_you_mean(flag, self.flags())}"
 
     def _get_option_tuples(self, option_string: str) -> list:

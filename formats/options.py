@@ -31,9 +31,14 @@ _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the most similar of the known words, or ""."""
+    """Return "; did you mean 'x'?" for the only known word that begins with `word`, if that has
+    three letters or more, else for the most similar one; "" if none is similar.
+    """
     bare = {one.lstrip("-").lower(): one for one in known}
-    close = difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=0.6)
+    start = word.lstrip("-").lower()
+    longer = [one for one in bare if one.startswith(start)] if len(start) > 2 else []
+    similar = difflib.get_close_matches(start, bare, n=1, cutoff=0.6)
+    close = longer if len(longer) == 1 else similar
     return f"; did you mean '{bare[close[0]]}'?" if close else ""
 
 

@@ -97,11 +97,19 @@ class Imatrix:
     kind: str = "the importance matrix"
 
     def __repr__(self) -> str:
-        """Say the number of entries, what they were collected from, and the path, in a line."""
-        of = "" if self.counts_calls else f" of {self.chunk_size} tokens"
+        """Say what `contents` says, and the path, in a line."""
         path = "" if self.path is None else f": {printable(self.path, 400)}"
+        return f"<Imatrix {self.contents}{path}>"
+
+    @property
+    def contents(self) -> str:
+        """Return the number of entries and what they were collected from, as "35 entries from 1
+        chunk of 512 tokens".
+        """
+        of = "" if self.counts_calls else f" of {self.chunk_size} tokens"
         entries = f"{len(self.entries)} entr{'y' if len(self.entries) == 1 else 'ies'}"
-        return f"<Imatrix {entries} from {self.chunk_count} chunks{of}{path}>"
+        chunks = f"{self.chunk_count} chunk{'s' * (self.chunk_count != 1)}"
+        return f"{entries} from {chunks}{of}"
 
     @property
     def counts_calls(self) -> bool:

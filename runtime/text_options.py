@@ -25,7 +25,11 @@ class ChunkOptions(Options):
 
     n_ctx: int = option(512, "-c", "--ctx-size", metavar="N", help="tokens per chunk")
     chunks: int = option(
-        -1, "--chunks", least=-1, metavar="N", help="evaluate at most N chunks; -1, 0: all"
+        -1,
+        "--chunks",
+        least=-1,
+        metavar="N",
+        help="evaluate at most N chunks of each text; -1, 0: all",
     )
     batch_tokens: int = option(
         2048, "-b", "--batch-size", least=1, metavar="N", help="tokens per pass, in whole chunks"

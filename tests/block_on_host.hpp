@@ -44,6 +44,10 @@ alignas(256) uint8_t shared_memory[SHARED_MEMORY + 4096];   // after the end is 
 struct Copy { uint32_t to; const uint8_t* from; };
 typedef std::vector<Copy> Group;
 static std::vector<Group> copies[MOST_FIBERS];   // of each thread; the last group is open
+struct Overlap { bool waited, early, late; };    // has waited for the launch before; has let the next one start before, and after that
+static Overlap overlaps[MOST_FIBERS];            // of each thread of the last block
+extern "C" bool starts_early(int thread) { return overlaps[thread].early; }
+extern "C" bool starts_late(int thread) { return overlaps[thread].late; }
 
 inline void __syncwarp() { wait_for_warp(true); }
 inline void __syncthreads() { wait_for_block(); }
@@ -51,7 +55,10 @@ UNSEEN static void set_index(int thread) { threadIdx.x = thread; }
 
 // body() by `threads` threads of one block. False if some wait at a barrier that others have left out.
 template <class F> static bool run_block(int threads, F body) {
-  for (int t = 0; t < threads; ++t) copies[t].assign(1, {});
+  for (int t = 0; t < threads; ++t) {
+    copies[t].assign(1, {});
+    overlaps[t] = {};
+  }
   return run_threads(threads, (blockIdx.x + blockIdx.y) % 2, body, set_index);
 }
 
@@ -70,8 +77,11 @@ template <class T> inline T __shfl_xor_sync(uint32_t, T v, int by) {
 }
 
 // What matvec/instructions.cuh has.
-inline void wait_for_predecessor() {}
-inline void allow_successor() {}
+inline void wait_for_predecessor() { overlaps[threadIdx.x].waited = true; }
+inline void allow_successor() {
+  Overlap& mine = overlaps[threadIdx.x];
+  (mine.waited ? mine.late : mine.early) = true;
+}
 inline float4 load_now(const float4* at) { return *at; }
 inline void prefetch(const float*) {}
 inline uint32_t shared_address(const void* p) { return uint32_t((const uint8_t*)p - shared_memory); }

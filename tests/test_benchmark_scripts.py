@@ -10,19 +10,17 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_help(script, monkeypatch, capsys):
-    """`python benchmarks/NAME.py --help`, run in this process, imports what it needs, and the help
-    names the command.
-    """
+def run_script(script, words, monkeypatch):
+    """Run `python benchmarks/NAME.py WORDS` in this process, and return what it exits with."""
     if "from cuda import core" in script.read_text():
         pytest.importorskip("cuda.core")
-    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    monkeypatch.setattr(sys, "argv", [str(script), *words])
     monkeypatch.syspath_prepend(str(FOLDER))
     before = set(sys.modules)
     try:
@@ -31,8 +29,27 @@ def test_help(script, monkeypatch, capsys):
     finally:  # a script may import another one under a short name
         for name in {path.stem for path in SCRIPTS} - before:
             sys.modules.pop(name, None)
-    assert stopped.value.code == 0
+    return stopped.value.code
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_help(script, monkeypatch, capsys):
+    """A script imports what it needs, and its help names the command."""
+    assert run_script(script, ["--help"], monkeypatch) == 0
     assert f"python benchmarks/{script.name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("attention", "copy_rate", "cuda_runtime", "expert_slots", "latent_prompts", "matvec"),
+        *("reads", "step_times llama-8b:IQ4_K,layers=2", "step_types"),
+    ],
+)
+def test_scripts_for_gpus_say_that_there_is_none(command, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    name, *words = command.split()
+    assert run_script(FOLDER / f"{name}.py", words, monkeypatch) == "no CUDA device found"
 
 
 def test_a_table_of_models_on_several_gpus(tmp_path, monkeypatch, capsys):

@@ -179,6 +179,7 @@ def test_texts_and_names_in_the_c_locale(tmp_path):
 def test_a_repr_is_one_line(gguf):
     matrix = Imatrix({"w": Entry(np.ones((1, 4)), np.array([5]))}, 2, 512, path="m.gguf")
     assert repr(matrix) == "<Imatrix 1 entry from 2 chunks of 512 tokens: m.gguf>"
+    assert Imatrix(chunk_count=1).contents == "0 entries from 1 chunk"
     with iqforge.open_source(gguf) as source, iqforge.open_source(DEMO) as checkpoint:
         weights = f"{sum(tensor.n_elements for tensor in source.tensors):,} weights"
         assert repr(source) == f"<GGUFFile llama, 47 tensors, {weights}: {gguf}>"

@@ -418,7 +418,7 @@ def test_commands(model, tmp_path, capsys):
     assert main(["imatrix-convert", b, str(tmp_path / "c.dat")]) == 0
     assert "8 entries from 2 chunks of 32 tokens" in capsys.readouterr().out
     for wrong, message in (
-        ([], "-f TEXT is needed"),
+        ([], "-f TEXT or -p TEXT is needed"),
         (["-f", a, "-p", "x"], "not both"),
         (["-f", a, "-p", ""], "not both"),
         (["-f", a], "-m MODEL is needed"),

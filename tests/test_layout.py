@@ -11,6 +11,8 @@ import ast
 import functools
 import itertools
 import re
+import shutil
+import subprocess
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -19,6 +21,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOT_FILES = {"__init__.py", "__main__.py", "cli.py", "errors.py", "version.py"}
+OTHER_ROOT_FILES = {
+    ".gitignore",
+    ".pre-commit-config.yaml",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "README.md",
+    "constraints.txt",
+    "py.typed",
+    "pyproject.toml",
+}
 NOT_PRODUCT = {"tests", "benchmarks", "docs", "build", "dist"}
 
 # A folder may import from folders of a lower number only, and from itself. The files of the root
@@ -251,6 +264,17 @@ def test_no_import_upwards() -> None:
 
 def test_root_files() -> None:
     assert {p.name for p in ROOT.glob("*.py")} == ROOT_FILES
+
+
+def test_committed_root_files() -> None:
+    """Outputs of a command are easily committed by mistake."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("this is no clone, or there is no git")
+    listing = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True
+    )
+    committed = {name for name in listing.stdout.splitlines() if "/" not in name}
+    assert committed == ROOT_FILES | OTHER_ROOT_FILES
 
 
 def test_sizes_of_folders() -> None:

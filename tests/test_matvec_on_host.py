@@ -2,6 +2,7 @@
 masks and sums.
 """
 
+import ctypes
 import shutil
 from functools import partial
 
@@ -308,7 +309,9 @@ def test_pairs_of_rows(build):
 
 @pytest.mark.parametrize("position", [0, 9])
 def test_a_product_that_knows_the_position(build, position):
-    """The result is the same on both sides of where attention may start at once."""
+    """The result is the same on both sides of where attention may start at once: before that it
+    starts after the wait.
+    """
     type, cols = ggml_type("IQ4_K"), 768
     cut = plan(type, cols, 1, mp.NORM_MATVEC)
     m, h, w, out = matrix("IQ4_K", 22, cols), draw(1, cols), draw(cols, seed=2), torch.zeros(1, 22)
@@ -318,6 +321,10 @@ def test_a_product_that_knows_the_position(build, position):
     at = torch.tensor([position], dtype=torch.int32)
     start(library, cut, 1, [m], h, w, EPS, m.data, out, m.rows, 0, m.rows, *none, at, 5)
     assert_close(out, normed(h, w) @ weights(m)[0].T)
+    threads = range(32 * cut.warps)
+    library.starts_early.restype = library.starts_late.restype = ctypes.c_bool
+    assert {library.starts_early(thread) for thread in threads} == {position >= 5}
+    assert {library.starts_late(thread) for thread in threads} == {True}
 
 
 def test_rows_are_taken_in_pairs_where_no_warp_has_more_of_them():

@@ -430,7 +430,7 @@ def test_help_has_the_default_of_its_command(capsys):
     for command, default in (("perplexity", "-1"), ("sensitivity", "16")):
         assert cli.main(["help", command]) == 0
         help = " ".join(capsys.readouterr().out.split())
-        assert f"evaluate at most N chunks; -1, 0: all (default: {default})" in help
+        assert f"evaluate at most N chunks of each text; -1, 0: all (default: {default})" in help
 
 
 @pytest.mark.parametrize(

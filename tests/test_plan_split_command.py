@@ -59,8 +59,10 @@ def test_json_has_the_plan_and_the_prediction(capsys):
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next", "gpt_oss_mxfp4"])
 def test_files_are_planned(capsys, name):
     path = shared(f"golden/convert/{name}/expected-f32.gguf")
+    assert main(["plan-split", "-m", str(path), "-ts", "1,1"]) == 0
+    by_flag = capsys.readouterr().out
     assert main(["plan-split", str(path), "-ts", "1,1"]) == 0
-    assert "2 ranks" in capsys.readouterr().out
+    assert "2 ranks" in by_flag and capsys.readouterr().out == by_flag
 
 
 @pytest.mark.parametrize(

@@ -344,7 +344,9 @@ def test_types_that_are_refused_without_importances(bf16, capsys):
             main(["quantize", "--dry-run", str(bf16), preset]) == 1
             and "--imatrix" in capsys.readouterr().err
         )
-        with pytest.raises(ImatrixError, match="blk.1.attn_q.weight.*needs importances"):
+        with pytest.raises(
+            ImatrixError, match="gguf, tensor .blk.1.attn_q.weight.*needs importances"
+        ):
             iqforge.quantize_model(
                 bf16, None, preset, imatrix_of(bf16, without="blk.1.attn_q.weight"), dry_run=True
             )

@@ -189,6 +189,8 @@ def test_words():
         (["in", "Q4_0", "8", "9"], "unexpected argument '9'"),
         (["in", "a", "Q4_0", "b"], "invalid NTHREADS: 'b'"),
         (["in", "a", "Q4_0", "b", "Q4"], "Q4"),
+        (["in", "Q4_0", "b.gguf"], "OUT comes before TYPE"),
+        (["in", "b.gguf"], "TYPE is missing after 'b.gguf'"),
     ):
         with pytest.raises(iqforge.IqforgeError, match=message):
             parse_words(words)

@@ -282,6 +282,8 @@ def test_merged_while_quantizing(experts, tmp_path, type):
     assert contents(tmp_path / "split.gguf") == contents(tmp_path / "apart.gguf")
     with pytest.raises(UsageError, match="no merged gate and up"):
         iqforge.quantize_model(experts, tmp_path / "none.gguf", type, gate_up="part", **options)
+    with pytest.raises(UsageError, match="of its experts are merged already"):
+        iqforge.merge_gate_up(tmp_path / "source.gguf", tmp_path / "none.gguf")
 
 
 def test_merged_experts_find_their_importances(experts, tmp_path):

@@ -158,6 +158,7 @@ def test_yaml(tmp_path):
         "r.yml:5 b=q6_K",
     ]
     assert read_recipe(write(tmp_path, "", "e.yaml")) == {}
+    assert read_recipe(write(tmp_path, "type: IQ4_K", "t.yaml")) == {"type": "IQ4_K"}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,7 @@ def test_yaml(tmp_path):
             "r.yaml:2: duplicate key 'preset', first at r.yaml:1",
         ),
         ("custom_q:\n  a: q8_0\n  a: q6_K", UsageError, "r.yaml:3: duplicate key 'a'"),
+        ("preset: Q4_0\ntype: Q5_0", UsageError, "r.yaml:2: 'type' is another word for 'preset'"),
         (
             "output_tensor_type: a\noutput-tensor-type: b",
             UsageError,

@@ -123,12 +123,17 @@ def plan_gate_up(source: Source, undo: bool = False) -> list[PlannedMerge]:
                 plan.append(_merged(source, gate, up, merged, tensors))
             seen.add(tensor.name)
     if not any(planned.changed for planned in plan):
-        raise UsageError(
-            "has no"
-            f" {'merged gate and up' if undo else 'experts whose gate and up could be merged'}",
-            file=source.path,
-        )
+        raise UsageError(_nothing_to_do(source, undo), file=source.path)
     return plan
+
+
+def _nothing_to_do(source: Source, undo: bool) -> str:
+    if undo:
+        return "has no merged gate and up"
+    roles = {TensorName.parse(tensor.name).role for tensor in source.tensors}
+    if _MERGED in roles:
+        return "gate and up of its experts are merged already"
+    return "has no experts whose gate and up could be merged"
 
 
 def _merged(

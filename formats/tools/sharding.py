@@ -124,7 +124,7 @@ class OutputPlan:
         where = f"{self.paths[0]}" + (
             f" and {len(self.paths) - 1} more shards" if len(self.paths) > 1 else ""
         )
-        free = f"; {self.free_bytes / 1e9:.1f} GB are free" if self.free_bytes >= 0 else ""
+        free = f"; {self.free_bytes / 1e9:.2f} GB are free" if self.free_bytes >= 0 else ""
         return f"{where}: {n_tensors} tensors, {self.n_bytes / 1e6:.2f} MB{free}"
 
     def check_space(self) -> None:

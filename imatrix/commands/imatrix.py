@@ -161,7 +161,7 @@ def _collect(args: argparse.Namespace, api) -> int:
 
 def _combine(args: argparse.Namespace, api) -> int:
     if not args.in_files:
-        raise UsageError("-f TEXT is needed")
+        raise UsageError("-f TEXT or -p TEXT is needed")
     if args.cold_experts in ("neighbours", "all-experts"):
         raise UsageError(f"--cold-experts {args.cold_experts} needs a model and a text")
     given = [
@@ -205,11 +205,7 @@ def _say(imatrix: Imatrix, args: argparse.Namespace) -> None:
                 else f"{entry.counts[0]}"
             )
             print(f"{printable(name)}: {entry.shape[0]} x {entry.shape[1]}, {counts} {unit}")
-    size = "" if imatrix.counts_calls else f" of {imatrix.chunk_size} tokens"
-    print(
-        f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks{size} written to"
-        f" {printable(args.output, 400)}"
-    )
+    print(f"{imatrix.contents} written to {printable(args.output, 400)}")
 
 
 class _TextWeight(argparse.Action):

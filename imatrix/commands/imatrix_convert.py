@@ -20,9 +20,5 @@ def run(args: argparse.Namespace, api) -> int:
     """Write the file in the other layout, print how much it holds, and return 0."""
     options = ConvertFileOptions.from_flags(args)
     imatrix = api.convert_imatrix(args.input, args.output, options=options)
-    size = "" if imatrix.counts_calls else f" of {imatrix.chunk_size} tokens"
-    print(
-        f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks{size} written to"
-        f" {printable(args.output, 400)}"
-    )
+    print(f"{imatrix.contents} written to {printable(args.output, 400)}")
     return 0

@@ -128,6 +128,8 @@ def parse_words(
     elif not rest:
         raise UsageError(f"expected {USAGE}")
     elif not second:
+        if len(rest) == 1 and _is_file(rest[0]):
+            raise UsageError(f"TYPE is missing after '{rest[0]}': expected {USAGE}")
         raise UnknownTypeError(_unknown(rest[1] if len(rest) > 1 else rest[0]))
     else:
         pairs, rest = rest, rest[len(rest) - len(rest) % 2 :]
@@ -138,6 +140,8 @@ def parse_words(
     try:
         return src, outputs, max(0, int(rest[0])) if rest else 0
     except ValueError:
+        if _is_file(rest[0]):
+            raise UsageError(f"OUT comes before TYPE: expected {USAGE}") from None
         raise UsageError(f"invalid NTHREADS: '{rest[0]}' is not a number") from None
 
 
@@ -146,6 +150,10 @@ def type_name(word: str) -> str:
     from ...formats.ftypes import file_type
 
     return word.upper() if word.upper() in (COPY, AUTO) else file_type(word).name
+
+
+def _is_file(word: str) -> bool:
+    return word.lower().endswith(".gguf")
 
 
 def _known(word: str) -> str | None:

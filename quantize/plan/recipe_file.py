@@ -157,6 +157,8 @@ def _from_yaml(text: str, name: str) -> dict[str, Any]:
             raise UsageError(f"{place}: unknown key '{key}'{_nearest(known, KEYS)}")
         field, read = KEYS[known]
         if field in fields:
+            if key == "type":
+                raise UsageError(f"{place}: 'type' is another word for 'preset', which is given")
             raise UsageError(f"{place}: duplicate key '{key}'")
         fields[field] = read(node, name, key)
     return fields
@@ -239,6 +241,7 @@ def _rule_list(node: yaml.Node, name: str, key: str) -> list[Rule]:
 # Keys of a YAML recipe: the field of Recipe that each sets, and the function that reads its value.
 KEYS: dict[str, tuple[str, Callable[[yaml.Node, str, str], Any]]] = {
     "preset": ("type", _scalar),
+    "type": ("type", _scalar),
     "rules": ("rules", _scalar),
     "custom_q": ("custom_q", _rule_list),
     "tensor_type": ("tensor_patterns", _rule_list),

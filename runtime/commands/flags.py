@@ -52,7 +52,7 @@ def add_chunk_flags(
         action="append" if several_texts else "store",
         help="UTF-8 text to evaluate"
         + (" (repeatable)" if several_texts else "")
-        + (", or 'default', which comes with iqforge" if default_text else ""),
+        + (", or 'default', five texts that come with iqforge" if default_text else ""),
     )
     ChunkOptions.add_flags(parser, only=("n_ctx", "chunks", "batch_tokens"), **defaults)
 

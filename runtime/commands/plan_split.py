@@ -26,6 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
+        "-m", "--model", dest="named_model", metavar="MODEL", help="another way to name MODEL"
+    )
+    parser.add_argument(
         "--synthetic",
         metavar="SHAPE:TYPE",
         help="a model of a known shape instead, such as llama-70b:IQ4_K",
@@ -85,8 +88,9 @@ def run(args: argparse.Namespace, api) -> int:
     exactly one model is named.
     """
     spec = args.simulate or args.synthetic
-    if (args.model is None) == (spec is None):
+    if sum(given is not None for given in (args.model, args.named_model, spec)) != 1:
         raise UsageError("exactly one of MODEL and --synthetic SHAPE:TYPE is needed")
+    args.model = args.model or args.named_model
     if args.simulate and args.synthetic:
         raise UsageError("--simulate and --synthetic both name a model")
     for flag, value, least in (
