@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from .cache import cached, is_cached, share_between_processes, sources_digest
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep the garbage collector from running in the block, unless another thread turns it on. A
+    compiler makes millions of objects that stay until it is done; each run would visit them again.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _compiled(function: Callable, **options: Any) -> Any:
@@ -18,6 +34,7 @@ def _compiled(function: Callable, **options: Any) -> Any:
         found: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
         if found is not function:  # as it is with NUMBA_DISABLE_JIT
             share_between_processes(found._cache)
+            found.compile = without_collection()(found.compile)
         return found
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
@@ -49,7 +66,8 @@ def compiled_callback(
         )
         found.enable_caching()
         share_between_processes(found._cache)
-        found.compile()
+        with without_collection():
+            found.compile()
         return found
 
     return cached(compile_, function)
