@@ -35,10 +35,24 @@ def _compiled(function: Callable, **options: Any) -> Any:
         if found is not function:  # as it is with NUMBA_DISABLE_JIT
             share_between_processes(found._cache)
             found.compile = without_collection()(found.compile)
+            found.get_call_template = _of_any_integer(found.get_call_template)
         return found
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
     return cached(compile_, function)
+
+
+def _of_any_integer(call_template: Callable) -> Callable:
+    """Return numba's `call_template`, which types a call, for constant integers as for any others:
+    numba would compile the called function again for each constant, although it becomes part of its
+    callers, where the constant is known.
+    """
+    from numba.core.types import unliteral
+
+    return lambda arguments, keywords: call_template(
+        tuple(map(unliteral, arguments)),
+        {name: unliteral(kind) for name, kind in keywords.items()},
+    )
 
 
 def compiled_callback(
