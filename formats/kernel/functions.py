@@ -106,6 +106,15 @@ def internal_function(function: Callable, **options: bool) -> Any:
     return dispatcher
 
 
+def part_function(function: Callable) -> Any:
+    """`function` as a part of the source of its caller, so that one function is compiled instead of
+    two. It is for those with one caller. One that is already compiled is returned as it is.
+    """
+    import numba
+
+    return function if hasattr(function, "py_func") else numba.njit(inline="always")(function)
+
+
 def inlined_function(function: Callable) -> Any:
     """`function` compiled into each caller, whatever its length: a loop that contains a call is not
     turned into vector instructions.

@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .functions import CompiledLoop, device_function, inlined_function, internal_function
+from .functions import (
+    CompiledLoop,
+    device_function,
+    inlined_function,
+    internal_function,
+    part_function,
+)
 
 # The arguments are arrays whose first two axes are (row, block); a per-row argument has one axis
 # less.
@@ -59,6 +65,9 @@ def over_blocks(
     named in `per_row` get (row,) only, those in `per_column` (block,) only; those in `shared` are
     passed through (scratch space). The first parameter sets the number of rows and blocks and must
     be per block.
+
+    A plain function becomes a part of the loop. A `device_function` stays a function of its own: it
+    is for those in which the compiler finds more vector instructions that way.
     """
     plain = getattr(function, "py_func", function)
     names = list(inspect.signature(plain).parameters)
@@ -73,7 +82,7 @@ def over_blocks(
         name=name, parameters=", ".join(names), first=names[0], arguments=arguments
     )
     return CompiledLoop(
-        _defined(source, name, inspect.getfile(plain), {"one_block": device_function(function)})
+        _defined(source, name, inspect.getfile(plain), {"one_block": part_function(function)})
     )
 
 
