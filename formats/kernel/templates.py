@@ -42,11 +42,12 @@ def from_source(
     file: the path of the module it belongs to, where numba looks for a source file and keeps the
     code. inline: compile it into each caller, as `inlined_function` does.
     """
-    function = _defined(source, name, file, names)
+    function = defined(source, name, file, names)
     return inlined_function(function) if inline else device_function(function)
 
 
-def _defined(source: str, name: str, file: str, names: dict[str, Any]) -> Callable:
+def defined(source: str, name: str, file: str, names: dict[str, Any]) -> Callable:
+    """The plain function of `from_source`."""
     namespace: dict[str, Any] = {"__name__": __name__, "__file__": file} | names
     exec(compile(source, file, "exec"), namespace)
     return namespace[name]
@@ -82,7 +83,7 @@ def over_blocks(
         name=name, parameters=", ".join(names), first=names[0], arguments=arguments
     )
     return CompiledLoop(
-        _defined(source, name, inspect.getfile(plain), {"one_block": part_function(function)})
+        defined(source, name, inspect.getfile(plain), {"one_block": part_function(function)})
     )
 
 
