@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -16,7 +17,12 @@ import iqforge
 import numba
 import numpy as np
 import pytest
-from iqforge.formats.kernel import CompiledLoop, locked, share_between_processes
+from iqforge.formats.kernel import (
+    CompiledLoop,
+    device_function,
+    locked,
+    share_between_processes,
+)
 from numba.core.caching import IndexDataCacheFile
 
 PROCESSES, ENTRIES = 4, 40
@@ -127,6 +133,23 @@ def test_loops_use_it(tmp_path, monkeypatch):
     again = CompiledLoop(added)
     again(x, x.copy())
     assert again._dispatcher.stats.cache_hits
+
+
+def test_calls_with_different_constants_share_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path))
+
+    @device_function
+    def add(x, number):
+        x[0] += number
+
+    def add_some(x):
+        add(x, 1)
+        add(x, 2)
+
+    x = np.zeros(1)
+    CompiledLoop(add_some)(x)
+    assert x[0] == 3 and len(add.overloads) == 1
+    assert gc.isenabled()  # it is off while code is compiled
 
 
 UNCOMPILED = """

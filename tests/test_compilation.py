@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import UnsupportedTypeError
+from iqforge.formats.codecs.codec import decode
 from iqforge.formats.codecs.scalars import nearest_half
 from iqforge.formats.kernel import rehearse
+from iqforge.formats.types import ggml_type
 from iqforge.quantize.report.bars import compile_line
 from iqforge.quantize.run.compilation import compile_ahead, missing_tasks
 from iqforge.quantize.run.compile_task import CompileProgress, CompileTask
@@ -126,3 +128,20 @@ def test_lines():
     assert compile_line(tasks[1:2], 0.1) == "compiling the decoder of IQ4_KT (once, about 1 s)"
     rounding = [CompileTask("decode", "Q4_0"), CompileTask("round", "Q4_0")]
     assert compile_line(rounding, 3) == "compiling the rounding to Q4_0 (once, about 3 s)"
+
+
+@pytest.mark.parametrize("name", ["IQ4_K", "IQ4_KS"])
+def test_a_decoder_is_compiled_once_for_all_rows(name):
+    """One of bytes that can be written, as just made, or not, as in a file; of one row or more; and
+    with a row header or without one.
+    """
+    size = ggml_type(name).row_bytes(256)
+
+    def work():
+        for rows in (1, 2):
+            for writeable in (True, False):
+                data = np.zeros((rows, size), dtype=np.uint8)
+                data.flags.writeable = writeable
+                decode(name, data, 256)
+
+    assert len(rehearse(work)) == 1

@@ -194,6 +194,15 @@ def block_decoder(type: GGMLType, as_weights: bool = False) -> tuple[Callable, n
     return function, np.float32(PRODUCT_FACTORS.get(type.name, 1) if as_weights else 1)
 
 
+def _loop_argument(data: np.ndarray) -> np.ndarray:
+    """Return columns of rows of bytes as a contiguous read-only array: others, as most slices of
+    several rows are, would compile a loop again.
+    """
+    found = np.ascontiguousarray(data).view()
+    found.flags.writeable = False
+    return found
+
+
 def _block_decoder(
     type: GGMLType, n_cols: int, as_weights: bool
 ) -> Callable[[np.ndarray, np.ndarray], None]:
@@ -201,11 +210,10 @@ def _block_decoder(
     blocks, head = n_cols // type.block_size, type.header_bytes
 
     def run(data: np.ndarray, out: np.ndarray) -> None:
-        body = data[:, head:].reshape(len(data), blocks, type.block_bytes)
+        body = _loop_argument(data[:, head:]).reshape(len(data), blocks, type.block_bytes)
         values = out.reshape(len(data), blocks, type.block_size)
         if head:
-            # contiguous, as a slice of a single row is: other arrays compile the loop again
-            heads = np.ascontiguousarray(data[:, :head])
+            heads = _loop_argument(data[:, :head])
             over_blocks(function, per_row=("head",))(body, heads, values)
         else:
             over_blocks(function)(body, values)

@@ -52,6 +52,7 @@ def iq2_k(block, out):
             out[i] = scale * IQ2NL_VALUES[half + q]
 
 
+@device_function
 def iq3_k(block, out):
     """Decode an IQ3_K block, uint8[110], to float32[256]: y = d*(2*scale + 1)*sign *
     IQ3NL_VALUES[8*half + q].
@@ -86,6 +87,7 @@ def iq4_k(block, out):
             out[16 * g + l] = scale * IQ4K_VALUES[half + q]
 
 
+@device_function
 def iq5_k(block, out):
     """Decode an IQ5_K block, uint8[176], to float32[256]: y = d*(scale - 32) * IQ5NL_VALUES[32*half
     + q].

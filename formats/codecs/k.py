@@ -105,6 +105,7 @@ def q5_k(block, out):
             out[32 * s + l] = scale * np.float32(low | high << 4) - minimum
 
 
+@device_function
 def q6_k(block, out):
     """Decode a Q6_K block, uint8[210], to float32[256]: y = (d*scale)*(q - 32)."""
     d = read_half(block, 208)

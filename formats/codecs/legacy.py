@@ -60,6 +60,7 @@ def six_bits(block, i):
     return nibble | (np.int64(block[2 + (i & 7)]) >> (4 * (i >> 3 & 1) + 2 * (i >> 4)) & 3) << 4
 
 
+@device_function
 def q5_0(block, out):
     """Decode a Q5_0 block, uint8[22], to float32[32]: y = d*(q - 16)."""
     d = read_half(block, 0)
@@ -67,6 +68,7 @@ def q5_0(block, out):
         out[i] = d * np.float32(five_bits(block, 2, 6, i) - 16)
 
 
+@device_function
 def q5_0_r4(block, out):
     """Decode one row's Q5_0_R4 block, uint8[22], to float32[32]: y = d*q + (-16)*d."""
     d = read_half(block, 0)
@@ -74,6 +76,7 @@ def q5_0_r4(block, out):
         out[i] = d * np.float32(five_bits(block, 2, 6, i)) + np.float32(-16) * d
 
 
+@device_function
 def q5_1(block, out):
     """Decode a Q5_1 block, uint8[24], to float32[32]: y = d*q + m."""
     d = read_half(block, 0)
@@ -82,6 +85,7 @@ def q5_1(block, out):
         out[i] = d * np.float32(five_bits(block, 4, 8, i)) + m
 
 
+@device_function
 def q6_0(block, out):
     """Decode a Q6_0 block, uint8[26], to float32[32]: y = d*(q - 32)."""
     d = read_half(block, 0)
@@ -89,6 +93,7 @@ def q6_0(block, out):
         out[i] = d * np.float32(six_bits(block, i) - 32)
 
 
+@device_function
 def q6_0_r4(block, out):
     """Decode one row's Q6_0_R4 block, uint8[26], to float32[32]: y = d*q + (-32)*d."""
     d = read_half(block, 0)

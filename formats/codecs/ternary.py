@@ -35,6 +35,7 @@ from ..kernel import device_function
 from .scalars import read_float, read_half
 
 
+@device_function
 def q1_0_g128(block, out):
     """Decode a Q1_0_G128 block, uint8[18], to float32[128]: y = d*(2*q - 1)."""
     d = read_half(block, 0)
@@ -72,6 +73,7 @@ def tq1_0(block, out):
         power *= 3
 
 
+@device_function
 def tq2_0(block, out):
     """Decode a TQ2_0 block, uint8[66], to float32[256]: y = d*(q - 1)."""
     d = read_half(block, 64)

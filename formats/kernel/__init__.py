@@ -19,12 +19,13 @@ from .functions import (
     inlined_function,
     rehearse,
 )
-from .templates import from_source, over_blocks, specialize, specialized_loop, unbound
+from .templates import defined, from_source, over_blocks, specialize, specialized_loop, unbound
 
 __all__ = [
     "Code",
     "CompiledLoop",
     "compiled_callback",
+    "defined",
     "device_function",
     "from_source",
     "inlined_function",

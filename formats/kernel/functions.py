@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from .cache import cached, is_cached, share_between_processes, sources_digest
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep the garbage collector from running in the block, unless another thread turns it on. A
+    compiler makes millions of objects that stay until it is done; each run would visit them again.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _compiled(function: Callable, **options: Any) -> Any:
@@ -18,10 +34,25 @@ def _compiled(function: Callable, **options: Any) -> Any:
         found: Any = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
         if found is not function:  # as it is with NUMBA_DISABLE_JIT
             share_between_processes(found._cache)
+            found.compile = without_collection()(found.compile)
+            found.get_call_template = _of_any_integer(found.get_call_template)
         return found
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
     return cached(compile_, function)
+
+
+def _of_any_integer(call_template: Callable) -> Callable:
+    """Return numba's `call_template`, which types a call, for constant integers as for any others:
+    numba would compile the called function again for each constant, although it becomes part of its
+    callers, where the constant is known.
+    """
+    from numba.core.types import unliteral
+
+    return lambda arguments, keywords: call_template(
+        tuple(map(unliteral, arguments)),
+        {name: unliteral(kind) for name, kind in keywords.items()},
+    )
 
 
 def compiled_callback(
@@ -49,7 +80,8 @@ def compiled_callback(
         )
         found.enable_caching()
         share_between_processes(found._cache)
-        found.compile()
+        with without_collection():
+            found.compile()
         return found
 
     return cached(compile_, function)
@@ -72,6 +104,15 @@ def internal_function(function: Callable, **options: bool) -> Any:
     dispatcher.add_overload = add_overload
     dispatcher._compile_for_args = refuse
     return dispatcher
+
+
+def part_function(function: Callable) -> Any:
+    """`function` as a part of the source of its caller, so that one function is compiled instead of
+    two. It is for those with one caller. One that is already compiled is returned as it is.
+    """
+    import numba
+
+    return function if hasattr(function, "py_func") else numba.njit(inline="always")(function)
 
 
 def inlined_function(function: Callable) -> Any:

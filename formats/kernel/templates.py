@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .functions import CompiledLoop, device_function, inlined_function, internal_function
+from .functions import (
+    CompiledLoop,
+    device_function,
+    inlined_function,
+    internal_function,
+    part_function,
+)
 
 # The arguments are arrays whose first two axes are (row, block); a per-row argument has one axis
 # less.
@@ -36,11 +42,12 @@ def from_source(
     file: the path of the module it belongs to, where numba looks for a source file and keeps the
     code. inline: compile it into each caller, as `inlined_function` does.
     """
-    function = _defined(source, name, file, names)
+    function = defined(source, name, file, names)
     return inlined_function(function) if inline else device_function(function)
 
 
-def _defined(source: str, name: str, file: str, names: dict[str, Any]) -> Callable:
+def defined(source: str, name: str, file: str, names: dict[str, Any]) -> Callable:
+    """The plain function of `from_source`."""
     namespace: dict[str, Any] = {"__name__": __name__, "__file__": file} | names
     exec(compile(source, file, "exec"), namespace)
     return namespace[name]
@@ -59,6 +66,9 @@ def over_blocks(
     named in `per_row` get (row,) only, those in `per_column` (block,) only; those in `shared` are
     passed through (scratch space). The first parameter sets the number of rows and blocks and must
     be per block.
+
+    A plain function becomes a part of the loop. A `device_function` stays a function of its own: it
+    is for those in which the compiler finds more vector instructions that way.
     """
     plain = getattr(function, "py_func", function)
     names = list(inspect.signature(plain).parameters)
@@ -73,7 +83,7 @@ def over_blocks(
         name=name, parameters=", ".join(names), first=names[0], arguments=arguments
     )
     return CompiledLoop(
-        _defined(source, name, inspect.getfile(plain), {"one_block": device_function(function)})
+        defined(source, name, inspect.getfile(plain), {"one_block": part_function(function)})
     )
 
 

@@ -41,8 +41,7 @@ class CompileTask:
     """Work on rows of one type: "search" quantizes them, "decode" decodes them, "round" rounds them
     with second moments.
 
-    weighted: with importances. as_weights: see `formats.codecs.codec.decode`. Rows that are decoded
-    as weights were just made; other rows are read-only parts of a file.
+    weighted: with importances. as_weights: see `formats.codecs.codec.decode`.
     """
 
     kind: str
@@ -76,7 +75,6 @@ class CompileTask:
             _round(type, n_cols)
         else:
             data = np.zeros((rows, type.row_bytes(n_cols)), dtype=np.uint8)
-            data.flags.writeable = self.as_weights
             decode(type, data, n_cols, as_weights=self.as_weights)
 
     def missing(self) -> list[Code]:

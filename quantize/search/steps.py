@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
 
-from ...formats.kernel import device_function, from_source
+from ...formats.kernel import defined, device_function
 from .lanes import LANES
 
 # Odd, so that threads that read one column of their groups use different banks of a GPU's shared
@@ -71,16 +71,6 @@ class Steps:
         """Functions that the source of `loops` calls."""
         return {f"step{n}": step for n, (_, step) in enumerate(self.steps)}
 
-    def in_sequence(self, file: str) -> Callable:
-        """Return the compiled search(x, w, own, groups, lanes), which makes one call after another.
-        file: the caller's __file__, for the cache.
-        """
-        name = f"search_{self.name}"
-        source = f"def {name}(x, w, own, groups, lanes):\n" + self.loops(
-            "for i in range({calls}):\n"
-        )
-        return from_source(source, name, file, self.names)
-
 
 @dataclass(frozen=True)
 class BlockSearch:
@@ -107,7 +97,7 @@ class BlockSearch:
         return once + "write(block, own, groups)\n"
 
     def in_sequence(self) -> Callable:
-        """Return the compiled search(x, w, block, own, groups, lanes) for one block."""
+        """Return the search(x, w, block, own, groups, lanes) for one block, to be compiled."""
         return _in_sequence(self)
 
 
@@ -146,19 +136,15 @@ class RowSearch:
         )
 
     def in_sequence(self) -> Callable:
-        """Return the compiled search(x, w, head, blocks, own, groups, lanes) for one row."""
+        """Return the search(x, w, head, blocks, own, groups, lanes) for one row, to be compiled."""
         return _in_sequence(self)
 
 
 @functools.cache  # a new function would be loaded or compiled again
 def _in_sequence(search: BlockSearch | RowSearch) -> Callable:
     source = (
-        f"def {search.name}({search.parameters}):\n    search(x, w, own, groups, lanes)\n"
+        f"def {search.name}({search.parameters}):\n"
+        + search.steps.loops("for i in range({calls}):\n")
         + search.end("    ", "    for b in range(len(blocks)):\n        ")
     )
-    return from_source(
-        source,
-        search.name,
-        search.file,
-        {"search": search.steps.in_sequence(search.file)} | search.writers,
-    )
+    return defined(source, search.name, search.file, search.steps.names | search.writers)
