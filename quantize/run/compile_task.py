@@ -23,12 +23,12 @@ _ROUNDED_COLUMNS = 512  # two blocks or more, as errors are fed back from one to
 
 # Seconds that compiling a search takes on one core of 2023, by the beginning of the type's name.
 _SECONDS = {
-    "IQ2_KL": 7, "IQ4_KSS": 6, "IQ1_KT": 4, "IQ2_KT": 4, "IQ3_KT": 4, "IQ4_KT": 4, "IQ2_XX": 4,
-    "IQ2_XS": 3, "IQ2_S": 3, "IQ3_XX": 3, "IQ3_S": 3, "IQ1_S": 3, "IQ1_M": 3, "IQ1_BN": 2,
-    "IQ2_BN": 1, "IQ4_NL": 2, "IQ": 5, "Q2_K": 4, "Q4_K": 4, "Q5_K": 4, "Q3_K": 5, "Q6_K": 5,
+    "IQ2_KL": 5, "IQ4_KSS": 5, "IQ1_KT": 3, "IQ2_KT": 4, "IQ3_KT": 3, "IQ4_KT": 3, "IQ2_XX": 3,
+    "IQ2_XS": 2, "IQ2_S": 2, "IQ3_XX": 2, "IQ3_S": 2, "IQ1": 2, "IQ2_BN": 1, "IQ4_NL": 1, "IQ": 3,
+    "Q2_K": 3, "Q3_K": 4, "Q4_K": 3, "Q5_K": 2, "Q6_K": 3,
 }  # fmt: skip
-_OTHER_SECONDS = 2.0
-_DECODER_SECONDS = 0.5
+_OTHER_SECONDS = 1.0
+_DECODER_SECONDS = 0.2
 # The same of rounding with second moments; of the types that share code, one compiles it.
 _ROUNDING_SECONDS = {"IQ1_S": 5, "IQ1_M": 5, "IQ2_KL": 5, "IQ4_KSS": 7, "IQ1_KT": 9, "IQ2_KT": 9,
     "IQ3_KT": 9, "IQ4_KT": 9}  # fmt: skip
