@@ -38,6 +38,7 @@ _MOST_SPREAD = 68 << 10  # bytes of activations that are in four bytes each: the
 _RING = 80 << 10
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
+_FEWEST_WARPS = 2  # of a block, where activations leave no room for more rings
 _WHOLE_STEPS = 3  # rows of so many steps are one stage
 _DOWN_AHEAD = 2
 _STAGE_STEPS = 2
@@ -204,7 +205,7 @@ def cut_in_parts(
         return stage_rows * stage_bytes(type, cols, k, joinable and k == steps)
 
     warps = _WARPS
-    while warps > 4 and fewest * warps * slot(1) > shared_space_of(type, limit) - x:
+    while warps > _FEWEST_WARPS and fewest * warps * slot(1) > shared_space_of(type, limit) - x:
         warps //= 2
     few = granule(type) == 32 and 8 * type.block_bytes < _FEW_BITS * type.block_size
     wanted_steps = _MORE_STAGE_STEPS if few else _STAGE_STEPS

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from ...errors import ShapeError
+from ...formats.types import GGMLType
 from ..common.gating import Gating
 from ..compile.launch import device_index, function, launch
 from ..packed.matrix import PackedMatrix
@@ -39,6 +40,7 @@ from .plan import (
     MOST_ROWS,
     NAMES,
     NORM_MATVEC,
+    DeviceLimits,
     limits,
     shared_space_of,
 )
@@ -168,54 +170,18 @@ def _product(
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
     between = {MATVEC_ADD: x, GATE_UP: parts[0][1]}.get(kind)  # gate and up give it, down takes it
     half = between is not None and between.dtype == torch.bfloat16
-    check_tensor(
-        "activations",
-        x,
-        (n, cols),
-        device,
-        torch.bfloat16 if half and kind == MATVEC_ADD else torch.float32,
-    )
-    if not 1 <= n <= MOST_ROWS:
-        raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
-    if norm_weight is not None and kind == MATVEC_ADD:
-        check_tensor("bias", norm_weight, (parts[0][2],), device)
-    elif norm_weight is not None:
-        check_tensor("weights of the norm", norm_weight, (cols,), device)
-    if join is not None:
-        check_tensor("weights of the norm after a branch", join.weight, (cols,), device)
-        check_tensor("result of a branch", join.delta, (n, cols), device)
-        check_tensor("stream after a branch", join.out, (n, cols), device)
-        options = (*options, "JOINS")
+    _check(kind, x, norm_weight, parts, half, join)
     scales = [m.scale for m, *_ in parts]
     scaled = any(scale != 1 for scale in scales)
-    options = (*options, *["SCALED"] * scaled)
-    for m, out, rows, _ in parts:
-        check_matrix(m, cols, device)
-        check_tensor(
-            "result",
-            out,
-            (n, rows),
-            device,
-            torch.bfloat16 if half and kind == GATE_UP else torch.float32,
-        )
+    options = (*options, *["JOINS"] * (join is not None), *["SCALED"] * scaled)
     index = device_index(device)
-    here = limits(index)
-    rows = parts[0][2] if kind == GATE_UP else sum(r for _, _, r, _ in parts)
-    at_once = n  # long rows of activations: some of them at a time
-    each = [r for _, _, r, _ in parts]
-    while at_once and here.plan(type, cols, at_once, kind, each).shared > shared_space_of(
-        type, here.shared
-    ):
-        at_once = -(-at_once // 2) if at_once > 1 else 0
+    here, each = limits(index), [rows for _, _, rows, _ in parts]
+    at_once = _rows_at_once(here, type, x, kind, each)
     late = attention is not None and is_late(type, n, kind, half, options)
+    rows = each[0] if kind == GATE_UP else sum(each)
     if late and here.plan(type, cols, n, kind, each).holds(rows, here.processors):
         # Copies of attention do not delay weights that are all in flight already.
         options = (*options, "LATE_BELOW")
-    if at_once < 1:
-        raise ShapeError(
-            f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
-            f" memory of {device}"
-        )
     with torch.cuda.device(index):
         for first in range(0, n, at_once):
             now = x[first : first + at_once]
@@ -241,14 +207,13 @@ def _product(
                 arguments += map(np.float32, scales + [1.0] * (3 - len(scales)))
             if attention is not None and "LATE_BELOW" in options:
                 arguments += [attention.position, np.int32(attention.full)]
+            # Fewer rows of activations at the end may allow more warps.
             cut = here.plan(type, cols, len(now), kind, each)
             matrices = len(parts) if kind == NORM_MATVEC else 1
             spec = product_spec(type, cols, len(now), kind, cut, matrices, half, options, gating)
-            # On every multiprocessor, also where there are few rows: see
-            # `DeviceLimits.shared_of`. Fewer x at the end may allow more warps.
             launch(
                 function(spec, NAMES[kind], index),
-                here.processors,
+                here.processors,  # also where there are few rows: see `DeviceLimits.shared_of`
                 32 * cut.warps,
                 now,
                 norm_weight,
@@ -257,3 +222,52 @@ def _product(
                 shared=here.shared_of(type, kind, cut),
                 pdl=pdl,
             )
+
+
+def _check(
+    kind: int,
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    parts: list[MatrixPart],
+    half: bool,
+    join: Join | None,
+) -> None:
+    """Raise ShapeError for tensors that do not fit. half: what is between gate and up, and down, is
+    bf16.
+    """
+    device, (n, cols) = x.device, x.shape
+    dtypes = {MATVEC_ADD: torch.float32, GATE_UP: torch.float32}
+    if half:
+        dtypes[kind] = torch.bfloat16
+    check_tensor("activations", x, (n, cols), device, dtypes[MATVEC_ADD])
+    if not 1 <= n <= MOST_ROWS:
+        raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
+    if norm_weight is not None and kind == MATVEC_ADD:
+        check_tensor("bias", norm_weight, (parts[0][2],), device)
+    elif norm_weight is not None:
+        check_tensor("weights of the norm", norm_weight, (cols,), device)
+    if join is not None:
+        check_tensor("weights of the norm after a branch", join.weight, (cols,), device)
+        check_tensor("result of a branch", join.delta, (n, cols), device)
+        check_tensor("stream after a branch", join.out, (n, cols), device)
+    for m, out, rows, _ in parts:
+        check_matrix(m, cols, device)
+        check_tensor("result", out, (n, rows), device, dtypes[GATE_UP])
+
+
+def _rows_at_once(
+    here: DeviceLimits, type: GGMLType, x: torch.Tensor, kind: int, each: list[int]
+) -> int:
+    """Return how many rows of activations fit shared memory at once, of matrices with `each` rows.
+    Raise ShapeError if none does.
+    """
+    n, cols = x.shape
+    space = shared_space_of(type, here.shared)
+    while n and here.plan(type, cols, n, kind, each).shared > space:
+        n = -(-n // 2) if n > 1 else 0
+    if not n:
+        raise ShapeError(
+            f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
+            f" memory of {x.device}"
+        )
+    return n

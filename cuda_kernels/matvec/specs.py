@@ -38,8 +38,8 @@ _ACROSS = 1
 # instruction cache: of experts, and of other matrices.
 _ROLLED_EXPERTS = ("IQ3_KT", "IQ5_K", "IQ5_KS", "IQ6_K", "Q8_K_R8", "Q8_K_R16")
 _ROLLED = ("IQ2_KT",)
-# Types whose products of a layer's input and of attention let the next launch start only when the
-# preceding one has ended. If it starts earlier, its first weights delay their activations
+# Types whose products of a layer's input and output projections let the next launch start only
+# when the preceding one has ended. If it starts earlier, its first weights delay their activations
 # (docs/benchmarks/cuda-history/products.md).
 _LATE = ("IQ4_K", "IQ4_KS", "IQ4_KSS", "IQ4_XS", "IQ5_K", "Q4_0", "Q4_K")
 
@@ -104,6 +104,7 @@ def product_spec(
         defines |= {"SHARED_SCALED": int(shared_scaled), "SOME_ABSENT": int(some_absent)}
         terms += "_biased" * biased + "_scaled" * scaled + f"_shared{shared}" * (shared > 0)
         terms += "_shared_scaled" * shared_scaled + "_absent" * some_absent
+        terms += "_tokens" * (not one_token)
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
     shape += "_spread" * plan.spread + "_joined" * plan.joined
