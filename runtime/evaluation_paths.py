@@ -80,7 +80,11 @@ class EvaluationPaths(OpenModel):
     @cached_property
     def _steps(self) -> StepPath | None:
         """Programs of steps on the CPU."""
-        if self.device.type != "cpu" or self.group is not None:
+        if self.device.type != "cpu":
+            return None
+        if self.group is not None:
+            if self.verbose is not None and self.group.rank == 0:
+                self.verbose("steps run layer by layer, in float32: there are several ranks")
             return None
         from .cpu.path import StepPath
 

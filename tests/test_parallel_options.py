@@ -284,6 +284,7 @@ def test_a_command_runs_as_ranks_and_prints_once(run):
     said = re.findall(r"^rank (\d) on cpu: weights of \d+\.\d MiB", err, re.MULTILINE)
     assert said == ["0", "1"] * 2
     assert err.count(f"{model}:\nrank 0 on cpu") == 2, "lines of several models name them"
+    assert err.count("steps run layer by layer, in float32: there are several ranks") == 2
 
 
 @pytest.mark.full
