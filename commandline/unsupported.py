@@ -40,6 +40,7 @@ _CONVERTER_FLAGS = {
     "big-endian files": "--bigendian",
     "the format of Mistral's own checkpoints, convert the one for transformers": "--mistral-format",
     "dense modules of sentence-transformers": "--sentence-transformers-dense-modules",
+    "the tokenizer of mistral-common": "--disable-mistral-community-chat-template",
     "a list of classes, see docs/reference/support.md": "--print-supported-models",
 }
 UNSUPPORTED = {flag: what for what, flags in _FLAGS.items() for flag in flags.split()}

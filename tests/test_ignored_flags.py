@@ -40,6 +40,7 @@ VALUES = {  # good ones, bad ones
     "-b": ("1 2048", "0 -1 x"),
     "-dt": ("0.1 -1 .5", "x 0,1"),
     "-lv": ("0 -1 4", "-2 high"),
+    "-ptc": ("-1 0 100", "-2 all"),
     "-lm": ("auto mmap+mlock dio", "fast mmap,dio"),
     "-np": ("1", "2 -1 0 one"),
     "-op": ("-1,0 26,1,27,0", "26 26,2 a,b"),

@@ -237,6 +237,7 @@ IGNORED = (
         "messages have no levels: --verbose adds some",
         *_number(-1, _MOST),
     ),
+    Ignored(("-ptc", "--print-token-count"), "tokens are counted at the end", *_number(-1, _MOST)),
     Ignored(("-co", "--color"), "text is printed without colours", *_SWITCH, "auto"),
 )
 BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
