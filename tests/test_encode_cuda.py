@@ -10,7 +10,7 @@ import pytest
 from iqforge.errors import UsageError
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.encode import encode
-from iqforge.quantize.searches import searches
+from iqforge.quantize.searches import search_tables, searches
 
 from .encode_cases import (
     N_COLS,
@@ -116,7 +116,7 @@ def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
     """
     import numba.cuda.dispatcher
     from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
-    from iqforge.quantize.cuda import encoder as cuda_searches
+    from iqforge.quantize.cuda import search_kernels
     from numba import cuda
 
     device = types.SimpleNamespace(compute_capability=(9, 0))
@@ -134,10 +134,11 @@ def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
             seen.append(kernel_cuda.inexact_instructions(ptx))
         kernel_cuda._compiling.exact = False
 
-    monkeypatch.setattr(cuda_searches, "compile_kernel", compile_only)
+    monkeypatch.setattr(search_kernels, "compile_kernel", compile_only)
     kernel_cuda._prepare()
     name, search = next(iter(searches()[kind].items()))
-    cuda_searches._kernel.__wrapped__(ggml_type(name), kind, search, 0, ())
+    tables = () if kind == "plain" else tuple((t.dtype.str, t.ndim) for t in search_tables(name))
+    search_kernels.search_kernel.__wrapped__(ggml_type(name), kind, search, 0, tables)
     assert seen[0] == []
     assert kind == "plain" or any("fma" in found for found in seen[1]), (
         "the check would not notice joined operations"
