@@ -226,6 +226,7 @@ JOINED = f"{DENSE}, const float* delta, const float* post, float post_eps, float
     [
         ("IQ4_K", 1, 768),
         ("BF16", 1, 800),
+        ("F32", 3, 352),
         pytest.param("IQ4_K", 1, 1280, marks=pytest.mark.full),
         ("IQ4_K", 3, 1280),
     ],
