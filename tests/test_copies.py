@@ -10,7 +10,7 @@ from iqforge.cuda_kernels.compile.nvrtc import compile_spec
 from iqforge.cuda_kernels.compile.spec import KernelSpec
 from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.cuda_kernels.matvec import plan as mp
-from iqforge.cuda_kernels.matvec.specs import product_spec
+from iqforge.cuda_kernels.matvec.specs import product_spec, specs
 from iqforge.formats.types import ggml_type
 
 from .cubin import opcodes
@@ -50,6 +50,13 @@ def test_products(name, kind):
     between = kind in (mp.MATVEC_ADD, mp.GATE_UP) and not type.is_float
     cut = HERE.plan(type, cols, n, kind, rows)
     check(product_spec(type, cols, n, kind, cut, len(rows), between))
+
+
+@pytest.mark.full
+def test_other_forms_of_products():
+    """With options, of several tokens, of experts with biases: those that are compiled ahead."""
+    for spec in specs():
+        check(spec)
 
 
 @pytest.mark.parametrize(
