@@ -48,9 +48,7 @@ template <class F> struct Activations {
   static constexpr int RECORD = F::FLOATS ? 0 : F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
   static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
 
-  // Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of both), or floats times the scale.
-  // Eight elements for each of the threads of whole warps: 8 v .. 8 v + 7 of a row, already normed. Four lanes have 32 with one scale.
-  // A scale that is not finite makes every product with it so, and is seen in the logits.
+  // Eight elements of each thread: 8 v .. 8 v + 7 of a row, already normed. By the threads of whole warps, but for a format with FLOATS.
   DEV void store(uint8_t* row, uint32_t v, const float (&f)[8]) {
     if constexpr (F::FLOATS) {
       #pragma unroll
@@ -59,6 +57,8 @@ template <class F> struct Activations {
     } else round(row, v, f);
   }
 
+  // Four lanes have 32 elements with one scale. Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of
+  // both), or floats times the scale. A scale that is not finite makes every product with it so, and is seen in the logits.
   DEV void round(uint8_t* row, uint32_t v, const float (&f)[8]) {
     float m = fabsf(f[0]);
     #pragma unroll

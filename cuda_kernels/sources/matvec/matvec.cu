@@ -1,4 +1,4 @@
-// Matrix-vector products on quantized weights for 1..8 rows of activations.
+// Matrix-vector products for 1..8 rows of activations.
 //
 // Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, ADVANCES (see feed.cuh), ROLLED (steps of a stage are a loop), MATRICES (1..3), BLOCKS (thread blocks per
 // multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
