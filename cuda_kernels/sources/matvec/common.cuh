@@ -116,7 +116,7 @@ DEV float square_of(const float4& f) { return f.x * f.x + f.y * f.y + f.z * f.z 
 // block of a launch does it for itself: that costs less than a kernel in front. Nothing else of the block runs meanwhile, so it is
 // short: 84 instructions for 8 elements, 104 with a norm. WAITS: waits for the kernel in front, once the norm's weights are on their way:
 // they come from device memory. All threads; no barrier at the end.
-template <class F, int ROWS, bool NORM, bool WAITS = true> DEV void quantize(const float* x, const float* weight, float (*sums)[WARPS], uint8_t* to) {
+template <class F, int ROWS, bool NORM, bool WAITS = true> DEV void take_activations(const float* x, const float* weight, float (*sums)[WARPS], uint8_t* to) {
   constexpr uint32_t VECTORS = COLS / 8, PADDED = Activations<F>::GRANULES * F::G / 8, ALL = ROWS * PADDED;
   constexpr uint32_t PER = (ALL + THREADS - 1) / THREADS;
   constexpr bool KEEP = PER <= 4;   // what a thread has stays in registers between the sum and the rounding
