@@ -15,12 +15,16 @@ from iqforge.formats.types import ggml_type
 
 from .cubin import opcodes
 
-HERE = mp.DeviceLimits(132, 232448, 115840, 114688)
-SHARED = 230 << 10
+HERE = mp.DeviceLimits(132, 232448, 115840, 114688)  # an H200
+SHARED = 225 << 10  # of attention there
 # LDGSTS with a vector register as its shared address, and with a uniform one added to it.
 COPY, COPY_BY_UNIFORM = 0xFAE, 0xDAE
-# Kernels that were compiled wrongly before addresses were kept apart.
-KNOWN = {("IQ2_KL", mp.GATE_UP), ("IQ3_KS", mp.MATVEC_ADD), ("IQ1_BN", mp.GATE_UP)}
+# Kernels that NVRTC 13.0 compiled wrongly before addresses were kept apart, and one with two rows
+# in a stage, of which NVRTC 13.5, too, made such copies then.
+KNOWN = {
+    *(("IQ2_KL", mp.GATE_UP), ("IQ3_KS", mp.MATVEC_ADD), ("IQ1_BN", mp.GATE_UP)),
+    ("Q4_0", mp.MATVEC_ADD),
+}
 KINDS = {
     mp.NORM_MATVEC: (4096, 1, [6144]),
     mp.MATVEC_ADD: (14336, 1, [4096]),
