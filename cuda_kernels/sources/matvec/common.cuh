@@ -41,7 +41,6 @@ DEV float quotient(float a, float b, float inverse) {
   return fmaf(fmaf(-b, q, a), inverse, q);
 }
 
-#ifdef STEPS
 template <class F> struct Activations {
   static constexpr int GRANULES = 32 * STEPS;              // of a row, padded with zeros to whole steps
   static constexpr int WORDS = F::SPREAD || F::FLOATS ? F::G / 4 : F::G / 16, PARTS = F::NEGATED ? 2 * WORDS : WORDS;
@@ -221,4 +220,3 @@ DEV float norm_factor(const float (&sums)[WARPS], float eps) {
   for (int i = 0; i < WARPS; i++) square += sums[i];
   return rsqrtf(square / COLS + eps);
 }
-#endif
