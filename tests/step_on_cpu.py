@@ -198,18 +198,12 @@ def with_terms(y, terms, ids):
     return y if terms.bias is None else y + terms.bias[ids.long()]
 
 
-def add_normed(x, h, *, bias=None, weight=None, eps=0.0):
-    kernel(_add_normed)(x, h, bias, weight, eps)
+def add_normed(x, h, weight, eps, *, bias=None):
+    kernel(_add_normed)(x, h, weight, eps, bias)
 
 
-def _add_normed(x, h, bias, weight, eps):
-    y = x if bias is None else x + bias
-    h += y if weight is None else normed(y, weight, eps)
-    x.zero_()
-
-
-@kernel
-def clear(x):
+def _add_normed(x, h, weight, eps, bias):
+    h += normed(x if bias is None else x + bias, weight, eps)
     x.zero_()
 
 
@@ -540,7 +534,6 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_between, "layer_inputs", layer_inputs),
         (step_between, "layer_norm", layer_norm),
         (step_between, "activate", activate),
-        (step_between, "clear", clear),
         (step_between, "scale", scale),
         (step_between, "take_share", take_share),
         (step_moe, "BETWEEN", torch.float32),

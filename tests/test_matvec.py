@@ -482,6 +482,17 @@ def test_the_longest_rows_where_a_block_has_99_kb(monkeypatch):
     rows = {name: longest(name) for name in QUANTIZED}
     assert rows.pop("IQ3_KT") == 37888 and min(rows.values()) == 59392
 
+    def longest_of_experts(name: str, used: int) -> int:
+        down = matvec_plan.EXPERT_DOWN
+        for cols in range(256, 65536, 256):
+            m = PackedMatrix(ggml_type(name), 4096, cols, used, none)
+            if not operands.fits(m, down, used):
+                return cols - 256
+        return 65536
+
+    for name in ("F32", "F16", "BF16"):
+        assert [longest_of_experts(name, used) for used in (8, 2)] == [2816, 12032]
+
 
 def test_experts_that_do_not_fit_are_named(monkeypatch):
     """An error names them before a launch fails."""

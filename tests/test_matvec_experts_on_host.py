@@ -32,12 +32,15 @@ EXPERTS = [
     ("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),
     ("IQ4_KT", 512, 768, {}),
     ("IQ5_K", 512, 768, {}),
+    ("BF16", 608, 352, {}),
+    ("F32", 352, 608, {}),
 ]
 QUICK_EXPERTS = {  # type, divided, some_absent
     ("IQ4_K", False, False),
     ("IQ4_K", True, True),
     ("Q8_0", True, False),
     ("IQ2_KS", False, True),
+    ("BF16", True, True),
 }
 
 
@@ -89,12 +92,14 @@ def test_experts(build, name, cols, ff, changes, divided, some_absent):
         out,
     )
     chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
-    g, u = (torch.einsum("nc,nkrc->nkr", normed(h, w), weights(m)[chosen]) for m in (gate, up))
+    g, u = (
+        torch.einsum("nc,nkrc->nkr", normed(h, w, type), weights(m)[chosen]) for m in (gate, up)
+    )
     assert_close(out, silu(g) * u * used)
     x, by, to = draw(n, k, ff), draw(n, k, seed=3).abs(), draw(n, 14, seed=4)
     cut = plan(type, ff, k, mp.EXPERT_DOWN, 14, **changes, **{"stage_rows": 2} if divided else {})
-    y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen]) * by[..., None] * used
-    expected = to.double() + y.sum(1)
+    y = torch.einsum("nkc,nkrc->nkr", rounded(x, type), weights(down)[chosen])
+    expected = to.double() + (y * by[..., None] * used).sum(1)
     start(
         build(product_spec(type, ff, k, mp.EXPERT_DOWN, cut, some_absent=some_absent), DOWN),
         cut,

@@ -226,6 +226,7 @@ JOINED = f"{DENSE}, const float* delta, const float* post, float post_eps, float
     [
         ("IQ4_K", 1, 768),
         ("BF16", 1, 800),
+        ("F32", 3, 352),
         pytest.param("IQ4_K", 1, 1280, marks=pytest.mark.full),
         ("IQ4_K", 3, 1280),
     ],
@@ -340,3 +341,11 @@ def test_rows_are_taken_in_pairs_where_no_warp_has_more_of_them():
     assert rows_at_once(4096, n=2) == 1
     assert rows_at_once(4096, type=ggml_type("IQ4_K")) == 1
     assert rows_at_once(14336, kind=mp.GATE_UP) == 2
+
+
+def test_rows_are_not_taken_in_pairs_where_only_one_fits():
+    here, type = mp.DeviceLimits(84, 99 << 10, 50 << 10, 47 << 10), ggml_type("Q8_K_R8")
+    space = mp.shared_space_of(type, here.shared)
+    for cols, stage_rows in ((60416, 2), (60928, 1)):
+        cut = here.plan(type, cols, 1, mp.MATVEC_ADD, [2688])
+        assert cut.stage_rows == stage_rows and cut.shared <= space

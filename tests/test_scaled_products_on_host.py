@@ -92,14 +92,12 @@ def test_matrices_of_one_norm(launched, name):
 def test_sums_and_their_bias(launched, name):
     """The bias and the sum so far are not scaled."""
     m, x, h = scaled(name, 20, 1280, 0, 0.125), draw(1, 1280), draw(1, 20, seed=2)
-    bias = None if m.type.is_float else draw(20, seed=3)
-    product = activations(name, x) @ weights(m)[0].T
-    expected = h.double() + product + (0 if bias is None else bias)
+    bias, product = draw(20, seed=3), activations(name, x) @ weights(m)[0].T
+    expected = h.double() + product + bias
     matvec.matvec_add(x, m, h, bias)
     assert_close(h, expected)
-    if not m.type.is_float:
-        matvec.matvec_set(x, m, h)
-        assert_close(h, product)
+    matvec.matvec_set(x, m, h)
+    assert_close(h, product)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,8 @@ def test_sums_and_their_bias(launched, name):
         ("NVFP4", "NVFP4", True),
         ("NVFP4", "IQ4_KS", True),
         ("NVFP4", "F16", False),
-        pytest.param("F16", "NVFP4", False, marks=pytest.mark.full),
+        ("F16", "F16", True),
+        pytest.param("F16", "NVFP4", True, marks=pytest.mark.full),
         pytest.param("NVFP4", "NVFP4", False, marks=pytest.mark.full),
     ],
 )

@@ -231,8 +231,8 @@ def test_a_sequence_whose_cache_does_not_fit_is_named_when_it_begins(monkeypatch
 
 
 def test_rows_too_long_for_shared_memory_are_named(monkeypatch, opened):
-    step_on_cpu.install(monkeypatch, products=9000)
-    model, steps, told = opened("llama")  # each of 16 warps reads two rows at once
+    step_on_cpu.install(monkeypatch, products=6000)
+    model, steps, told = opened("llama")  # a warp reads two rows at once; there are two at least
     assert told == [
         "slow path: GatedFFN of 2 layers from 0: ffn_gate has rows of 256 elements, too many for"
         " the shared memory of cpu"

@@ -275,17 +275,16 @@ class DeviceLimits(Occupancy):
     def plan(
         self, type: GGMLType, cols: int, n: int, kind: int, rows: Sequence[int] = ()
     ) -> MatvecPlan:
-        """Return the plan for matrices of so many `rows` each."""
-        return plan(
-            type,
-            cols,
-            n,
-            kind,
-            self.shared,
-            self.alone if kind in _AFTER_FEW_BLOCKS else self.beside,
-            type.name in _PAIRED and n == 1 and kind in SINGLE_ROW and self._has_pairs(rows),
-            -(-sum(rows) // self.processors) if kind == EXPERT_DOWN else 0,
-        )
+        """Return the plan for matrices of so many `rows` each. Pairs of rows are not what makes it
+        too large.
+        """
+        wanted = self.alone if kind in _AFTER_FEW_BLOCKS else self.beside
+        block_rows = -(-sum(rows) // self.processors) if kind == EXPERT_DOWN else 0
+        if type.name in _PAIRED and n == 1 and kind in SINGLE_ROW and self._has_pairs(rows):
+            pairs = plan(type, cols, n, kind, self.shared, wanted, True)
+            if pairs.shared <= shared_space_of(type, self.shared):
+                return pairs
+        return plan(type, cols, n, kind, self.shared, wanted, False, block_rows)
 
     def _has_pairs(self, rows: Sequence[int]) -> bool:
         """Return whether no warp has more rows if it takes two at a time."""

@@ -138,10 +138,9 @@ def gate_up(
 ) -> None:
     """Compute out[n, ff] = gating(gate times rms_norm(h), up times rms_norm(h)) for h float32[n,
     cols], 1 <= n <= 8. Without `up`, the first half of the rows of `gate` is the gate, the second
-    half up. out is float32, or bf16 for matrices of one type. With `join`, h is first
-    replaced. Raise ShapeError for tensors that do not fit.
+    half up. out is float32, or bf16 for matrices of one type. With `join`, h is first replaced.
+    Raise ShapeError for tensors that do not fit.
     """
-
     if up is None:
         parts = [(gate, out, gate.rows // 2, 0), (gate, out, gate.rows // 2, gate.rows // 2)]
     else:

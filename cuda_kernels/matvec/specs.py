@@ -21,7 +21,7 @@ from .plan import (
     plan,
 )
 
-# Types with their own file in matvec/*.cuh; the others are generic.
+# Types with a format of their own, and its file in matvec/; the others are generic.
 _OWN = {
     "F32": "floats",
     "F16": "floats",
@@ -132,7 +132,7 @@ def _is_paced(one_token: bool, kind: int, bf16: bool) -> bool:
     """Return whether a launch fills its rings stage by stage, so that its copies do not hold up the
     activations of the launch before. Not where that was slower (output projections, gate and up) or
     not faster (several tokens). bf16: x of MATVEC_ADD is the result of GATE_UP, so this is down;
-    down with x in float32, after gate and up of two types, was not measured.
+    down with x in float32 (of floats, or after gate and up of two types) was not measured.
     """
     return one_token and (kind in (NORM_MATVEC, EXPERT_DOWN) or (kind == MATVEC_ADD and bf16))
 
@@ -144,7 +144,7 @@ def _suffix(options: tuple[str, ...]) -> str:
 def specs() -> list[KernelSpec]:
     """Return specs of one row length for each kind of kernel and type, as others are compiled on
     first use: for types with their own format in the forms that the layers of a model need, and
-    once for eight rows.
+    once for several rows.
     """
     found, limit = [], 99 << 10
     for name in packed_types():
@@ -172,7 +172,7 @@ def specs() -> list[KernelSpec]:
             (GATE_BY, 4096, 1, 1, False),
             (EXPERT_GATE_UP, 2048, 1, 1, False),
             (EXPERT_DOWN, 768, 8, 1, False),
-            (MATVEC_ADD, 4096, 8, 1, False),
+            (MATVEC_ADD, 4096, 4 if type.is_float else 8, 1, False),  # as many as 99 KB hold
         ):
             found.append(
                 product_spec(

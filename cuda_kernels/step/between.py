@@ -35,13 +35,13 @@ def specs() -> list[KernelSpec]:
 def add_normed(
     x: torch.Tensor,
     h: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
     *,
     bias: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None,
-    eps: float = 0.0,
 ) -> None:
-    """Compute h += y, or with `weight` h += y / sqrt(mean(y^2) + eps) * weight, for y = x + bias,
-    and set x to 0: x and h float32[n, width], bias and weight float32[width].
+    """Compute h += y / sqrt(mean(y^2) + eps) * weight for y = x + bias, and set x to 0: x and h
+    float32[n, width], weight and bias float32[width].
     """
     n, width = h.shape
     launch(
@@ -122,11 +122,6 @@ def scale(x: torch.Tensor, factor: float) -> None:
         np.int32(x.numel()),
         pdl=True,
     )
-
-
-def clear(x: torch.Tensor) -> None:
-    """Set x, of any shape, to 0."""
-    x.zero_()
 
 
 def sum_normed(

@@ -41,16 +41,13 @@ DEV float quotient(float a, float b, float inverse) {
   return fmaf(fmaf(-b, q, a), inverse, q);
 }
 
-#ifdef STEPS
 template <class F> struct Activations {
   static constexpr int GRANULES = 32 * STEPS;              // of a row, padded with zeros to whole steps
   static constexpr int WORDS = F::SPREAD || F::FLOATS ? F::G / 4 : F::G / 16, PARTS = F::NEGATED ? 2 * WORDS : WORDS;
   static constexpr int RECORD = F::FLOATS ? 0 : F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
   static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
 
-  // Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of both), or floats times the scale.
-  // Eight elements for each of the threads of whole warps: 8 v .. 8 v + 7 of a row, already normed. Four lanes have 32 with one scale.
-  // A scale that is not finite makes every product with it so, and is seen in the logits.
+  // Eight elements of each thread: 8 v .. 8 v + 7 of a row, already normed. By the threads of whole warps, but for a format with FLOATS.
   DEV void store(uint8_t* row, uint32_t v, const float (&f)[8]) {
     if constexpr (F::FLOATS) {
       #pragma unroll
@@ -59,6 +56,8 @@ template <class F> struct Activations {
     } else round(row, v, f);
   }
 
+  // Four lanes have 32 elements with one scale. Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of
+  // both), or floats times the scale. A scale that is not finite makes every product with it so, and is seen in the logits.
   DEV void round(uint8_t* row, uint32_t v, const float (&f)[8]) {
     float m = fabsf(f[0]);
     #pragma unroll
@@ -116,7 +115,7 @@ DEV float square_of(const float4& f) { return f.x * f.x + f.y * f.y + f.z * f.z 
 // block of a launch does it for itself: that costs less than a kernel in front. Nothing else of the block runs meanwhile, so it is
 // short: 84 instructions for 8 elements, 104 with a norm. WAITS: waits for the kernel in front, once the norm's weights are on their way:
 // they come from device memory. All threads; no barrier at the end.
-template <class F, int ROWS, bool NORM, bool WAITS = true> DEV void quantize(const float* x, const float* weight, float (*sums)[WARPS], uint8_t* to) {
+template <class F, int ROWS, bool NORM, bool WAITS = true> DEV void take_activations(const float* x, const float* weight, float (*sums)[WARPS], uint8_t* to) {
   constexpr uint32_t VECTORS = COLS / 8, PADDED = Activations<F>::GRANULES * F::G / 8, ALL = ROWS * PADDED;
   constexpr uint32_t PER = (ALL + THREADS - 1) / THREADS;
   constexpr bool KEEP = PER <= 4;   // what a thread has stays in registers between the sum and the rounding
@@ -221,4 +220,3 @@ DEV float norm_factor(const float (&sums)[WARPS], float eps) {
   for (int i = 0; i < WARPS; i++) square += sums[i];
   return rsqrtf(square / COLS + eps);
 }
-#endif

@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const int own_place = lane;
 #endif
   const auto takes_part = [&](int item) { return item < items && (!DIVIDED || (own_place >= first_place(item) && own_place < first_place(item) + R)); };
-  quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
+  take_activations<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
   __syncthreads();
   STAMP(INPUT_READY);
 

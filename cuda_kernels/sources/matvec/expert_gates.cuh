@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const int early = SHARED_SLOTS ? matrices.fill(0, always) : 0;
   prepare_unit<TYPE>();
   static __shared__ float squares[1][WARPS];
-  quantize<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
+  take_activations<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
   __syncthreads();   // not after the first stages, where every warp would wait until all have requested theirs
   STAMP(INPUT_READY);
   wait_for_predecessor();

@@ -4,9 +4,9 @@
 // The result of the branch before, `delta` float32[ROWS, COLS], which its post-norm is still to be applied to.
 struct Pending { const float *delta, *weight; float eps, scale, *out; };
 
-// As `quantize` with NORM, of the stream h' = (h + scaled(delta) * weight) * scale instead of x, where scaled divides a row by its root
+// As `take_activations` with NORM, of the stream h' = (h + scaled(delta) * weight) * scale instead of x, where scaled divides a row by its root
 // mean square. Every block computes all of h', and the blocks together write it to `out`, which no block reads.
-template <class F, int ROWS> DEV void quantize_joined(
+template <class F, int ROWS> DEV void take_joined_activations(
     const float* h, const float* weight, const Pending& pending, float (*sums)[WARPS], uint8_t* to) {
   constexpr uint32_t VECTORS = COLS / 8, PADDED = Activations<F>::GRANULES * F::G / 8, ALL = ROWS * PADDED;
   constexpr uint32_t PER = (ALL + THREADS - 1) / THREADS;

@@ -1,11 +1,11 @@
-// Matrix-vector products on quantized weights for 1..8 rows of activations.
+// Matrix-vector products for 1..8 rows of activations.
 //
 // Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, ADVANCES (see feed.cuh), ROLLED (steps of a stage are a loop), MATRICES (1..3), BLOCKS (thread blocks per
 // multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
 // KIND:
 // NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x + bias (norm_weight, or null); GATE_UP  out = joined(G norm(x), U norm(x));
 // GATE_BY  out = joined(out, W norm(x)); joined: see units/gating.cuh, with its macros.
-// PLAIN: x is not normed. SETS: MATVEC_ADD is out = W x. JOINS: kinds with a norm first finish the branch before: see `quantize_joined`.
+// PLAIN: x is not normed. SETS: MATVEC_ADD is out = W x. JOINS: kinds with a norm first finish the branch before: see `take_joined_activations`.
 // SCALED: products with a matrix are multiplied by its scale. PACED: see feed.cuh. LATE_BELOW: LATE holds where *position < below.
 //
 // A warp takes every (grid * WARPS)th item: R neighbouring rows, or a row of the gate with that of the up matrix. Grid and order of
@@ -78,9 +78,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
 
   static __shared__ float squares[N][WARPS];
 #if JOINS
-  quantize_joined<F, N>(x, norm_weight, {delta, post_weight, post_eps, scale, stream}, squares, shared_memory);
+  take_joined_activations<F, N>(x, norm_weight, {delta, post_weight, post_eps, scale, stream}, squares, shared_memory);
 #else
-  quantize<F, N, NORM>(x, norm_weight, squares, shared_memory);
+  take_activations<F, N, NORM>(x, norm_weight, squares, shared_memory);
 #endif
   __syncthreads();
   STAMP(INPUT_READY);

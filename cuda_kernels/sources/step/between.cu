@@ -3,8 +3,8 @@
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
-// h += x + bias, or h += norm(x + bias) with weights of a norm; x becomes 0, for the next product that is added to it. One block per row;
-// bias and weight float32[width] or null.
+// h += norm(x + bias); x becomes 0, for the next product that is added to it. One block per row; weight float32[width], bias the same or
+// null.
 extern "C" __global__ void __launch_bounds__(THREADS)
 add_normed(float* x, const float* bias, const float* weight, float eps, float* h, int width) {
     __shared__ float sums[WARPS];
@@ -23,10 +23,10 @@ add_normed(float* x, const float* bias, const float* weight, float eps, float* h
     sum = 0.f;
 #pragma unroll
     for (int i = 0; i < WARPS; i++) sum += sums[i];
-    const float inverse = weight ? rsqrtf(sum / (float)width + eps) : 1.f;
+    const float inverse = rsqrtf(sum / (float)width + eps);
     for (int i = threadIdx.x; i < width; i += THREADS) {
         const float y = __ldcg(x + i) + (bias ? bias[i] : 0.f);
-        h[i] = __ldcg(h + i) + y * inverse * (weight ? weight[i] : 1.f);
+        h[i] = __ldcg(h + i) + y * inverse * weight[i];
         x[i] = 0.f;
     }
 }

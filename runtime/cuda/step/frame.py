@@ -160,7 +160,7 @@ class Frame:
         h, pending = self.h, self.pending
         if pending is not None:
             self.pending = None
-            step_between.add_normed(pending.delta, h, weight=pending.weight, eps=pending.eps)
+            step_between.add_normed(pending.delta, h, pending.weight, pending.eps)
             if pending.scale != 1:
                 step_between.scale(h, pending.scale)
         return h

@@ -155,7 +155,7 @@ class StepSum:
         else:
             sum = frame.zeros("sum", self.matrix.rows)
             operation(matvec.matvec_add, x, self.matrix, sum)
-            step_between.add_normed(sum, h, bias=self.bias, weight=norm.weight, eps=norm.eps)
+            step_between.add_normed(sum, h, norm.weight, norm.eps, bias=self.bias)
 
 
 class SlowBranch(Executor):

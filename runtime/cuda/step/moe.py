@@ -44,7 +44,7 @@ class StepExperts(StepBranch):
 
     def end(self, frame: Frame, sum: torch.Tensor, h: torch.Tensor, norm: Norm) -> None:
         """h += norm(sum); sum becomes 0."""
-        step_between.add_normed(sum, h, weight=norm.weight, eps=norm.eps)
+        step_between.add_normed(sum, h, norm.weight, norm.eps)
 
 
 class StepMoE(StepExperts):
