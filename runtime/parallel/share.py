@@ -17,6 +17,8 @@ from ..weights.split_plan import NOTHING, LayerShare, Range, SplitPlan, length
 class Meeting(Protocol):
     """What a rank does together with the others; `group.Group` between processes."""
 
+    rank: int
+
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of x float32[rows, width] over all ranks, the same bits on each."""
         ...
@@ -46,6 +48,8 @@ class Meeting(Protocol):
 
 class NoMeeting:
     """The meeting of a rank that only describes itself."""
+
+    rank = 0
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no ranks are running")
