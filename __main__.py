@@ -6,9 +6,11 @@ import atexit
 import os
 import signal
 import sys
+from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
+_interrupts: list[int] = []
 
 
 def run() -> NoReturn:
@@ -16,6 +18,8 @@ def run() -> NoReturn:
     modules are imported or the process ends.
     """
     status = INTERRUPTED
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     atexit.register(lambda: _end(status))  # the first to be registered is the last to be called
     try:
         try:
@@ -27,12 +31,24 @@ def run() -> NoReturn:
         except SystemExit:
             status = 0  # the exception has its own
             raise
+        except Exception as error:
+            # Modules in C make an ImportError of an interrupt while they are imported.
+            if not (_interrupts and isinstance(error, ImportError)):
+                status = 1
+                raise
+            print("\niqforge: interrupted", file=sys.stderr)
         finally:
             if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as of a rank, or after nohup
                 signal.signal(signal.SIGINT, _leave)
     except KeyboardInterrupt:
         status = INTERRUPTED
     sys.exit(status)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, as Python does, and remember it."""
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -72,6 +72,23 @@ def test_at_many_moments(words, tmp_path):
     assert statuses[0] == 130
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_an_interrupt_that_a_module_in_c_hides(interrupted):
+    """numpy makes an ImportError of it. Without an interrupt the error is shown as it is."""
+    code = replaced(
+        "    try:\n"
+        f"        if {interrupted}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        pass\n"
+        "    raise ImportError('PyCapsule_Import could not import module \"datetime\"')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    if interrupted:
+        assert run.returncode == 130 and run.stderr.strip() == "iqforge: interrupted"
+    else:
+        assert run.returncode == 1 and "could not import module" in run.stderr
+
+
 def test_an_interrupt_that_passes_code_made_from_a_text(tmp_path):
     """Python then ends by the signal, whatever the exit status of a module was to be."""
     code = replaced(
