@@ -90,3 +90,24 @@ def test_rings_are_filled_stage_by_stage_for_one_token(launched, n):
     matvec.gate_up(x, draw(512), EPS, m, m, bf16)
     matvec_experts.expert_gate_up(x, draw(512), EPS, experts, experts, ids, draw(n, 2, 512))
     assert [macros["PACED"] for macros, _ in launched] == ["0"] * 3
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_weights_that_tokens_may_share_stay_in_l2(launched, n):
+    """Those of experts, of several tokens."""
+    m, x = matrix("IQ4_K", 512, 512, 3), draw(n, 512)
+    ids, shares = torch.zeros(n, 2, dtype=torch.int32), torch.zeros(n, 2)
+    matvec_experts.expert_gate_up(x, draw(512), EPS, m, m, ids, draw(n, 2, 512))
+    matvec_experts.expert_down_add(draw(n, 2, 512), m, ids, shares, x)
+    assert [macros["READ_AGAIN"] for macros, _ in launched] == [str(int(n > 1))] * 2
+
+
+@pytest.mark.parametrize(
+    "name, n, cols, rows",
+    [("BF16", 8, 14336, [3, 3, 2]), ("BF16", 5, 8192, [5]), ("IQ4_K", 8, 28672, [4, 4])],
+)
+def test_long_rows_take_the_fewest_launches(launched, name, n, cols, rows):
+    m = matrix(name, 16, cols)
+    matvec.matvec_add(draw(n, cols), m, torch.zeros(n, 16))
+    assert [int(macros["X_ROWS"]) for macros, _ in launched] == rows
+    assert all(int(macros["WARPS"]) >= 4 for macros, _ in launched)

@@ -116,7 +116,15 @@ def expert_gate_up(
             )
         cut = here.plan(type, cols, 1, kind)
         spec = product_spec(
-            type, cols, 1, kind, cut, gating=gating, some_absent=some_absent, **with_terms
+            type,
+            cols,
+            1,
+            kind,
+            cut,
+            gating=gating,
+            some_absent=some_absent,
+            one_token=n == 1,
+            **with_terms,
         )
         with torch.cuda.device(index):
             launch(

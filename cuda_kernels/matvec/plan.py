@@ -38,7 +38,8 @@ _MOST_SPREAD = 68 << 10  # bytes of activations that are in four bytes each: the
 _RING = 80 << 10
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
-_FEWEST_WARPS = 2  # of a block, where activations leave no room for more rings
+# Of a block whose activations leave no room for more rings; of several tokens rather some at a time.
+_FEWEST_WARPS, _FEWEST_WARPS_OF_SEVERAL = 2, 4
 _WHOLE_STEPS = 3  # rows of so many steps are one stage
 _DOWN_AHEAD = 2
 _STAGE_STEPS = 2
@@ -204,8 +205,9 @@ def cut_in_parts(
     def slot(k: int) -> int:
         return stage_rows * stage_bytes(type, cols, k, joinable and k == steps)
 
-    warps = _WARPS
-    while warps > _FEWEST_WARPS and fewest * warps * slot(1) > shared_space_of(type, limit) - x:
+    one = n == 1 or kind == EXPERT_DOWN
+    warps, fewest_warps = _WARPS, _FEWEST_WARPS if one else _FEWEST_WARPS_OF_SEVERAL
+    while warps > fewest_warps and fewest * warps * slot(1) > shared_space_of(type, limit) - x:
         warps //= 2
     few = granule(type) == 32 and 8 * type.block_bytes < _FEW_BITS * type.block_size
     wanted_steps = _MORE_STAGE_STEPS if few else _STAGE_STEPS
@@ -275,8 +277,8 @@ class DeviceLimits(Occupancy):
     def plan(
         self, type: GGMLType, cols: int, n: int, kind: int, rows: Sequence[int] = ()
     ) -> MatvecPlan:
-        """Return the plan for matrices of so many `rows` each. Pairs of rows are not what makes it
-        too large.
+        """Return the plan for matrices of so many `rows` each, with pairs of rows only where these
+        fit.
         """
         wanted = self.alone if kind in _AFTER_FEW_BLOCKS else self.beside
         block_rows = -(-sum(rows) // self.processors) if kind == EXPERT_DOWN else 0

@@ -235,10 +235,9 @@ def _check(
     bf16.
     """
     device, (n, cols) = x.device, x.shape
-    dtypes = {MATVEC_ADD: torch.float32, GATE_UP: torch.float32}
-    if half:
-        dtypes[kind] = torch.bfloat16
-    check_tensor("activations", x, (n, cols), device, dtypes[MATVEC_ADD])
+    x_dtype = torch.bfloat16 if half and kind == MATVEC_ADD else torch.float32
+    out_dtype = torch.bfloat16 if half and kind == GATE_UP else torch.float32
+    check_tensor("activations", x, (n, cols), device, x_dtype)
     if not 1 <= n <= MOST_ROWS:
         raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
     if norm_weight is not None and kind == MATVEC_ADD:
@@ -251,22 +250,23 @@ def _check(
         check_tensor("stream after a branch", join.out, (n, cols), device)
     for m, out, rows, _ in parts:
         check_matrix(m, cols, device)
-        check_tensor("result", out, (n, rows), device, dtypes[GATE_UP])
+        check_tensor("result", out, (n, rows), device, out_dtype)
 
 
 def _rows_at_once(
     here: DeviceLimits, type: GGMLType, x: torch.Tensor, kind: int, each: list[int]
 ) -> int:
-    """Return how many rows of activations fit shared memory at once, of matrices with `each` rows.
-    Raise ShapeError if none does.
+    """Return how many rows of activations, of those of x, a launch takes: as equally many as can be
+    in the fewest launches. each: rows of the matrices. Raise ShapeError if not one row fits.
     """
     n, cols = x.shape
     space = shared_space_of(type, here.shared)
-    while n and here.plan(type, cols, n, kind, each).shared > space:
-        n = -(-n // 2) if n > 1 else 0
-    if not n:
+    most = n
+    while most and here.plan(type, cols, most, kind, each).shared > space:
+        most -= 1
+    if not most:
         raise ShapeError(
             f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
             f" memory of {x.device}"
         )
-    return n
+    return -(-n // -(-n // most))

@@ -102,6 +102,7 @@ def product_spec(
     if experts:
         defines |= {"BIASED": int(biased), "SCALED": int(scaled), "SHARED_SLOTS": shared}
         defines |= {"SHARED_SCALED": int(shared_scaled), "SOME_ABSENT": int(some_absent)}
+        defines |= {"READ_AGAIN": int(not one_token)}
         terms += "_biased" * biased + "_scaled" * scaled + f"_shared{shared}" * (shared > 0)
         terms += "_shared_scaled" * shared_scaled + "_absent" * some_absent
         terms += "_tokens" * (not one_token)

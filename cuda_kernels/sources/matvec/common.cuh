@@ -21,6 +21,9 @@
 #ifndef LATE
 #define LATE 0
 #endif
+#ifndef READ_AGAIN
+#define READ_AGAIN 0
+#endif
 
 constexpr int N = X_ROWS, THREADS = 32 * WARPS;
 

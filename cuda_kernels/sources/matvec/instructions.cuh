@@ -58,15 +58,24 @@ DEV int dp4a_ss(int a, int b, int c) { int d; asm("dp4a.s32.s32 %0, %1, %2, %3;"
 
 // Copies from global to shared memory that continue while the thread does: started (by lanes with `wanted`, without a branch), put in groups,
 // waited for but for the last PENDING groups. With `lines`, L2 takes in whole lines of 128 bytes: the
-// fastest on an H200, where asking for 256 loses a tenth of the bandwidth (benchmarks/reads.py). Nobody reads weights a second time
-// in a step of one token, so L2 replaces them first.
+// fastest on an H200, where asking for 256 loses a tenth of the bandwidth (benchmarks/reads.py). Nobody reads weights a second time in a step,
+// so L2 replaces them first; but with READ_AGAIN, for experts of several tokens, other tokens may.
+#if READ_AGAIN
+#define COPY_OF_WEIGHTS "cp.async.cg.shared.global"
+#define WITH_POLICY ""
+#define POLICY 0ull
+#else
+#define COPY_OF_WEIGHTS "cp.async.cg.shared.global.L2::cache_hint"
+#define WITH_POLICY ", %3"
+#define POLICY evict_first()
+#endif
 DEV void copy16(uint32_t to, const uint8_t* from, bool wanted, bool lines) {
   if (lines)
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %3;}"
-                 :: "r"(to), "l"(from), "r"((uint32_t)wanted), "l"(evict_first()) : "memory");
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p " COPY_OF_WEIGHTS ".L2::128B [%0], [%1], 16" WITH_POLICY ";}"
+                 :: "r"(to), "l"(from), "r"((uint32_t)wanted), "l"(POLICY) : "memory");
   else
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %3;}"
-                 :: "r"(to), "l"(from), "r"((uint32_t)wanted), "l"(evict_first()) : "memory");
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p " COPY_OF_WEIGHTS " [%0], [%1], 16" WITH_POLICY ";}"
+                 :: "r"(to), "l"(from), "r"((uint32_t)wanted), "l"(POLICY) : "memory");
 }
 DEV void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEV void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
