@@ -38,7 +38,7 @@ _MOST_SPREAD = 68 << 10  # bytes of activations that are in four bytes each: the
 _RING = 80 << 10
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
-# Of a block whose activations leave no room for more rings; of several tokens rather some at a time.
+# Of a block whose activations leave no room for more rings: of one token, and of several.
 _FEWEST_WARPS, _FEWEST_WARPS_OF_SEVERAL = 2, 4
 _WHOLE_STEPS = 3  # rows of so many steps are one stage
 _DOWN_AHEAD = 2
