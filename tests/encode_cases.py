@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor, wait
@@ -45,12 +46,16 @@ def compile_both(name: str, devices: tuple[str, ...] = ("cpu", "cuda")) -> None:
 
 def compile_side_by_side(names: list[str], **options) -> None:
     """Compile searches with a process per core, as numba compiles one function at a time, and a
-    type takes 5 to 20 seconds. Errors are left to the tests, which meet them again.
+    type takes 5 to 20 seconds. Workers of pytest-xdist share the cores. Errors are left to the
+    tests, which meet them again. Processes find this module by its name in the package, whatever
+    the folder of the clone is called.
     """
+    compile_one = importlib.import_module("iqforge.tests.encode_cases").compile_both
+    cores = os.cpu_count() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     with ProcessPoolExecutor(
-        min(len(names), os.cpu_count()), mp_context=multiprocessing.get_context("spawn")
+        max(1, min(len(names), cores)), mp_context=multiprocessing.get_context("spawn")
     ) as pool:
-        wait([pool.submit(compile_both, name, **options) for name in names])
+        wait([pool.submit(compile_one, name, **options) for name in names])
 
 
 def edge_rows() -> np.ndarray:
