@@ -37,13 +37,15 @@ def main() -> int:
     parser.add_argument("words", nargs="+", metavar="NAME=FOLDER or MODEL")
     parser.add_argument("-p", "--n-prompt", type=int, default=2048, help="0: no prompts")
     parser.add_argument("-n", "--n-gen", type=int, default=128, help="0: no generation")
+    parser.add_argument("-d", "--n-depth", default="0", help="tokens before: a list, with commas")
     parser.add_argument("-r", "--rounds", type=int, default=5, help="turns of every version")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path, help="a file to which samples are added")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_intermixed_args()
     if args.serve:
-        serve(args.words[0], args.device, args.n_prompt, args.n_gen)
+        depths = [int(depth) for depth in args.n_depth.split(",")]
+        serve(args.words[0], args.device, args.n_prompt, args.n_gen, depths)
         return 0
     versions, models = versions_and_models(args.words)
     if not versions or not models:
@@ -101,7 +103,8 @@ def start(folder: str, model: str, args: argparse.Namespace) -> subprocess.Popen
     """Start a process that measures with the package in a folder whenever it is told to."""
     paths = [folder, os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    lengths = ["-p", str(args.n_prompt), "-n", str(args.n_gen), "--device", args.device]
+    lengths = ["-p", str(args.n_prompt), "-n", str(args.n_gen), "-d", args.n_depth]
+    lengths += ["--device", args.device]
     return subprocess.Popen(
         # -P: not the folder of this script, but that of the version comes first.
         [sys.executable, "-P", __file__, "--serve", model, *lengths],
@@ -125,7 +128,7 @@ def answer(process: subprocess.Popen[str], word: str = "") -> dict[str, float]:
     return json.loads(line)
 
 
-def serve(model: str, device: str, prompt: int, steps: int) -> None:
+def serve(model: str, device: str, prompt: int, steps: int, depths: list[int]) -> None:
     """Load the model, say so, and measure once for each line on stdin."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed
@@ -139,6 +142,7 @@ def serve(model: str, device: str, prompt: int, steps: int) -> None:
                 loaded,
                 prompts=[prompt] if prompt else [],
                 generations=[steps] if steps else [],
+                depths=depths,
                 repetitions=1,
             )
             _say(out, {result.test.label: result.avg_ts for result in results})

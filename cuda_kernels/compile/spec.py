@@ -81,6 +81,12 @@ def _wgmma() -> str:
     return wgmma_header()
 
 
+def _wgmma_attention() -> str:
+    from .wgmma import attention_header
+
+    return attention_header()
+
+
 # Headers that Python writes, by the name under which sources include them.
 GENERATED: dict[str, Callable[[], str]] = {
     "units/geometry.cuh": _geometry,
@@ -88,6 +94,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "units/grids.cuh": _grids,
     "units/trellis_constants.cuh": _trellis_constants,
     "prompt/wgmma.cuh": _wgmma,
+    "prompt/wgmma_attention.cuh": _wgmma_attention,
 }
 
 

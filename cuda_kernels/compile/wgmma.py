@@ -1,5 +1,6 @@
-"""Write the header `prompt/wgmma.cuh`: Hopper's products of a warpgroup (PTX wgmma.mma_async), one
-form per number of columns.
+"""Write headers of Hopper's products of a warpgroup (PTX wgmma.mma_async), 64 rows and 16 deep, one
+form per number of columns: `prompt/wgmma.cuh` for experts, `prompt/wgmma_attention.cuh` for
+attention.
 """
 
 from __future__ import annotations
@@ -16,49 +17,89 @@ TOKENS = (
     152,
     160,
 )
+POSITIONS = (64, 80, 96, 112, 128, 160, 176)  # of a block of keys
+VALUES = (32, 64, 80, 96, 112, 128, 192, 256)  # elements of a head
+
+_GROUPS = (
+    "constexpr bool HALF_IS_F16 = HALF;",
+    (
+        "__device__ __forceinline__ void wgmma_fence() { asm"
+        ' volatile("wgmma.fence.sync.aligned;" ::: "memory"); }'
+    ),
+    (
+        "__device__ __forceinline__ void wgmma_commit() { asm"
+        ' volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }'
+    ),
+    (
+        "template <int PENDING> __device__ __forceinline__ void wgmma_wait() "
+        '{ asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }'
+    ),
+)
 
 
 def wgmma_header() -> str:
     """Return the header: wgmma with weights in registers and tokens in shared memory, for every
     number of tokens in use.
     """
-    parts = [
-        (
-            "// Written by cuda_kernels/compile/wgmma.py: wgmma.mma_async of 64 rows in registers,"
-            " N columns in shared memory, 16 deep."
-        ),
-        "constexpr bool HALF_IS_F16 = HALF;",
-        (
-            "__device__ __forceinline__ void wgmma_fence() { asm"
-            ' volatile("wgmma.fence.sync.aligned;" ::: "memory"); }'
-        ),
-        (
-            "__device__ __forceinline__ void wgmma_commit() { asm"
-            ' volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }'
-        ),
-        (
-            "template <int PENDING> __device__ __forceinline__ void wgmma_wait() "
-            '{ asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }'
-        ),
-        "template <int N> struct Wgmma;",
+    return _header(
+        "64 rows in registers, N columns in shared memory",
+        (_product("Wgmma", n, d="Sums", in_registers=True, transposed=False) for n in TOKENS),
+        ("Wgmma",),
+    )
+
+
+def attention_header() -> str:
+    """Return the header: `Both`, with both factors in shared memory, for numbers of positions;
+    `Transposed`, with the first one in registers and the second one as its transpose, for lengths
+    of values.
+    """
+    forms = [
+        *(_product("Both", n, in_registers=False, transposed=False) for n in POSITIONS),
+        *(_product("Transposed", n, in_registers=True, transposed=True) for n in VALUES),
     ]
-    for n in TOKENS:
-        count = n // 2
-        sums = ", ".join(f"%{i}" for i in range(count))
-        outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return _header("64 rows, N columns", forms, ("Both", "Transposed"))
 
-        def instruction(kind: str, count=count, sums=sums, outputs=outputs, n=n) -> str:
-            return (
-                f'asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 5},'
-                f" 0;\\nwgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{sums}}},"
-                f" {{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, add, 1, 1,"
-                f' 0;\\n}}" : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens),'
-                ' "r"(int(add)));'
-            )
 
-        parts.append(
-            f"template <> struct Wgmma<{n}> {{\n  static __device__ __forceinline__ void run(Sums&"
-            " d, const uint32_t (&a)[4], uint64_t tokens, bool add) {\n    if constexpr"
-            f" (HALF_IS_F16) {instruction('f16')}\n    else {instruction('bf16')}\n  }}\n}};"
+def _header(what: str, forms, names: tuple[str, ...]) -> str:
+    return "\n".join(
+        (
+            f"// Written by cuda_kernels/compile/wgmma.py: wgmma.mma_async of {what}, 16 deep.",
+            *_GROUPS,
+            *(f"template <int N> struct {name};" for name in names),
+            *forms,
+            "",
         )
-    return "\n".join(parts) + "\n"
+    )
+
+
+def _product(
+    name: str, n: int, *, in_registers: bool, transposed: bool, d: str | None = None
+) -> str:
+    """Return the form for n columns: d += first * second, or d = first * second without `add`.
+
+    in_registers: the first factor, else it is in shared memory as the second one. d: a type for the
+    sums of a thread, float[n / 2].
+    """
+    count = n // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    if in_registers:
+        factor, flags = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}", ""
+        inputs, parameter = ", ".join(f'"r"(a[{i}])' for i in range(4)), "const uint32_t (&a)[4]"
+    else:
+        factor, flags = f"%{count}", "0, "
+        inputs, parameter = '"l"(a)', "uint64_t a"
+    second = count + (4 if in_registers else 1)
+    kinds = (
+        f'asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{second + 1}, 0;\\n'
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{sums}}}, {factor},"
+        f' %{second}, add, 1, 1, {flags}{int(transposed)};\\n}}" : {outputs} : {inputs}, "l"(b),'
+        ' "r"(int(add)));'
+        for kind in ("f16", "bf16")
+    )
+    sums_of = f"{d}& d" if d else f"float (&d)[{count}]"
+    return (
+        f"template <> struct {name}<{n}> {{\n"
+        f"  static __device__ __forceinline__ void run({sums_of}, {parameter}, uint64_t b, bool"
+        f" add) {{\n    if constexpr (HALF_IS_F16) {next(kinds)}\n    else {next(kinds)}\n  }}\n}};"
+    )

@@ -14,6 +14,7 @@ import torch
 from ...cuda_kernels.layouts.table import plain_type
 from ...cuda_kernels.packed.matrix import PackedMatrix
 from ...cuda_kernels.peer.rows import memory_bytes
+from ...cuda_kernels.prompt import flash as prompt_flash
 from ...cuda_kernels.prompt import grouped as prompt_grouped
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
@@ -111,7 +112,7 @@ def _of_branch(
 ) -> Sizes:
     m = branch.module
     if isinstance(m, Attention):
-        return _attention(m, width, rows, keys, settings)
+        return _attention(m, width, rows, keys, settings, device)
     if isinstance(m, MLA):
         return _latent(m, width, rows, keys, settings)
     if isinstance(m, DeltaNet):
@@ -129,7 +130,14 @@ def _of_branch(
     return {}
 
 
-def _attention(m: Attention, width: int, rows: int, keys: int, settings: CacheSettings) -> Sizes:
+def _attention(
+    m: Attention,
+    width: int,
+    rows: int,
+    keys: int,
+    settings: CacheSettings,
+    device: torch.device,
+) -> Sizes:
     s = m.spec
     q, kv = s.heads * s.key_length, s.kv_heads * (s.key_length + s.value_length)
     of_q, of_result = rows * q * _HALF, rows * s.heads * s.value_length * _HALF
@@ -139,23 +147,31 @@ def _attention(m: Attention, width: int, rows: int, keys: int, settings: CacheSe
         "mixed": of_result,
         "delta": rows * width * _HALF,
         "weights": max(s.query_rows + kv, q) * width * _HALF,
-        "attention": of_result + rows * s.heads * _FLOAT,  # what flash attention returns
+        "attention": of_result + rows * s.heads * _FLOAT,  # what torch's flash attention returns
         "keys": rows * s.kv_heads * s.key_length * _HALF,
         "values": rows * s.kv_heads * s.value_length * _HALF,
     }
+    own = prompt_flash.fits(s.key_length, s.value_length, device)
+    if own:
+        queries = (1, rows, s.heads, s.key_length)
+        found["attention"] = prompt_flash.partial_bytes(
+            queries, (1, keys, s.kv_heads, s.value_length), device
+        )
+        if s.gate or settings.k.is_quantized or settings.v.is_quantized:
+            found["attention"] += of_result
     if s.gate:
         found["queries without gates"] = rows * (q + kv) * _HALF
         found["attention"] += 2 * of_result
-    if s.key_length != s.value_length:  # what flash attention reads and returns has one length
+    if s.key_length != s.value_length and not own:  # torch's reads and returns one length
         longest = max(s.key_length, s.value_length)
         found["attention"] += (rows * s.heads + 2 * keys * s.kv_heads) * longest * _HALF
         found["attention"] += rows * s.heads * (longest - s.value_length) * _HALF
-    if not has_flash(s):
+    if not has_flash(s, device):
         found["attention"] += 2 * min(SCORE_BYTES, rows * s.heads * keys * _FLOAT)
     if settings.k.is_quantized or settings.v.is_quantized:  # written in float32, read in float16
         found["decoded"] = keys * kv * _HALF
         found["attention"] += rows * kv * _FLOAT
-    elif has_flash(s):
+    elif has_flash(s, device):
         found["attention in graphs"] = found["attention"]
     return found
 

@@ -1,32 +1,10 @@
 // Tiles of grouped.cu: which there are, and how their rows of x come to shared memory.
 #pragma once
+#include "prompt/barriers.cuh"
 
 struct alignas(16) Tile { int expert, first, rows, row_tile; };
 
-// A place in the ring, and how often the ring has been gone through, of which barriers see the last bit.
-struct Turn {
-  int stage = 0;
-  uint32_t round = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) stage = 0, round ^= 1;
-  }
-};
-
-__device__ __forceinline__ uint32_t shared_address(const void* at) { return uint32_t(__cvta_generic_to_shared(at)); }
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
-      ::"r"(barrier), "r"(phase) : "memory");
-}
-template <int THREADS>
-__device__ __forceinline__ void named_sync(int number) { asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory"); }
+using Turn = Ring<STAGES>;
 
 // The places of tiles: before[e] = tiles of tokens before expert e. Filled by all threads of the
 // block.

@@ -93,7 +93,7 @@ class PromptAttention(Staged):
         s, states = self.m.spec, batch.states
         if not batch.begins or s.kv_shared or s.kv_from is not None or s.temperature is not None:
             return None
-        if not has_flash(s):  # scores in memory, which graphs would hold
+        if not has_flash(s, self.context.device):  # scores in memory, which graphs would hold
             return None
         if states is None:
             settings = batch.settings
@@ -126,20 +126,21 @@ class PromptAttention(Staged):
         else:
             products = _Products(self.kv.out(rows), self.q.out(len(stream.h)))
         products, gates = self._without_gates(products) if self.m.spec.gate else (products, None)
-        own = self._own_type(batch)
+        out = self._mixed(stream)  # in the dtype of activations, in a buffer that stays
+        to, own = None if gates is not None else out, self._own_type(batch)
         if self.m.spec.kv_from is not None:
-            mixed = self._borrowed(products, batch, self.m.spec.kv_from)
+            mixed = self._borrowed(products, batch, self.m.spec.kv_from, to)
         elif own is not None:
             k, v = self._keys_and_values(rows, own)
-            mixed = self._attend(self._heads(products, k, v, 0, batch), k, v, batch)
+            mixed = self._attend(self._heads(products, k, v, 0, batch), k, v, batch, to)
         elif batch.states is None:
-            mixed = self._fresh(products, batch)
+            mixed = self._fresh(products, batch, to)
         else:
-            mixed = self._cached(products, batch)
+            mixed = self._cached(products, batch, to)
         if gates is not None:
             mixed = mixed.reshape(gates.shape) * gates.sigmoid()
-        # Converted to the dtype of activations, in a buffer that stays.
-        prompt_rows.converted(mixed, self._mixed(stream))
+        if mixed is not to:
+            prompt_rows.converted(mixed, out)
 
     def _store(self, stream: Stream, batch: Batch) -> None:
         """Keep the keys and values of a pass that has read its own."""
@@ -169,7 +170,7 @@ class PromptAttention(Staged):
     def _mixed(self, stream: Stream) -> torch.Tensor:
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
 
-    def _fresh(self, qkv: _Products, batch: Batch) -> torch.Tensor:
+    def _fresh(self, qkv: _Products, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
         """Sequences that begin here and are not kept. Keys and values are what a cache with the
         settings of the batch would return.
         """
@@ -187,7 +188,7 @@ class PromptAttention(Staged):
         q = self._heads(qkv, k, v, 0, batch)
         if m.spec.kv_shared:
             batch.scratch["kv", batch.layer] = k, v, None
-        return self._attend(q, k, v, batch)
+        return self._attend(q, k, v, batch, out)
 
     def _keys_and_values(
         self, rows: int, dtype: torch.dtype, owner: str = ""
@@ -200,7 +201,9 @@ class PromptAttention(Staged):
         )
         return k, v
 
-    def _borrowed(self, qkv: _Products, batch: Batch, source: int) -> torch.Tensor:
+    def _borrowed(
+        self, qkv: _Products, batch: Batch, source: int, out: torch.Tensor | None
+    ) -> torch.Tensor:
         """Attention to keys and values that the layer `source` has stored in this pass."""
         cache: KVCache | None
         if batch.states is None:
@@ -219,10 +222,10 @@ class PromptAttention(Staged):
             k, v = k.half(), v.half()
         q = self._queries(qkv.joined, batch, k.dtype if cache is None else torch.float32)
         if cache is None:
-            return self._attend(q, k, v, batch)
+            return self._attend(q, k, v, batch, out)
         return cache.result(self._attend(cache.query(q).to(k.dtype), k, v, batch).float())
 
-    def _cached(self, qkv: _Products, batch: Batch) -> torch.Tensor:
+    def _cached(self, qkv: _Products, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
         """Tokens of one sequence after those in its cache, which first stores their keys and
         values.
         """
@@ -235,6 +238,7 @@ class PromptAttention(Staged):
             cache.k[seen],
             cache.v[seen],
             batch,
+            out,
         )
 
     def _first_seen(self, start: int) -> int:
@@ -332,11 +336,18 @@ class PromptAttention(Staged):
         return self.context.angles(self.rope.of_context(batch.contexts[0]), positions)
 
     def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        batch: Batch,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[S, n, heads, length] in the dtype of q, for rows of all sequences."""
+        """Return [S, n, heads, length] in the dtype of q, for rows of all sequences; or `out`,
+        where it is given, with that in it.
+        """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
-        return attend(q, k, v, self.m.spec, self.sinks, batch.n_sequences * batch.n_tokens)
+        return attend(q, k, v, self.m.spec, self.sinks, out)
 
 
 def _reads(cache: KVCache) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from ....cuda_kernels.attention import mla_shape
 from ....cuda_kernels.attention.shape import shared_limit
+from ....cuda_kernels.prompt import flash as prompt_flash
 from ....cuda_kernels.prompt import mla as prompt_mla
 from ...layers.attention import temperature
 from ...layers.batch import Batch
@@ -235,8 +236,8 @@ class PromptLatent(Staged):
     def _attend(self, q: torch.Tensor, rows: torch.Tensor, batch: Batch, out: torch.Tensor) -> None:
         """Write the results of all heads to out half[rows of q, heads * value length].
 
-        Values are as long as keys for FlashAttention-2 (Dao, 2023); what is beyond their own length
-        is arbitrary, and so are the results there.
+        Values are as long as keys for torch's FlashAttention-2 (Dao, 2023); what is beyond their
+        own length is arbitrary, and so are the results there.
         """
         s, n_sequences = self.m.spec, batch.n_sequences
         w_k, w_v = self.matrices.decoded(rows.dtype, self.context)
@@ -251,13 +252,20 @@ class PromptLatent(Staged):
         for first in range(0, s.heads, step):
             heads = slice(first, min(first + step, s.heads))
             shape = (len(rows), heads.stop - first, s.key_length)
-            k, v = (self.context.buffer(x, shape, rows.dtype) for x in ("keys", "values"))
+            k = self.context.buffer("keys", shape, rows.dtype)
+            own = prompt_flash.fits(s.key_length, s.value_length, rows.device)
+            v = self.context.buffer(
+                "values", (*shape[:2], s.value_length if own else s.key_length), rows.dtype
+            )
             c = latents.expand(shape[1], *latents.shape)
             torch.bmm(c, w_k[heads], out=k[..., : s.nope_length].transpose(0, 1))
             torch.bmm(c, w_v[heads].mT, out=v[..., : s.value_length].transpose(0, 1))
             prompt_mla.latent_keys(rows, s.rope_length, k)
             k, v = (x.unflatten(0, (n_sequences, -1)) for x in (k, v))
             part = queries[:, :, heads]
+            if own:
+                prompt_flash.flash_attention(part, k, v, by_head[:, :, heads], scale=s.scale)
+                continue
             if s.key_length > _MOST_HEAD:
                 for n in range(n_sequences):
                     values = v[n][..., : s.value_length]

@@ -8,16 +8,18 @@ import torch
 from torch.nn import functional as F
 
 from ....cuda_kernels.prompt import attention as prompt_attention
+from ....cuda_kernels.prompt import flash as prompt_flash
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.specs import AttentionSpec
 
-CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
 SCORE_BYTES = 128 << 20  # of scores in memory
-_FLASH_HEAD = 256  # elements of a head for which there is flash attention, at most
+_FLASH_HEAD = 256  # elements of a head for which torch has flash attention, at most
 
 
-def has_flash(s: AttentionSpec) -> bool:
-    """Return whether there is flash attention for these heads."""
+def has_flash(s: AttentionSpec, device: torch.device) -> bool:
+    """Return whether there is flash attention for these heads on a device."""
+    if prompt_flash.fits(s.key_length, s.value_length, device):
+        return True
     return not s.softcap and max(s.key_length, s.value_length) <= _FLASH_HEAD
 
 
@@ -27,54 +29,57 @@ def attend(
     v: torch.Tensor,
     s: AttentionSpec,
     sinks: torch.Tensor | None,
-    n_tokens: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return [S, n, heads, value_length] in the dtype of q, for half[S, n, heads, key_length] and
     [S, N, kv_heads, ...]: each of the last n of N positions sees itself and all before it, or a
-    window. n_tokens: of the pass.
+    window. With `out`, half of as many elements, write there, rounded to its dtype, and return it.
 
-    FlashAttention-2 as torch has it (Dao, 2023): causal masks end in the lower right corner,
-    grouped heads are read as they are, keys and values have one length. cuDNN's kernel is twice as
-    fast on Hopper, but takes up to a second to plan, and has no such corner.
+    On Hopper by kernels of our own. Elsewhere by FlashAttention-2 as torch has it (Dao, 2023):
+    causal masks end in the lower right corner, grouped heads are read as they are, keys and values
+    have one length. Heads that neither takes, or scores with a cap, have their scores in memory.
     """
-    if not has_flash(s):
+    shape = (*q.shape[:3], s.value_length)
+    if prompt_flash.fits(s.key_length, s.value_length, q.device):
+        mixed = q.new_empty(shape) if out is None else out.view(shape)
+        prompt_flash.flash_attention(
+            q, k, v, mixed, scale=s.scale, window=s.window, softcap=s.softcap, sinks=sinks
+        )
+        return mixed if out is None else out
+    if not has_flash(s, q.device):
         one_by_one = zip(q, k, v, strict=True)
-        return torch.stack(
+        mixed = torch.stack(
             [
                 attend_in_memory(*x, s.scale, window=s.window, softcap=s.softcap, sinks=sinks)
                 for x in one_by_one
             ]
         )
-    if (
-        not 0 < s.window < k.shape[1]
-        and q.shape[1] == k.shape[1]
-        and n_tokens >= CUDNN_ROWS
-        and _cudnn_takes(q, k, v)
-    ):
-        by_head = (x.transpose(1, 2) for x in (q, k, v))
-        mixed, log_sums = torch.ops.aten._scaled_dot_product_cudnn_attention(
-            *by_head, None, sinks is not None, 0.0, True, False, scale=s.scale
-        )[:2]
-        mixed = mixed.transpose(1, 2)
     else:
-        longest = max(s.key_length, s.value_length)
-        mixed, log_sums = torch.ops.aten._flash_attention_forward(
-            *(
-                x if x.shape[3] == longest else F.pad(x, (0, longest - x.shape[3]))
-                for x in (q, k, v)
-            ),
-            None,
-            None,
-            q.shape[1],
-            k.shape[1],
-            0.0,
-            True,
-            False,
-            scale=s.scale,
-            window_size_left=s.window - 1 if s.window else None,
-            window_size_right=0 if s.window else None,
-        )[:2]
-        mixed = mixed[..., : s.value_length]
+        mixed = _by_torch(q, k, v, s, sinks)
+    if out is None:
+        return mixed
+    prompt_rows.converted(mixed, out)
+    return out
+
+
+def _by_torch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s: AttentionSpec, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    longest = max(s.key_length, s.value_length)
+    mixed, log_sums = torch.ops.aten._flash_attention_forward(
+        *(x if x.shape[3] == longest else F.pad(x, (0, longest - x.shape[3])) for x in (q, k, v)),
+        None,
+        None,
+        q.shape[1],
+        k.shape[1],
+        0.0,
+        True,
+        False,
+        scale=s.scale,
+        window_size_left=s.window - 1 if s.window else None,
+        window_size_right=0 if s.window else None,
+    )[:2]
+    mixed = mixed[..., : s.value_length]
     if sinks is not None:
         prompt_rows.take_sinks(mixed, log_sums.reshape(len(mixed), s.heads, -1), sinks)
     return mixed
@@ -118,19 +123,3 @@ def attend_in_memory(
         mixed = torch.bmm(shares, values).unflatten(1, (-1, rows))
         out[first : first + rows].unflatten(1, (kv_heads, -1)).copy_(mixed.permute(2, 0, 1, 3))
     return out
-
-
-def _cudnn_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
-
-    return can_use_cudnn_attention(
-        SDPAParams(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            None,
-            0.0,
-            True,
-            q.shape[2] != k.shape[2],
-        )
-    )

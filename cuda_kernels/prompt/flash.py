@@ -1,0 +1,244 @@
+"""Flash attention of prompts on Hopper's tensor cores, at torch level: see `prompt/flash.cu`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...errors import ShapeError
+from ..compile.launch import function, launch
+from ..compile.spec import KernelSpec
+from .rows import HALVES, short
+
+ARCHS = ("sm_90a",)
+_LEAST_BLOCKS = 4  # of positions, for a part of a tile
+_L2_BYTES = 32 << 20  # of keys and values that tiles of different heads read at the same time
+
+
+class Plan(NamedTuple):
+    """How a kernel is compiled and launched: warpgroups that multiply, 64 rows each; positions of a
+    block of keys and values, and blocks of them in shared memory; whether warpgroups multiply in
+    turn.
+    """
+
+    groups: int
+    positions: int
+    ring: int = 2
+    alternate: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of a tile."""
+        return 64 * self.groups
+
+    def shared(self, key: int, value: int) -> int:
+        """Return bytes: queries of a tile, the rings, the alignment."""
+        panels_k, panels_v = -(-key // 64), -(-value // 64)
+        rows = self.rows * panels_k + self.ring * self.positions * (panels_k + panels_v)
+        return 128 * rows + 1024
+
+
+# By elements of a key and of a value.
+PLANS = {
+    (32, 32): Plan(3, 128),
+    (64, 64): Plan(3, 128),
+    (80, 80): Plan(2, 128),
+    (96, 96): Plan(2, 128),
+    (112, 112): Plan(2, 128),
+    (128, 128): Plan(2, 128),
+    (192, 128): Plan(2, 112),
+    (192, 192): Plan(2, 80),
+    (256, 256): Plan(2, 80),
+}
+
+
+@functools.cache
+def spec(
+    key: int,
+    value: int,
+    half: torch.dtype,
+    out: torch.dtype,
+    capped: bool,
+    plan: Plan | None = None,
+) -> KernelSpec:
+    """Return the kernel for heads of these lengths, with keys and values of a dtype, results of
+    another one, and scores with a cap or without.
+    """
+    groups, positions, ring, alternate = plan or PLANS[key, value]
+    return KernelSpec(
+        f"prompt_flash_{key}_{value}_{short(half)}_{short(out)}{'_capped' * capped}",
+        ("prompt/flash.cu",),
+        (
+            ("HALF", str(HALVES[half])),
+            ("OUT_HALF", str(HALVES[out])),
+            ("KEY", str(key)),
+            ("VALUE", str(value)),
+            ("CAPPED", str(int(capped))),
+            ("GROUPS", str(groups)),
+            ("POSITIONS", str(positions)),
+            ("RING", str(ring)),
+            ("ALTERNATE", str(int(alternate))),
+        ),
+        ("flash_attention", "flash_join"),
+        ARCHS,
+    )
+
+
+def specs() -> list[KernelSpec]:
+    """Return all kernels of this module."""
+    return [
+        spec(*lengths, half, out, capped)
+        for lengths in PLANS
+        for half in HALVES
+        for out in HALVES
+        for capped in (False, True)
+    ]
+
+
+def fits(key: int, value: int, device: torch.device) -> bool:
+    """Return whether `flash_attention` takes heads of these lengths on this device."""
+    return (
+        (key, value) in PLANS
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) == (9, 0)
+    )
+
+
+class Division(NamedTuple):
+    """How work is divided: rows of queries that share a head of keys, up to whole tiles; pairs of a
+    sequence and a head of keys; the parts of the positions that a tile sees.
+    """
+
+    rows: int
+    pairs: int
+    parts: int
+
+    @property
+    def partial(self) -> int:
+        """Return the floats that parts leave for each other, `value` and 2 of each row; 0 where
+        nothing is divided.
+        """
+        return self.parts * self.pairs * self.rows if self.parts > 1 else 0
+
+
+def division(
+    queries: Sequence[int], values: Sequence[int], device: torch.device, plan: Plan | None = None
+) -> Division:
+    """Return the division for shapes [S, n, heads, key] and [S, N, kv_heads, value]: few queries
+    occupy all multiprocessors by parts of the positions.
+    """
+    (n_sequences, n, heads, key), (_, total, kv_heads, value) = queries, values
+    used = plan or PLANS[key, value]
+    tiles, pairs = -(-n * (heads // kv_heads) // used.rows), n_sequences * kv_heads
+    blocks = -(-total // used.positions)
+    parts = min(_multiprocessors(device) // (tiles * pairs), blocks // _LEAST_BLOCKS)
+    return Division(tiles * used.rows, pairs, max(1, parts))
+
+
+def partial_bytes(queries: Sequence[int], values: Sequence[int], device: torch.device) -> int:
+    """Return the bytes that `flash_attention` allocates for shapes as in `division`."""
+    return 4 * division(queries, values, device).partial * (values[-1] + 2)
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    plan: Plan | None = None,
+    parts: int | None = None,
+) -> None:
+    """Compute out half[S, n, heads, value], attention of the last n of N positions of S sequences:
+    each sees itself and all before it, with a window only so many positions.
+
+    q: half[S, n, heads, key], k: half[S, N, kv_heads, key] and v: half[S, N, kv_heads, value] of
+    one dtype, heads one after the other. softcap: scores are softcap * tanh(score / softcap) if it
+    is not 0. sinks: float32[heads], a further score of each head whose share is left out. parts:
+    the positions of a tile are divided among so many blocks (default: as
+    `division` has it). Raise ShapeError
+    for what does not fit together.
+    """
+    n_sequences, n, heads, key = q.shape
+    _, total, kv_heads, value = v.shape
+    if (
+        k.shape != (n_sequences, total, kv_heads, key)
+        or out.shape != (n_sequences, n, heads, value)
+        or heads % kv_heads
+        or n > total
+    ):
+        raise ShapeError(
+            f"attention of {list(q.shape)} to keys {list(k.shape)} and values {list(v.shape)}, to"
+            f" {list(out.shape)}"
+        )
+    if not all(map(_is_regular, (q, k, v, out))):
+        raise ShapeError("heads that do not follow each other, or sequences that do not")
+    used, group = plan or PLANS[key, value], heads // kv_heads
+    work = division(q.shape, v.shape, q.device, plan)
+    if parts is not None:
+        work = work._replace(parts=parts)
+    partial = None
+    if work.partial:
+        partial = torch.empty(work.partial * (value + 2), device=q.device)
+    arguments = (
+        q,
+        k,
+        v,
+        out,
+        *(np.int64(x.stride(1)) for x in (q, k, v, out)),
+        np.int32(n),
+        np.int32(total),
+        np.int32(group),
+        np.int32(kv_heads),
+        np.int32(n_sequences),
+        np.int32(max(1, min(work.pairs, _L2_BYTES // (2 * total * (key + value))))),
+        np.int32(work.parts),
+        partial,
+        np.int32(window),
+        np.float32(scale),
+        np.float32(softcap),
+        sinks,
+        np.uint32(0),
+    )
+    kernels = spec(key, value, q.dtype, out.dtype, softcap > 0, plan)
+    launch(
+        function(kernels, "flash_attention", q.device),
+        min(work.pairs * work.rows // used.rows * work.parts, _multiprocessors(q.device)),
+        128 * (used.groups + 1),
+        *arguments,
+        shared=used.shared(key, value),
+    )
+    if work.parts > 1:
+        launch(
+            function(kernels, "flash_join", q.device),
+            -(-n_sequences * n * heads // 4),
+            128,
+            *arguments,
+        )
+
+
+def _is_regular(x: torch.Tensor) -> bool:
+    """Return whether heads follow each other in a token, and sequences in x; and whether rows
+    begin at multiples of 16 bytes.
+    """
+    n_sequences, n, heads, length = x.shape
+    sequence, token, head, one = x.stride()
+    return (
+        one == 1
+        and (heads == 1 or head == length)
+        and (n_sequences == 1 or sequence == n * token)
+        and not (x.data_ptr() % 16 or token % 8 or length % 8)
+    )
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

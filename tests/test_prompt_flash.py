@@ -1,0 +1,127 @@
+"""Flash attention of prompts on Hopper against sums in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from iqforge.cuda_kernels.prompt import flash
+from iqforge.errors import ShapeError
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+BF16, F16 = torch.bfloat16, torch.float16
+# Of results rounded to a half, and of shares: the norm of errors, relative.
+LIMIT = {F16: 6e-4, BF16: 4e-3}
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    if not torch.cuda.is_available() or not flash.fits(128, 128, CUDA):
+        pytest.skip("needs a Hopper GPU")
+    torch.manual_seed(1)
+
+
+def operands(lengths, n, total, heads, kv_heads, sequences=1, half=F16, size=1.0):
+    key, value = lengths
+
+    def random(*shape):
+        return torch.randn(shape, device=CUDA).to(half)
+
+    q = (random(sequences, n, heads, key) * size).contiguous()
+    return q, random(sequences, total, kv_heads, key), random(sequences, total, kv_heads, value)
+
+
+def expected(q, k, v, scale, window=0, softcap=0.0, sinks=None):
+    """Float64 [S, n, heads, value], one head after the other."""
+    (_, n, heads, _), (_, total, kv_heads, _) = q.shape, k.shape
+    last = torch.arange(total - n, total, device=CUDA)[:, None]
+    position = torch.arange(total, device=CUDA)
+    seen = (position <= last) & (position > last - window if window else True)
+    out = q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float64)
+    for head in range(heads):
+        of = head // (heads // kv_heads)
+        scores = q[:, :, head].double() @ k[:, :, of].double().mT * scale
+        if softcap:
+            scores = softcap * (scores / softcap).tanh()
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            sink = sinks[head].double().expand(*scores.shape[:2], 1)
+            scores = torch.cat([scores, sink], 2)
+        out[:, :, head] = scores.softmax(2)[..., :total] @ v[:, :, of].double()
+    return out
+
+
+def check(q, k, v, out_dtype=BF16, parts=None, **options):
+    scale = q.shape[3] ** -0.5
+    found = [
+        torch.full((*q.shape[:3], v.shape[3]), torch.nan, device=CUDA, dtype=out_dtype)
+        for _ in range(2)
+    ]
+    for out in found:
+        flash.flash_attention(q, k, v, out, scale=scale, parts=parts, **options)
+    assert torch.equal(*(x.view(torch.int16) for x in found))
+    truth = expected(q, k, v, scale, **options)
+    error = (found[0].double() - truth).norm() / truth.norm()
+    assert error < max(LIMIT[q.dtype], LIMIT[out_dtype])
+
+
+@pytest.mark.parametrize("lengths", flash.PLANS, ids=lambda pair: f"{pair[0]}/{pair[1]}")
+@pytest.mark.parametrize("parts", [1, 3])
+def test_every_length_of_heads(lengths, parts):
+    """Few rows after others, a tile that is not full, scores of 0 to 20."""
+    check(*operands(lengths, 200, 777, 8, 2, sequences=2), parts=parts)
+    check(*operands(lengths, 517, 517, 8, 4, size=8.0), parts=parts)
+
+
+@pytest.mark.parametrize("half", [F16, BF16])
+@pytest.mark.parametrize("out", [F16, BF16])
+def test_dtypes(half, out):
+    check(*operands((128, 128), 333, 700, 12, 1, half=half), out)
+
+
+@pytest.mark.parametrize("window", [1, 100, 128, 4096])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_windows(window, parts):
+    """Parts of the positions may be empty."""
+    check(*operands((128, 128), 300, 5000, 8, 2), window=window, parts=parts)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_sinks_and_caps(parts):
+    q, k, v = operands((64, 64), 500, 900, 16, 2, size=4.0)
+    check(q, k, v, sinks=torch.randn(16, device=CUDA), parts=parts)
+    check(q, k, v, sinks=torch.randn(16, device=CUDA), window=128, parts=parts)
+    q, k, v = operands((256, 256), 300, 900, 8, 4, size=16.0)
+    check(q, k, v, softcap=20.0, parts=parts)
+    check(q, k, v, softcap=50.0, window=300, parts=parts)
+
+
+@pytest.mark.parametrize("n", [1, 2, 31, 64, 129])
+def test_few_queries_by_as_many_parts_as_they_get(n):
+    for total in (n, 5000, 20000):
+        check(*operands((128, 128), n, total, 32, 4))
+        check(*operands((192, 128), n, total, 4, 4))
+
+
+def test_some_heads_of_others():
+    """Queries and results are some heads of more, and rows of keys and values longer."""
+    q, k, v = operands((192, 128), 150, 400, 12, 12)
+    wide = torch.randn(1, 400, 12 * 192 + 64, device=CUDA).to(F16)
+    k = wide[..., : 12 * 192].unflatten(2, (12, 192))
+    out = torch.full((1, 150, 12, 128), torch.nan, device=CUDA, dtype=BF16)
+    part = slice(4, 9)
+    flash.flash_attention(q[:, :, part], k[:, :, part], v[:, :, part], out[:, :, part], scale=0.1)
+    truth = expected(q[:, :, part], k[:, :, part], v[:, :, part], 0.1)
+    error = (out[:, :, part].double() - truth).norm() / truth.norm()
+    assert error < LIMIT[BF16]
+    assert out[:, :, :4].isnan().all() and out[:, :, 9:].isnan().all()
+
+
+def test_what_does_not_fit_together():
+    q, k, v = operands((128, 128), 20, 40, 8, 2)
+    out = torch.empty(1, 20, 8, 128, device=CUDA, dtype=BF16)
+    with pytest.raises(ShapeError, match="attention of"):
+        flash.flash_attention(q, k[:, :10], v[:, :10], out, scale=1.0)
+    with pytest.raises(ShapeError, match="do not follow"):
+        turned = k.transpose(1, 2).contiguous().transpose(1, 2)
+        flash.flash_attention(q, turned, v, out, scale=1.0)
