@@ -134,6 +134,13 @@ class Prompt:
         net = self.case.net
         return DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
 
+    def check(self, out: torch.Tensor, memory: torch.Tensor) -> None:
+        """Check half[rows, ...] and the memory: factors are rounded to TF32, results to a half."""
+        limit = 1.5e-3 if out.dtype == torch.float16 else 4e-3
+        error = (out.float() - self.expected).norm()
+        assert error < limit * self.expected.norm()
+        assert (memory - self.after.memory).norm() <= 1e-3 * self.after.memory.norm()
+
 
 def prompt_case(case: tuple, half: torch.dtype, device: torch.device) -> Prompt:
     """A random net on random rows, as in PROMPTS. What one sequence kept is not empty."""

@@ -124,6 +124,19 @@ inline void load_a_turned(unsigned (&a)[4], const char* at, int stride, int lane
         return 0;
     });
 }
+// To TF32: to nearest, ties away from zero.
+inline float rounded(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu); }
+// Products of mma.m16n8k8: floats that are rounded to TF32.
+inline void mma(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+    struct Both { float a[4], b[2]; };
+    exchange(Both{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}}, [&](const Both (&w)[32], int lane) {
+        for (int i = 0; i < 4; i++) {
+            const int row = lane / 4, column = lane % 4 * 2 + i % 2;
+            for (int k = 0; k < 8; k++) d[i] += w[4 * row + k % 4].a[i / 2 + k / 4 * 2] * w[4 * column + k % 4].b[k / 4];
+        }
+        return 0;
+    });
+}
 // Products of mma.m16n8k32: registers of four bytes.
 inline void mma_bytes(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], const int (&c)[4]) {
     struct Both { A a; B b; };

@@ -134,24 +134,26 @@ extern "C" void run_heads(const u16* products, int pitch, int tokens, int padded
     });
 }
 extern "C" void run_solve(const float* rates, const float* dt, const float* a, int tokens,
-                          float* kk, float* qk, float* scaled_keys, float* since, float* until,
-                          int n_chunks, int n_heads) {
-    launch_on_host(n_chunks, n_heads, CHUNK, [&] {
-        solve(rates, dt, a, tokens, kk, qk, scaled_keys, since, until);
+                          const float* q, const float* k, const float* v, float* values,
+                          float* keys, float* qk, float* since, float* until, int n_chunks,
+                          int n_heads) {
+    launch_on_host(n_chunks, n_heads, THREADS, [&] {
+        solve(rates, dt, a, tokens, q, k, v, values, keys, qk, since, until);
     });
 }
 extern "C" void run_chunks(float* values, const float* keys, const float* k, const float* since,
                            const float* until, int n_chunks, const float* before, float* after,
                            float* states, int n_heads) {
-    launch_on_host((VALUE + SLICE - 1) / SLICE, n_heads, SLICE_THREADS, [&] {
+    launch_on_host((VALUE + SLICE - 1) / SLICE, n_heads, THREADS, [&] {
         chunks(values, keys, k, since, until, n_chunks, before, after, states);
     });
 }
-extern "C" void run_gated(const float* remembered, const float* seen, const float* since,
-                          const u16* z, int pitch, const float* weight, float eps, int tokens,
-                          int padded, u16* out, int n_heads) {
-    launch_on_host((tokens + GATED_WARPS - 1) / GATED_WARPS, n_heads, 32 * GATED_WARPS, [&] {
-        gated(remembered, seen, since, z, pitch, weight, eps, tokens, padded, out);
+extern "C" void run_results(const float* q, const float* states, const float* qk,
+                            const float* errors, const float* since, const u16* z, int pitch,
+                            const float* weight, float eps, int tokens, u16* out, int n_chunks,
+                            int n_heads) {
+    launch_on_host(n_chunks, n_heads, THREADS, [&] {
+        results(q, states, qk, errors, since, z, pitch, weight, eps, tokens, out);
     });
 }
 """

@@ -135,23 +135,25 @@ MAIN_PROMPT_DELTA = (
     + """
 int main() {
     const int tokens = 70, n_chunks = 2, padded = n_chunks * CHUNK;
-    const int pitch = JOINED ? KEY_HEADS * TURN : CHANNELS, square = CHUNK * CHUNK;
+    const int pitch = JOINED ? KEY_HEADS * TURN : CHANNELS;
     std::vector<u16> products(tokens * pitch), z(tokens * VALUE_HEADS * VALUE), out(z.size());
     auto taps = numbers(CHANNELS * TAPS), past = numbers(PAST * CHANNELS), a = numbers(VALUE_HEADS);
-    auto q = numbers(VALUE_HEADS * padded * KEY), k = q, keys = q;
+    auto q = numbers(KEY_HEADS * padded * KEY), k = q, keys = numbers(VALUE_HEADS * padded * KEY);
     auto v = numbers(VALUE_HEADS * padded * VALUE), values = v;
-    auto rates = numbers(tokens * 2 * VALUE_HEADS), kk = numbers(VALUE_HEADS * n_chunks * square);
-    auto qk = kk, scaled = kk, since = numbers(VALUE_HEADS * padded), until = since;
+    auto rates = numbers(tokens * 2 * VALUE_HEADS), qk = numbers(VALUE_HEADS * padded * CHUNK);
+    auto since = numbers(VALUE_HEADS * padded), until = since;
     auto memory = numbers(VALUE_HEADS * KEY * VALUE), weight = numbers(VALUE);
     std::vector<float> states(n_chunks * memory.size());
     run_heads(products.data(), pitch, tokens, padded, past.data(), taps.data(), q.data(), k.data(),
               v.data(), 1);
-    run_solve(rates.data(), a.data(), a.data(), tokens, kk.data(), qk.data(), scaled.data(),
-              since.data(), until.data(), n_chunks, VALUE_HEADS);
+    run_solve(rates.data(), a.data(), a.data(), tokens, q.data(), k.data(), v.data(),
+              values.data(), keys.data(), qk.data(), since.data(), until.data(), n_chunks,
+              VALUE_HEADS);
     run_chunks(values.data(), keys.data(), k.data(), since.data(), until.data(), n_chunks,
                memory.data(), memory.data(), states.data(), VALUE_HEADS);
-    run_gated(v.data(), values.data(), since.data(), z.data(), VALUE_HEADS * VALUE, weight.data(),
-              1e-6f, tokens, padded, out.data(), VALUE_HEADS);
+    run_results(q.data(), states.data(), qk.data(), values.data(), since.data(), z.data(),
+                VALUE_HEADS * VALUE, weight.data(), 1e-6f, tokens, out.data(), n_chunks,
+                VALUE_HEADS);
 }
 """
 )

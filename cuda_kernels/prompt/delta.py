@@ -1,7 +1,7 @@
-"""Gated delta nets over many tokens: `prompt/delta.cu` for one shape, and the products between its
-kernels.
+"""Gated delta nets over many tokens, in chunks of CHUNK: `prompt/delta.cu` for one shape.
 
-Everything between the products of the layer is float32 (no TF32), in chunks of CHUNK tokens.
+Between the products of the layer everything is float32, but factors of products are rounded to
+TF32, whose errors are below those of the inputs, which are rounded to a half.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,19 +19,42 @@ from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 
 CHUNK, SLICE = 64, 32
-_SLICE_THREADS, _HEAD_TOKENS, _HEAD_THREADS, _GATED_TOKENS = 256, 32, 128, 8
+_THREADS, _HEAD_TOKENS, _HEAD_THREADS = 256, 32, 128
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
 MOST_LENGTH = 256
+_FIXED = 2048  # bytes of shared memory of a kernel besides, and of the system
 
 # Memory by name: float32 of a shape, whose content need not be kept.
 Buffer = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 
-def shared_bytes(heads: DeltaHeads, stages: int) -> int:
-    """Return the bytes of shared memory of `chunks`."""
-    tiles = stages * 2 * CHUNK * (heads.key_length + 4)
-    return 4 * (tiles + SLICE * (heads.key_length + CHUNK))
+class SharedBytes(NamedTuple):
+    """Bytes of shared memory of the kernels that ask for it when they are launched."""
+
+    solve: int
+    chunks: int
+    results: int
+
+    @classmethod
+    def of(cls, heads: DeltaHeads, stages: int) -> SharedBytes:
+        """stages: chunks that `chunks` has there at a time."""
+        key, value = (-(-n // 16) * 16 for n in (heads.key_length, heads.value_length))
+        fours, by_token, by_value = _pitch(key, 16), _pitch(key, 8), _pitch(value, 8)
+        square = CHUNK * _pitch(CHUNK, 4)
+        tiles = stages * CHUNK * (fours + by_token)
+        return cls(
+            4 * (CHUNK * (fours + max(fours, by_value)) + square),
+            4 * (tiles + SLICE * fours + CHUNK * _pitch(SLICE, 8)),
+            4 * (square + CHUNK * by_value),
+        )
+
+
+def _pitch(n: int, beyond: int) -> int:
+    """Return the floats between rows of n, a multiple of 16: `beyond` more than a multiple of 32,
+    so that rows begin in other banks (`prompt/tf32.cuh`).
+    """
+    return n + (beyond - n) % 32
 
 
 def fitting_stages(heads: DeltaHeads, limit: int) -> int:
@@ -38,7 +62,8 @@ def fitting_stages(heads: DeltaHeads, limit: int) -> int:
     lengths = (heads.key_length, heads.value_length)
     if any(length % 4 or length > MOST_LENGTH for length in lengths) or heads.taps < 2:
         return 0
-    return next((n for n in (2, 1) if shared_bytes(heads, n) <= limit), 0)
+    usable = limit - _FIXED
+    return next((n for n in (2, 1) if max(SharedBytes.of(heads, n)) <= usable), 0)
 
 
 @functools.cache
@@ -48,7 +73,7 @@ def delta_spec(heads: DeltaHeads, half: torch.dtype, stages: int) -> KernelSpec:
         f"prompt_delta_{_SHORT[half]}_{heads.name}_{heads.taps}_{stages}{heads.layout}",
         ("prompt/delta.cu",),
         (("HALF", str(_HALVES[half])), *heads.defines, ("STAGES", str(stages))),
-        ("heads", "solve", "chunks", "gated"),
+        ("heads", "solve", "chunks", "results"),
     )
 
 
@@ -61,7 +86,8 @@ class DeltaKernels:
         if not self.stages:
             raise ValueError(f"no kernels for delta nets of {heads} on {device}")
         spec = delta_spec(heads, half, self.stages)
-        self._heads, self._solve, self._chunks, self._gated = (
+        self._shared = SharedBytes.of(heads, self.stages)
+        self._heads, self._solve, self._chunks, self._results = (
             function(spec, name, device) for name in spec.functions
         )
 
@@ -75,10 +101,11 @@ class DeltaKernels:
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> None:
-        """Compute queries and keys of length 1, queries times key_length^-0.5, and values of all
-        value heads, float32[sequences, value_heads, padded, length], from products half[sequences *
-        tokens, ...] (rows may be further apart): convolution and SiLU. past float32[sequences,
-        taps - 1, channels]: the inputs before them, None for zeros.
+        """Compute queries and keys of length 1, queries times key_length^-0.5, float32[sequences,
+        key_heads, padded, key_length], and values float32[sequences, value_heads, padded,
+        value_length], rounded to TF32, from products half[sequences * tokens, ...] (rows may be
+        further apart): convolution and SiLU. past float32[sequences, taps - 1, channels]: the
+        inputs before them, None for zeros.
         """
         s, (sequences, _, padded, _) = self.heads, q.shape
         launch(
@@ -102,30 +129,38 @@ class DeltaKernels:
         tokens: int,
         dt: torch.Tensor,
         a: torch.Tensor,
-        kk: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        values: torch.Tensor,
+        keys: torch.Tensor,
         qk: torch.Tensor,
-        scaled_keys: torch.Tensor,
         since: torch.Tensor,
         until: torch.Tensor,
     ) -> None:
-        """Invert the triangles of all chunks: see the source. rates float32[sequences * tokens, 2 *
-        value_heads]; kk, qk and scaled_keys float32[sequences * value_heads, chunks, CHUNK, CHUNK];
-        since and until float32[sequences * value_heads, padded].
+        """Compute what chunks need of each other's rows: see the source. rates float32[sequences *
+        tokens, 2 * value_heads]; q, k and v as `split` leaves them; values of the shape of v, keys
+        float32[sequences, value_heads, padded, key_length]; qk float32[sequences * value_heads,
+        chunks, CHUNK, CHUNK]; since and until float32[sequences * value_heads, padded].
         """
-        n_heads, n_chunks = kk.shape[:2]
+        n_heads, n_chunks = qk.shape[:2]
         launch(
             self._solve,
             (n_chunks, n_heads),
-            CHUNK,
+            _THREADS,
             rates,
             dt,
             a,
             np.int32(tokens),
-            kk,
+            q,
+            k,
+            v,
+            values,
+            keys,
             qk,
-            scaled_keys,
             since,
             until,
+            shared=self._shared.solve,
         )
 
     def chunks(
@@ -147,7 +182,7 @@ class DeltaKernels:
         launch(
             self._chunks,
             (-(-self.heads.value_length // SLICE), n_heads),
-            _SLICE_THREADS,
+            _THREADS,
             values,
             keys,
             k,
@@ -157,13 +192,15 @@ class DeltaKernels:
             before,
             after,
             states,
-            shared=shared_bytes(self.heads, self.stages),
+            shared=self._shared.chunks,
         )
 
-    def gated(
+    def results(
         self,
-        remembered: torch.Tensor,
-        seen: torch.Tensor,
+        q: torch.Tensor,
+        states: torch.Tensor,
+        qk: torch.Tensor,
+        errors: torch.Tensor,
         since: torch.Tensor,
         z: torch.Tensor,
         weight: torch.Tensor,
@@ -171,25 +208,27 @@ class DeltaKernels:
         tokens: int,
         out: torch.Tensor,
     ) -> None:
-        """Compute out half[sequences * tokens, value_heads * value_length] = norm(since *
-        remembered + seen) * silu(z) for float32[sequences, value_heads, padded, value_length]; rows
-        of z, half[sequences * tokens, ...], may be further apart.
+        """Compute out half[sequences * tokens, value_heads * value_length] = norm(since * (q
+        states) + qk errors) * silu(z); rows of z, half[sequences * tokens, ...], may be further
+        apart.
         """
-        sequences, n_heads, padded = seen.shape[:3]
+        n_heads, n_chunks = states.shape[:2]
         launch(
-            self._gated,
-            (-(-tokens // _GATED_TOKENS), sequences * n_heads),
-            32 * _GATED_TOKENS,
-            remembered,
-            seen,
+            self._results,
+            (n_chunks, n_heads),
+            _THREADS,
+            q,
+            states,
+            qk,
+            errors,
             since,
             z,
             np.int32(z.stride(0)),
             weight,
             np.float32(eps),
             np.int32(tokens),
-            np.int32(padded),
             out,
+            shared=self._shared.results,
         )
 
 
@@ -232,32 +271,21 @@ def delta_rule(
     tokens = len(products) // n_sequences
     n_chunks = -(-tokens // CHUNK)
     padded, n_heads = n_chunks * CHUNK, n_sequences * s.value_heads
-    by_key, by_value = (
-        (n_sequences, s.value_heads, padded, length) for length in (s.key_length, s.value_length)
-    )
-    q, k, keys = (buffer(f"delta {name}", by_key) for name in ("q", "k", "keys"))
-    v, values = (buffer(f"delta {name}", by_value) for name in ("v", "values"))
-    square = (n_heads, n_chunks, CHUNK, CHUNK)
-    kk, qk, scaled = (buffer(f"delta {name}", square) for name in ("kk", "qk", "scaled keys"))
+
+    def of_tokens(name: str, heads: int, length: int) -> torch.Tensor:
+        return buffer(f"delta {name}", (n_sequences, heads, padded, length))
+
+    q, k = (of_tokens(name, s.key_heads, s.key_length) for name in ("q", "k"))
+    v, values = (of_tokens(name, s.value_heads, s.value_length) for name in ("v", "values"))
+    keys = of_tokens("keys", s.value_heads, s.key_length)
+    qk = buffer("delta qk", (n_heads, n_chunks, CHUNK, CHUNK))
     since, until = (buffer(f"delta {name}", (n_heads, padded)) for name in ("since", "until"))
     states = buffer("delta states", (n_heads, n_chunks, s.key_length, s.value_length))
-
-    def by_chunk(x: torch.Tensor) -> torch.Tensor:
-        return x.view(n_heads * n_chunks, -1, x.shape[-1])
-
-    kernels.split(products, tokens, past, weights.taps, q, k, v)
-    of_q, of_k, of_v = by_chunk(q), by_chunk(k), by_chunk(v)
-    torch.bmm(of_k, of_k.mT, out=by_chunk(kk))
-    torch.bmm(of_q, of_k.mT, out=by_chunk(qk))
-    kernels.solve(rates, tokens, weights.dt, weights.a, kk, qk, scaled, since, until)
-    torch.bmm(by_chunk(kk), of_v, out=by_chunk(values))
-    torch.bmm(by_chunk(scaled), of_k, out=by_chunk(keys))
+    w = weights
+    kernels.split(products, tokens, past, w.taps, q, k, v)
+    kernels.solve(rates, tokens, w.dt, w.a, q, k, v, values, keys, qk, since, until)
     kernels.chunks(values, keys, k, since, until, before, after, states)
-    # Neither keys nor values are needed any more.
-    remembered = buffer("delta keys", by_value)
-    torch.bmm(of_q, by_chunk(states), out=by_chunk(remembered))
-    torch.bmm(by_chunk(qk), by_chunk(values), out=of_v)
-    kernels.gated(remembered, v, since, z, weights.norm, weights.eps, tokens, out)
+    kernels.results(q, states, qk, values, since, z, w.norm, w.eps, tokens, out)
 
 
 def specs() -> list[KernelSpec]:

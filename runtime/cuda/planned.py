@@ -225,10 +225,11 @@ def _delta(m: DeltaNet, width: int, rows: int) -> Sizes:
     s = m.spec
     heads, padded = s.value_heads, -(-rows // _CHUNK) * _CHUNK
     inputs, values = s.channels + heads * s.value_length, heads * s.value_length
-    by_key, by_value = padded * heads * s.key_length, padded * heads * s.value_length
+    by_key = padded * (heads + 2 * s.key_heads) * s.key_length
+    by_value = padded * heads * s.value_length
     return {
         "delta inputs": rows * inputs * _HALF,
-        "delta parts": (3 * by_key + 2 * by_value + 3 * padded * heads * _CHUNK) * _FLOAT,
+        "delta parts": (by_key + 2 * by_value + padded * heads * _CHUNK) * _FLOAT,
         "delta states": padded // _CHUNK * heads * s.key_length * s.value_length * _FLOAT,
         "mixed": rows * values * _HALF,
         "delta": rows * width * _HALF,

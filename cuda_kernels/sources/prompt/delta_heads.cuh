@@ -4,10 +4,10 @@
 constexpr int HEAD_WARPS = 4, HEAD_TOKENS = 8;  // warps of a block, tokens of a warp
 
 // LENGTH channels from `channel`, in the products from `at`, of a warp's tokens: convolution and SiLU, with `norm` divided by their
-// length and times `scale`, to `n_to` heads from `to` that are `step` heads apart.
+// length and times `scale`; rounded to TF32.
 template <int LENGTH>
 __device__ __forceinline__ void convolved(const u16* products, int pitch, int tokens, const float* past, const float* taps, int channel, int at,
-                                          int first, int padded, bool norm, float scale, float* to, int n_to, long long step) {
+                                          int first, int padded, bool norm, float scale, float* to) {
     constexpr int PARTS = (LENGTH + 127) / 128;
     const int lane = threadIdx.x % 32;
     float4 window[TAPS][PARTS];
@@ -60,14 +60,13 @@ __device__ __forceinline__ void convolved(const u16* products, int pitch, int to
         for (int p = 0; p < PARTS; p++) {
             const int c = 4 * lane + 128 * p;
             if (c >= LENGTH) continue;
-            for (int copy = 0; copy < n_to; copy++)
-                *(float4*)(to + copy * step + (long long)token * LENGTH + c) = scaled(y[p], factor);
+            *(float4*)(to + (long long)token * LENGTH + c) = rounded(scaled(y[p], factor));
         }
     }
 }
 
 // products half[sequences * tokens] of rows `pitch` elements apart; past float32[sequences, PAST, CHANNELS], the inputs of the
-// convolution before them, or null for zeros; taps float32[CHANNELS, TAPS]; q, k, v float32[sequences, VALUE_HEADS, padded, length].
+// convolution before them, or null for zeros; taps float32[CHANNELS, TAPS]; q, k float32[sequences, KEY_HEADS, padded, KEY], v float32[sequences, VALUE_HEADS, padded, VALUE].
 // Blocks: (padded / (HEAD_WARPS * HEAD_TOKENS), sequences * (2 * KEY_HEADS + VALUE_HEADS)).
 extern "C" __global__ void __launch_bounds__(32 * HEAD_WARPS)
 heads(const u16* products, int pitch, int tokens, int padded, const float* past, const float* taps, float* q, float* k, float* v) {
@@ -80,14 +79,12 @@ heads(const u16* products, int pitch, int tokens, int padded, const float* past,
     if (job < 2 * KEY_HEADS) {
         const int which = job / KEY_HEADS, head = job % KEY_HEADS;
         const int at = JOINED ? head * TURN + which * KEY : job * KEY;
-        const int head_to = TILED ? head : head * GROUP;
-        float* to = (which ? k : q) + ((long long)sequence * VALUE_HEADS + head_to) * key_size;
-        convolved<KEY>(products, pitch, tokens, past, taps, job * KEY, at, first, padded, true, which ? 1.f : rsqrtf((float)KEY), to, GROUP,
-                       (TILED ? KEY_HEADS : 1) * key_size);
+        float* to = (which ? k : q) + ((long long)sequence * KEY_HEADS + head) * key_size;
+        convolved<KEY>(products, pitch, tokens, past, taps, job * KEY, at, first, padded, true, which ? 1.f : rsqrtf((float)KEY), to);
     } else {
         const int head = job - 2 * KEY_HEADS, channel = 2 * KEY_HEADS * KEY + head * VALUE;
         const int at = JOINED ? head / GROUP * TURN + 2 * KEY + head % GROUP * VALUE : channel;
         float* to = v + ((long long)sequence * VALUE_HEADS + head) * value_size;
-        convolved<VALUE>(products, pitch, tokens, past, taps, channel, at, first, padded, false, 1.f, to, 1, 0);
+        convolved<VALUE>(products, pitch, tokens, past, taps, channel, at, first, padded, false, 1.f, to);
     }
 }

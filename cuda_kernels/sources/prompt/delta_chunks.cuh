@@ -1,0 +1,127 @@
+// `chunks` of delta.cu: the memory of a head from chunk to chunk.
+#pragma once
+
+constexpr int SLICE = 32;                          // columns of the memory of a block
+constexpr int TOKEN_PITCH = second_pitch(KEYS);    // of keys, which are read down their columns
+constexpr int ERROR_PITCH = second_pitch(SLICE);
+constexpr int STAGE_FLOATS = CHUNK * (KEY_FOURS + TOKEN_PITCH);
+constexpr int CHUNK_FLOATS = STAGES * STAGE_FLOATS + SLICE * KEY_FOURS + CHUNK * ERROR_PITCH;
+constexpr int BANDS = (KEYS + 127) / 128;          // 16 rows of the memory of each 128 per warp
+
+// What a warp has of the memory: pair h of block i of band b is columns 8 i + lane % 4 * 2 and the next, of row 128 b + 16 warp + lane / 4 + 8 h.
+using Memory = float[BANDS][SLICE / 8][4];
+
+// work(x, y, row, column, whether that is a part of the memory) for each pair of rows that a warp has.
+template <class Work>
+__device__ __forceinline__ void each_pair(Memory& s, int slice, Work work) {
+#pragma unroll
+    for (int b = 0; b < BANDS; b++)
+#pragma unroll
+        for (int i = 0; i < SLICE / 8; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int row = 128 * b + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h, column = 8 * i + threadIdx.x % 4 * 2;
+                if (row < KEYS) work(s[b][i][2 * h], s[b][i][2 * h + 1], row, column, row < KEY && slice + column < VALUE);
+            }
+}
+
+// The chunks of a head one after the other, SLICE columns of its memory per block: ((VALUE + SLICE - 1) / SLICE, sequences * VALUE_HEADS)
+// blocks. values T beta V, become E; keys T beta exp(G) K; k as `heads` leaves it; since, until as in `solve`; before and after
+// float32[sequences, VALUE_HEADS, KEY, VALUE], the memory before the first and after the last token, perhaps the same, null for zeros and
+// for nowhere; states float32[sequences, VALUE_HEADS, chunks, KEY, VALUE], that before each chunk.
+extern "C" __global__ void __launch_bounds__(THREADS)
+chunks(float* values, const float* keys, const float* k, const float* since, const float* until, int n_chunks, const float* before,
+       float* after, float* states) {
+#ifndef ON_HOST
+    extern __shared__ __align__(16) char shared[];
+#endif
+    float* tiles = (float*)shared;                            // [STAGES][keys, k]
+    float* memory = tiles + STAGES * STAGE_FLOATS;            // [SLICE][KEYS], rounded
+    float* errors = memory + SLICE * KEY_FOURS;               // [CHUNK][SLICE], times `until`, rounded
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, two = threadIdx.x % 4 * 2, slice = blockIdx.x * SLICE;
+    const long long head = blockIdx.y, first = head * n_chunks;
+    const long long key_first = (head / VALUE_HEADS * KEY_HEADS + key_head((int)(head % VALUE_HEADS))) * n_chunks;
+    values += first * CHUNK * VALUE + slice, keys += first * CHUNK * KEY, k += key_first * CHUNK * KEY;
+    since += first * CHUNK, until += first * CHUNK, states += first * KEY * VALUE + slice;
+
+    auto load = [&](int chunk) {
+        float* to = tiles + chunk % STAGES * STAGE_FLOATS;
+        copy_rows<KEY, THREADS>(to, KEY_FOURS, keys + (long long)chunk * CHUNK * KEY, CHUNK);
+        copy_rows<KEY, THREADS>(to + CHUNK * KEY_FOURS, TOKEN_PITCH, k + (long long)chunk * CHUNK * KEY, CHUNK);
+        end_of_copies();
+    };
+    load(0);
+    for (int stage = 0; stage < STAGES; stage++) {
+        clear_columns<THREADS>(tiles + stage * STAGE_FLOATS, KEY_FOURS, CHUNK, KEY, KEYS);
+        clear_columns<THREADS>(tiles + stage * STAGE_FLOATS + CHUNK * KEY_FOURS, TOKEN_PITCH, CHUNK, KEY, KEYS);
+    }
+    Memory s;
+    each_pair(s, slice, [&](float& x, float& y, int row, int column, bool inside) {
+        x = y = 0.f;
+        if (before != nullptr && inside) {
+            const float2 two_of_it = *(const float2*)(before + (head * KEY + row) * VALUE + slice + column);
+            x = two_of_it.x, y = two_of_it.y;
+        }
+    });
+#pragma unroll 1
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        each_pair(s, slice, [&](float x, float y, int row, int column, bool inside) {
+            const float2 both = make_float2(rounded(x), rounded(y));
+            memory[column * KEY_FOURS + row] = both.x, memory[(column + 1) * KEY_FOURS + row] = both.y;
+            if (inside) *(float2*)(states + ((long long)chunk * KEY + row) * VALUE + column) = both;
+        });
+        if (STAGES == 2 && chunk + 1 < n_chunks) {
+            load(chunk + 1);
+            wait_for_copies<1>();
+        } else {
+            if (STAGES == 1 && chunk) load(chunk);
+            wait_for_copies<0>();
+        }
+        // Of 16 tokens and half of the columns.
+        const int row = warp % 4 * 16 + g, half = warp / 4 * (SLICE / 2) + two;
+        float2 v[SLICE / 16][2];
+        float to_end[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const long long token = (long long)chunk * CHUNK + row + 8 * h;
+            to_end[h] = until[token];
+#pragma unroll
+            for (int i = 0; i < SLICE / 16; i++) {
+                v[i][h] = make_float2(0.f, 0.f);
+                if (slice + half + 8 * i < VALUE) v[i][h] = *(const float2*)(values + token * VALUE + half + 8 * i);
+            }
+        }
+        const float whole = since[chunk * CHUNK + CHUNK - 1];
+        __syncthreads();
+        const float* keys_here = tiles + chunk % STAGES * STAGE_FLOATS;
+        const float* k_here = keys_here + CHUNK * KEY_FOURS;
+        float d[SLICE / 16][4] = {};
+        by_fours<SLICE / 16, KEYS>(d, keys_here + warp % 4 * 16 * KEY_FOURS, KEY_FOURS, memory + warp / 4 * (SLICE / 2) * KEY_FOURS, KEY_FOURS);
+#pragma unroll
+        for (int i = 0; i < SLICE / 16; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float x = v[i][h].x - d[i][2 * h], y = v[i][h].y - d[i][2 * h + 1];
+                const int column = half + 8 * i;
+                if (slice + column < VALUE)
+                    *(float2*)(values + ((long long)chunk * CHUNK + row + 8 * h) * VALUE + column) = make_float2(rounded(x), rounded(y));
+                *(float2*)(errors + (row + 8 * h) * ERROR_PITCH + column) = make_float2(rounded(x * to_end[h]), rounded(y * to_end[h]));
+            }
+        __syncthreads();
+#pragma unroll
+        for (int b = 0; b < BANDS; b++) {
+            const int band = 128 * b + 16 * warp;
+            if (band >= KEYS) continue;
+#pragma unroll
+            for (int i = 0; i < SLICE / 8; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[b][i][e] *= whole;
+            by_columns<SLICE / 8, true>(s[b], k_here + band, TOKEN_PITCH, errors, ERROR_PITCH, CHUNK);
+        }
+        __syncthreads();
+    }
+    if (after == nullptr) return;
+    each_pair(s, slice, [&](float x, float y, int row, int column, bool inside) {
+        if (inside) *(float2*)(after + (head * KEY + row) * VALUE + slice + column) = make_float2(x, y);
+    });
+}
