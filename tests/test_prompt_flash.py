@@ -51,26 +51,30 @@ def expected(q, k, v, scale, window=0, softcap=0.0, sinks=None):
     return out
 
 
-def check(q, k, v, out_dtype=BF16, parts=None, **options):
+def check(q, k, v, out_dtype=BF16, parts=None, plan=None, **options):
     scale = q.shape[3] ** -0.5
     found = [
         torch.full((*q.shape[:3], v.shape[3]), torch.nan, device=CUDA, dtype=out_dtype)
         for _ in range(2)
     ]
     for out in found:
-        flash.flash_attention(q, k, v, out, scale=scale, parts=parts, **options)
+        flash.flash_attention(q, k, v, out, scale=scale, parts=parts, plan=plan, **options)
     assert torch.equal(*(x.view(torch.int16) for x in found))
     truth = expected(q, k, v, scale, **options)
     error = (found[0].double() - truth).norm() / truth.norm()
     assert error < max(LIMIT[q.dtype], LIMIT[out_dtype])
 
 
-@pytest.mark.parametrize("lengths", flash.PLANS, ids=lambda pair: f"{pair[0]}/{pair[1]}")
+@pytest.mark.parametrize(
+    "lengths, plan",
+    [(lengths, plan) for lengths, plans in flash.PLANS.items() for plan in plans],
+    ids=str,
+)
 @pytest.mark.parametrize("parts", [1, 3])
-def test_every_length_of_heads(lengths, parts):
+def test_every_plan(lengths, plan, parts):
     """Few rows after others, a tile that is not full, scores of 0 to 20."""
-    check(*operands(lengths, 200, 777, 8, 2, sequences=2), parts=parts)
-    check(*operands(lengths, 517, 517, 8, 4, size=8.0), parts=parts)
+    check(*operands(lengths, 200, 777, 8, 2, sequences=2), parts=parts, plan=plan)
+    check(*operands(lengths, 517, 517, 8, 4, size=8.0), parts=parts, plan=plan)
 
 
 @pytest.mark.parametrize("half", [F16, BF16])

@@ -42,35 +42,45 @@ class Plan(NamedTuple):
         return 128 * rows + 1024
 
 
-# By elements of a key and of a value.
+# By elements of a key and of a value. Of several, `plan_of` takes the one with the least to do.
 PLANS = {
-    (32, 32): Plan(3, 128),
-    (64, 64): Plan(3, 128),
-    (80, 80): Plan(2, 128),
-    (96, 96): Plan(2, 128),
-    (112, 112): Plan(2, 128),
-    (128, 128): Plan(2, 128),
-    (192, 128): Plan(2, 112),
-    (192, 192): Plan(2, 80),
-    (256, 256): Plan(2, 80),
+    (32, 32): (Plan(3, 128),),
+    (64, 64): (Plan(3, 128), Plan(2, 160)),
+    (80, 80): (Plan(2, 128),),
+    (96, 96): (Plan(2, 128),),
+    (112, 112): (Plan(2, 128),),
+    (128, 128): (Plan(2, 128),),
+    (192, 128): (Plan(2, 128),),
+    (192, 192): (Plan(2, 80),),
+    (256, 256): (Plan(2, 80),),
 }
+
+
+def plan_of(queries: Sequence[int], values: Sequence[int], device: torch.device) -> Plan:
+    """Return the plan for shapes [S, n, heads, key] and [S, N, kv_heads, value]: the one whose
+    multiprocessors have the fewest rows to do, as many tiles one after the other as the busiest
+    has; the first one where that is equal.
+    """
+    (n_sequences, n, heads, key), (_, _, kv_heads, value) = queries, values
+
+    def rows(plan: Plan) -> int:
+        tiles = n_sequences * kv_heads * -(-n * (heads // kv_heads) // plan.rows)
+        return -(-tiles // _multiprocessors(device)) * plan.rows
+
+    return min(PLANS[key, value], key=rows)
 
 
 @functools.cache
 def spec(
-    key: int,
-    value: int,
-    half: torch.dtype,
-    out: torch.dtype,
-    capped: bool,
-    plan: Plan | None = None,
+    key: int, value: int, half: torch.dtype, out: torch.dtype, capped: bool, plan: Plan
 ) -> KernelSpec:
     """Return the kernel for heads of these lengths, with keys and values of a dtype, results of
     another one, and scores with a cap or without.
     """
-    groups, positions, ring, alternate = plan or PLANS[key, value]
+    groups, positions, ring, alternate = plan
+    name = f"prompt_flash_{key}_{value}_{short(half)}_{short(out)}_{groups}x{positions}"
     return KernelSpec(
-        f"prompt_flash_{key}_{value}_{short(half)}_{short(out)}{'_capped' * capped}",
+        f"{name}{'_capped' * capped}",
         ("prompt/flash.cu",),
         (
             ("HALF", str(HALVES[half])),
@@ -91,8 +101,9 @@ def spec(
 def specs() -> list[KernelSpec]:
     """Return all kernels of this module."""
     return [
-        spec(*lengths, half, out, capped)
-        for lengths in PLANS
+        spec(*lengths, half, out, capped, plan)
+        for lengths, plans in PLANS.items()
+        for plan in plans
         for half in HALVES
         for out in HALVES
         for capped in (False, True)
@@ -126,22 +137,22 @@ class Division(NamedTuple):
 
 
 def division(
-    queries: Sequence[int], values: Sequence[int], device: torch.device, plan: Plan | None = None
+    queries: Sequence[int], values: Sequence[int], device: torch.device, plan: Plan
 ) -> Division:
     """Return the division for shapes [S, n, heads, key] and [S, N, kv_heads, value]: few queries
     occupy all multiprocessors by parts of the positions.
     """
-    (n_sequences, n, heads, key), (_, total, kv_heads, value) = queries, values
-    used = plan or PLANS[key, value]
-    tiles, pairs = -(-n * (heads // kv_heads) // used.rows), n_sequences * kv_heads
-    blocks = -(-total // used.positions)
+    (n_sequences, n, heads, _), (_, total, kv_heads, _) = queries, values
+    tiles, pairs = -(-n * (heads // kv_heads) // plan.rows), n_sequences * kv_heads
+    blocks = -(-total // plan.positions)
     parts = min(_multiprocessors(device) // (tiles * pairs), blocks // _LEAST_BLOCKS)
-    return Division(tiles * used.rows, pairs, max(1, parts))
+    return Division(tiles * plan.rows, pairs, max(1, parts))
 
 
 def partial_bytes(queries: Sequence[int], values: Sequence[int], device: torch.device) -> int:
     """Return the bytes that `flash_attention` allocates for shapes as in `division`."""
-    return 4 * division(queries, values, device).partial * (values[-1] + 2)
+    plan = plan_of(queries, values, device)
+    return 4 * division(queries, values, device, plan).partial * (values[-1] + 2)
 
 
 def flash_attention(
@@ -163,79 +174,104 @@ def flash_attention(
     q: half[S, n, heads, key], k: half[S, N, kv_heads, key] and v: half[S, N, kv_heads, value] of
     one dtype, heads one after the other. softcap: scores are softcap * tanh(score / softcap) if it
     is not 0. sinks: float32[heads], a further score of each head whose share is left out. parts:
-    the positions of a tile are divided among so many blocks (default: as
-    `division` has it). Raise ShapeError
-    for what does not fit together.
+    the positions of a tile are divided among so many blocks (default: as `division` has it). Raise
+    ShapeError for what does not fit together.
     """
-    n_sequences, n, heads, key = q.shape
-    _, total, kv_heads, value = v.shape
+    tensors = (q, k, v, out)
+    if any(x.data_ptr() % 16 for x in tensors):
+        raise ShapeError("heads that do not begin at multiples of 16 bytes")
+    work = _work(
+        tuple((x.shape, x.stride()) for x in tensors),
+        (q.dtype, out.dtype),
+        q.device,
+        (scale, window, softcap),
+        plan,
+        parts,
+    )
+    partial = torch.empty(work.partial, device=q.device) if work.partial else None
+    before, after = work.numbers
+    arguments = (*tensors, *before, partial, *after, sinks, _NONE)
+    launch(
+        function(work.kernels, "flash_attention", q.device),
+        work.blocks,
+        work.threads,
+        *arguments,
+        shared=work.shared,
+    )
+    if partial is not None:
+        launch(function(work.kernels, "flash_join", q.device), work.joining, 128, *arguments)
+
+
+_NONE = np.uint32(0)
+
+
+class _Work(NamedTuple):
+    """Launches for tensors of some shapes, which many layers have in common: blocks, threads and
+    shared bytes of the first, blocks of the second; the numbers before and after `partial`.
+    """
+
+    kernels: KernelSpec
+    blocks: int
+    threads: int
+    shared: int
+    joining: int
+    partial: int
+    numbers: tuple[tuple[np.generic, ...], tuple[np.generic, ...]]
+
+
+@functools.lru_cache(maxsize=256)
+def _work(
+    layouts: tuple[tuple[torch.Size, tuple[int, ...]], ...],
+    dtypes: tuple[torch.dtype, torch.dtype],
+    device: torch.device,
+    numbers: tuple[float, int, float],
+    plan: Plan | None,
+    parts: int | None,
+) -> _Work:
+    (queries, keys, values, results), strides = zip(*layouts, strict=True)
+    (n_sequences, n, heads, key), (_, total, kv_heads, value) = queries, values
     if (
-        k.shape != (n_sequences, total, kv_heads, key)
-        or out.shape != (n_sequences, n, heads, value)
+        keys != (n_sequences, total, kv_heads, key)
+        or results != (n_sequences, n, heads, value)
         or heads % kv_heads
         or n > total
     ):
         raise ShapeError(
-            f"attention of {list(q.shape)} to keys {list(k.shape)} and values {list(v.shape)}, to"
-            f" {list(out.shape)}"
+            f"attention of {list(queries)} to keys {list(keys)} and values {list(values)}, to"
+            f" {list(results)}"
         )
-    if not all(map(_is_regular, (q, k, v, out))):
+    if not all(_is_regular(shape, stride) for shape, stride in layouts):
         raise ShapeError("heads that do not follow each other, or sequences that do not")
-    used, group = plan or PLANS[key, value], heads // kv_heads
-    work = division(q.shape, v.shape, q.device, plan)
+    used, (scale, window, softcap) = plan or plan_of(queries, values, device), numbers
+    work = division(queries, values, device, used)
     if parts is not None:
         work = work._replace(parts=parts)
-    partial = None
-    if work.partial:
-        partial = torch.empty(work.partial * (value + 2), device=q.device)
-    arguments = (
-        q,
-        k,
-        v,
-        out,
-        *(np.int64(x.stride(1)) for x in (q, k, v, out)),
-        np.int32(n),
-        np.int32(total),
-        np.int32(group),
-        np.int32(kv_heads),
-        np.int32(n_sequences),
-        np.int32(max(1, min(work.pairs, _L2_BYTES // (2 * total * (key + value))))),
-        np.int32(work.parts),
-        partial,
-        np.int32(window),
-        np.float32(scale),
-        np.float32(softcap),
-        sinks,
-        np.uint32(0),
-    )
-    kernels = spec(key, value, q.dtype, out.dtype, softcap > 0, plan)
-    launch(
-        function(kernels, "flash_attention", q.device),
-        min(work.pairs * work.rows // used.rows * work.parts, _multiprocessors(q.device)),
+    together = max(1, min(work.pairs, _L2_BYTES // (2 * total * (key + value))))
+    sizes = (n, total, heads // kv_heads, kv_heads, n_sequences, together, work.parts)
+    return _Work(
+        spec(key, value, *dtypes, softcap > 0, used),
+        min(work.pairs * work.rows // used.rows * work.parts, _multiprocessors(device)),
         128 * (used.groups + 1),
-        *arguments,
-        shared=used.shared(key, value),
+        used.shared(key, value),
+        -(-n_sequences * n * heads // 4),
+        work.partial * (value + 2),
+        (
+            (*(np.int64(stride[1]) for stride in strides), *map(np.int32, sizes)),
+            (np.int32(window), np.float32(scale), np.float32(softcap)),
+        ),
     )
-    if work.parts > 1:
-        launch(
-            function(kernels, "flash_join", q.device),
-            -(-n_sequences * n * heads // 4),
-            128,
-            *arguments,
-        )
 
 
-def _is_regular(x: torch.Tensor) -> bool:
-    """Return whether heads follow each other in a token, and sequences in x; and whether rows
-    begin at multiples of 16 bytes.
+def _is_regular(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Return whether heads follow each other in a token, and sequences too; and whether rows are
+    multiples of 16 bytes.
     """
-    n_sequences, n, heads, length = x.shape
-    sequence, token, head, one = x.stride()
+    (n_sequences, n, heads, length), (sequence, token, head, one) = shape, strides
     return (
         one == 1
         and (heads == 1 or head == length)
         and (n_sequences == 1 or sequence == n * token)
-        and not (x.data_ptr() % 16 or token % 8 or length % 8)
+        and not (token % 8 or length % 8)
     )
 
 

@@ -23,8 +23,15 @@ class LayerInputs:
 
     def __call__(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         h = h.to(self.norm.weight.device)  # that of the embedding; layers move what they read
-        projected = (self.projection(h) / h.shape[-1] ** 0.5).unflatten(-1, (-1, self.length))
-        looked_up = self.table(tokens).to(h.device).view(projected.shape)
+        return self.joined(tokens, self.projection(h))
+
+    def joined(self, tokens: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        """Return the vectors, from the products of the embeddings, float32[rows, layers *
+        length].
+        """
+        width = self.projection.cols
+        projected = (projected / width**0.5).unflatten(-1, (-1, self.length))
+        looked_up = self.table(tokens).to(projected.device).view(projected.shape)
         return (self.norm(projected) + self.length**0.5 * looked_up) * 0.5**0.5
 
 

@@ -11,6 +11,7 @@ import torch
 from ..layers.absent import AbsentMixer
 from ..layers.batch import Batch
 from ..layers.block import Block
+from ..layers.layer_input import LayerInputs
 from ..layers.norm import Norm
 from ..state.cache import CacheSettings
 from ..state.pool import Pool, rows_of, window_of
@@ -39,7 +40,7 @@ class Network:
     n_vocab: int
     embedding_scale: float = 1.0
     softcap: float = 0.0
-    inputs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    inputs: LayerInputs | None = None
     join: Callable[[torch.Tensor], torch.Tensor] | None = None
     stage: Stage | None = None
 

@@ -346,11 +346,7 @@ __device__ __forceinline__ void consume(const Problem& p, const Places& at) {
       settle(o);
       release(at.v_empty + 8 * of_v.stage);
       of_v.next();
-#ifndef NO_SKIP
       if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
-#else
-      {
-#endif
 #pragma unroll
         for (int i = 0; i < VALUE / 2; ++i) o[i] *= factor[i / 2 % 2];
       }

@@ -1,10 +1,12 @@
-"""The executor of a prompt for inputs of layers."""
+"""Inputs of layers in a prompt, and what a layer does with its own."""
 
 from __future__ import annotations
 
+import torch
+
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.batch import Batch
-from ...layers.layer_input import LayerInput
+from ...layers.layer_input import LayerInput, LayerInputs
 from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import Executor
@@ -12,6 +14,20 @@ from ..common.expert_terms import gating_of
 from ..common.registry import PROMPT, PlacedBranch, executor
 from .stream import Stream
 from .weights import Product
+
+
+class PromptLayerInputs:
+    """The inputs of all layers, from token ids and their embeddings."""
+
+    def __init__(self, inputs: LayerInputs, context: Context):
+        self.inputs, self.context = inputs, context
+        self.projection = Product("layer inputs", [inputs.projection], context, exact=True)
+
+    def __call__(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        """Return float32[rows, layers, length] for int64[rows] and float32[rows, width]."""
+        x = self.context.buffer("normed", tuple(h.shape), self.context.dtype)
+        x.copy_(h)
+        return self.inputs.joined(tokens, self.projection(x).float())
 
 
 @executor(PROMPT, LayerInput)

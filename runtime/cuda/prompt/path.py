@@ -5,6 +5,7 @@ decoded when they are needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from . import (  # noqa: F401, they declare executors
 )
 from .dense_and_experts import copies_experts
 from .graphs import MOST_KINDS, Part, PassKind, PromptGraphs, Segment, Stage, Staged, launch
+from .layer_input import PromptLayerInputs
 from .links import Summed, row_links_of
 from .stream import Scaled, SlowBranch, Stream
 from .together import Piece, fits, most_pieces, run_layers
@@ -87,6 +89,12 @@ class PromptPath:
             "Embedding", lambda: packed(network.embedding, context, uneven=True)
         )
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
+        inputs = network.inputs
+        self._inputs = (
+            None
+            if inputs is None
+            else self._part("LayerInputs", lambda: PromptLayerInputs(inputs, context))
+        )
 
     def _step(self, branch: PlacedBranch, executor: Any | None) -> Stage:
         group = self.context.group
@@ -140,7 +148,7 @@ class PromptPath:
         h = self.context.buffer("stream", (tokens.numel(), self.network.width), torch.float32)
         with opened("token_embd", "token_embd"):
             self._embedded(tokens.reshape(-1), h)
-        batch = self.network.prepared(tokens.reshape(-1), h, batch)
+        batch = self._prepared(tokens.reshape(-1), h, batch)
         if self.network.stage is not None:
             h = self.network.stage.take(h)
         stream = Stream(h, self.context)
@@ -159,6 +167,12 @@ class PromptPath:
                 launch(parts, stream, batch)
         self._finish(stream, batch, self._steps[self._narrows :], last)
         return stream.settled()
+
+    def _prepared(self, tokens: torch.Tensor, h: torch.Tensor, batch: Batch) -> Batch:
+        """Do what `Network.prepared` does."""
+        if self._inputs is None or None in self._changed_layers():
+            return self.network.prepared(tokens, h, batch)
+        return replace(batch, inputs=self._inputs(tokens, h))
 
     def passes(self, tokens: torch.Tensor) -> list[list[torch.Tensor]]:
         """Return int64[n] in pieces of at most `ubatch`, those together that `run_together` takes
@@ -186,7 +200,7 @@ class PromptPath:
                 with opened("token_embd", "token_embd"):
                     self._embedded(tokens, h)
                 batch = Batch((n,), (start,), positions, (state,))
-                batch = self.network.prepared(tokens, h, batch)
+                batch = self._prepared(tokens, h, batch)
                 under_way.append(Piece(Stream(h, self.context), batch))
                 start += n
             n_whole = self._narrows if last else len(self._steps)
@@ -224,7 +238,7 @@ class PromptPath:
         with torch.cuda.device(device):
             self.context.forget_angles()
             if self.network.inputs is not None:
-                batch = self.network.prepared(tokens, self.first_states(tokens), batch)
+                batch = self._prepared(tokens, self.first_states(tokens), batch)
             stream = Stream(h, self.context)
             self.context.showing = True
             try:
