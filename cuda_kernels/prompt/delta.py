@@ -45,7 +45,7 @@ class SharedBytes(NamedTuple):
         tiles = stages * CHUNK * (fours + by_token)
         return cls(
             4 * (CHUNK * (fours + max(fours, by_value)) + square),
-            4 * (tiles + SLICE * fours + CHUNK * _pitch(SLICE, 8)),
+            4 * (tiles + SLICE * _pitch(-(-key // 32) * 32, 16) + CHUNK * _pitch(SLICE, 8)),
             4 * (square + CHUNK * by_value),
         )
 

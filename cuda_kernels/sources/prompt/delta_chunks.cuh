@@ -5,7 +5,8 @@ constexpr int SLICE = 32;                          // columns of the memory of a
 constexpr int TOKEN_PITCH = second_pitch(KEYS);    // of keys, which are read down their columns
 constexpr int ERROR_PITCH = second_pitch(SLICE);
 constexpr int STAGE_FLOATS = CHUNK * (KEY_FOURS + TOKEN_PITCH);
-constexpr int CHUNK_FLOATS = STAGES * STAGE_FLOATS + SLICE * KEY_FOURS + CHUNK * ERROR_PITCH;
+constexpr int MEMORY_PITCH = exchanged_pitch(KEYS);
+constexpr int CHUNK_FLOATS = STAGES * STAGE_FLOATS + SLICE * MEMORY_PITCH + CHUNK * ERROR_PITCH;
 constexpr int BANDS = (KEYS + 127) / 128;          // 16 rows of the memory of each 128 per warp
 
 // What a warp has of the memory: pair h of block i of band b is columns 8 i + lane % 4 * 2 and the next, of row 128 b + 16 warp + lane / 4 + 8 h.
@@ -36,8 +37,8 @@ chunks(float* values, const float* keys, const float* k, const float* since, con
     extern __shared__ __align__(16) char shared[];
 #endif
     float* tiles = (float*)shared;                            // [STAGES][keys, k]
-    float* memory = tiles + STAGES * STAGE_FLOATS;            // [SLICE][KEYS], rounded
-    float* errors = memory + SLICE * KEY_FOURS;               // [CHUNK][SLICE], times `until`, rounded
+    float* memory = tiles + STAGES * STAGE_FLOATS;            // [SLICE][KEYS], rounded, exchanged
+    float* errors = memory + SLICE * MEMORY_PITCH;            // [CHUNK][SLICE], times `until`, rounded
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, two = threadIdx.x % 4 * 2, slice = blockIdx.x * SLICE;
     const long long head = blockIdx.y, first = head * n_chunks;
     const long long key_first = (head / VALUE_HEADS * KEY_HEADS + key_head((int)(head % VALUE_HEADS))) * n_chunks;
@@ -63,24 +64,12 @@ chunks(float* values, const float* keys, const float* k, const float* since, con
             x = two_of_it.x, y = two_of_it.y;
         }
     });
-#pragma unroll 1
-    for (int chunk = 0; chunk < n_chunks; chunk++) {
-        each_pair(s, slice, [&](float x, float y, int row, int column, bool inside) {
-            const float2 both = make_float2(rounded(x), rounded(y));
-            memory[column * KEY_FOURS + row] = both.x, memory[(column + 1) * KEY_FOURS + row] = both.y;
-            if (inside) *(float2*)(states + ((long long)chunk * KEY + row) * VALUE + column) = both;
-        });
-        if (STAGES == 2 && chunk + 1 < n_chunks) {
-            load(chunk + 1);
-            wait_for_copies<1>();
-        } else {
-            if (STAGES == 1 && chunk) load(chunk);
-            wait_for_copies<0>();
-        }
-        // Of 16 tokens and half of the columns.
-        const int row = warp % 4 * 16 + g, half = warp / 4 * (SLICE / 2) + two;
-        float2 v[SLICE / 16][2];
-        float to_end[2];
+    // Of 16 tokens and half of the columns: what a thread computes errors of.
+    const int row = warp % 4 * 16 + g, half = warp / 4 * (SLICE / 2) + two;
+    float2 v[SLICE / 16][2];
+    float to_end[2], whole;
+    auto read = [&](int chunk) {
+        whole = since[chunk * CHUNK + CHUNK - 1];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const long long token = (long long)chunk * CHUNK + row + 8 * h;
@@ -91,12 +80,25 @@ chunks(float* values, const float* keys, const float* k, const float* since, con
                 if (slice + half + 8 * i < VALUE) v[i][h] = *(const float2*)(values + token * VALUE + half + 8 * i);
             }
         }
-        const float whole = since[chunk * CHUNK + CHUNK - 1];
+    };
+    read(0);
+#pragma unroll 1
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        // All warps have read what is overwritten here: they are past the second barrier of the chunk before.
+        each_pair(s, slice, [&](float x, float y, int row, int column, bool inside) {
+            const float2 both = make_float2(rounded(x), rounded(y));
+            const int at = exchanged(column, row);  // columns 2 n and 2 n + 1 are exchanged alike
+            memory[column * MEMORY_PITCH + at] = both.x, memory[(column + 1) * MEMORY_PITCH + at] = both.y;
+            if (inside) *(float2*)(states + ((long long)chunk * KEY + row) * VALUE + column) = both;
+        });
+        wait_for_copies<0>();
         __syncthreads();
+        if (STAGES == 2 && chunk + 1 < n_chunks) load(chunk + 1);
         const float* keys_here = tiles + chunk % STAGES * STAGE_FLOATS;
         const float* k_here = keys_here + CHUNK * KEY_FOURS;
         float d[SLICE / 16][4] = {};
-        by_fours<SLICE / 16, KEYS>(d, keys_here + warp % 4 * 16 * KEY_FOURS, KEY_FOURS, memory + warp / 4 * (SLICE / 2) * KEY_FOURS, KEY_FOURS);
+        by_fours<SLICE / 16, KEYS, true>(d, keys_here + warp % 4 * 16 * KEY_FOURS, KEY_FOURS, memory + warp / 4 * (SLICE / 2) * MEMORY_PITCH,
+                                         MEMORY_PITCH);
 #pragma unroll
         for (int i = 0; i < SLICE / 16; i++)
 #pragma unroll
@@ -107,6 +109,8 @@ chunks(float* values, const float* keys, const float* k, const float* since, con
                     *(float2*)(values + ((long long)chunk * CHUNK + row + 8 * h) * VALUE + column) = make_float2(rounded(x), rounded(y));
                 *(float2*)(errors + (row + 8 * h) * ERROR_PITCH + column) = make_float2(rounded(x * to_end[h]), rounded(y * to_end[h]));
             }
+        const float decay = whole;
+        if (chunk + 1 < n_chunks) read(chunk + 1);
         __syncthreads();
 #pragma unroll
         for (int b = 0; b < BANDS; b++) {
@@ -115,10 +119,13 @@ chunks(float* values, const float* keys, const float* k, const float* since, con
 #pragma unroll
             for (int i = 0; i < SLICE / 8; i++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) s[b][i][e] *= whole;
+                for (int e = 0; e < 4; e++) s[b][i][e] *= decay;
             by_columns<SLICE / 8, true>(s[b], k_here + band, TOKEN_PITCH, errors, ERROR_PITCH, CHUNK);
         }
-        __syncthreads();
+        if (STAGES == 1 && chunk + 1 < n_chunks) {
+            __syncthreads();
+            load(chunk + 1);
+        }
     }
     if (after == nullptr) return;
     each_pair(s, slice, [&](float x, float y, int row, int column, bool inside) {

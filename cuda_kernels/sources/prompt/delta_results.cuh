@@ -6,7 +6,7 @@ constexpr int PART_FLOATS = CHUNK * (SQUARE_PITCH + VALUE_PITCH);  // of a facto
 // out half[sequences * tokens, VALUE_HEADS, VALUE] = norm(exp(G) (Q S) + (Q K^T D) E) * silu(z): q as `heads` leaves it, qk and since as `solve`
 // does, states and errors (E) as `chunks` does; z half, of rows `pitch` elements apart; weight float32[VALUE]. One block for a chunk of a head:
 // (chunks, sequences * VALUE_HEADS) blocks.
-extern "C" __global__ void __launch_bounds__(THREADS, VALUE > 128 ? 2 : 3)
+extern "C" __global__ void __launch_bounds__(THREADS, VALUE > 128 ? 2 : 4)
 results(const float* q, const float* states, const float* qk, const float* errors, const float* since, const u16* z, int pitch,
         const float* weight, float eps, int tokens, u16* out) {
 #ifndef ON_HOST

@@ -22,6 +22,60 @@ __device__ __forceinline__ void times_t(const float* t, const float* b, int pitc
         }
 }
 
+// What is below the diagonal of inverses of two blocks of SIZE together, for all pairs of blocks of the square: -T2 (L T1). A thread has column j of T1 and
+// a quarter of the rows.
+template <int SIZE>
+__device__ __forceinline__ void pair_up(float* square, int j, int quarter) {
+    constexpr int P = SQUARE_PITCH, MINE = SIZE / 4;
+    const bool left = j % (2 * SIZE) < SIZE;
+    const int top = j / (2 * SIZE) * 2 * SIZE, first = top + SIZE + quarter * MINE;
+#pragma unroll
+    for (int turn = 0; turn < 2; turn++) {
+        float y[MINE] = {};
+        const int from = turn ? top + SIZE : top;
+        if (left)
+#pragma unroll 4
+            for (int m = from; m < from + SIZE; m++) {
+                const float x = square[m * P + j];
+#pragma unroll
+                for (int i = 0; i < MINE; i++) y[i] = fmaf(square[(first + i) * P + m], x, y[i]);
+            }
+        __syncthreads();
+        if (left)
+#pragma unroll
+            for (int i = 0; i < MINE; i++) square[(first + i) * P + j] = turn ? -y[i] : y[i];
+        __syncthreads();
+    }
+}
+
+// The strictly lower part L of a square in shared memory becomes (I + L)^-1 times the columns' `betas`, rounded, with zeros above the diagonal; by a block.
+// First the inverses of PART x PART blocks on the diagonal, a thread for a column, from above to below; then pairs of blocks, twice.
+__device__ __forceinline__ void invert(float* square, const float* betas) {
+    constexpr int PART = 16, P = SQUARE_PITCH;
+    const int j = threadIdx.x % CHUNK, quarter = threadIdx.x / CHUNK;
+    if (threadIdx.x < CHUNK) {
+        const float* l = square + j / PART * PART * (P + 1);
+        float t[PART];
+#pragma unroll
+        for (int i = 0; i < PART; i++) {
+            float sum[2] = {0.f, 0.f};
+#pragma unroll
+            for (int m = 0; m < i; m++) sum[m % 2] = fmaf(l[i * P + m], t[m], sum[m % 2]);
+            t[i] = (i == j % PART ? 1.f : 0.f) - (sum[0] + sum[1]);
+        }
+        __syncwarp();  // a block on the diagonal is that of half a warp
+#pragma unroll
+        for (int i = 0; i < PART; i++) square[(j / PART * PART + i) * P + j] = t[i];
+    }
+    __syncthreads();
+    pair_up<PART>(square, j, quarter);
+    pair_up<2 * PART>(square, j, quarter);
+    for (int i = quarter; i < CHUNK; i += THREADS / CHUNK) {
+        float& x = square[i * P + j];
+        x = i >= j ? rounded(x * betas[j]) : 0.f;
+    }
+}
+
 // One block for a chunk of a head: (chunks, sequences * VALUE_HEADS) blocks.
 //
 // rates float32[sequences * tokens, 2, VALUE_HEADS], the products with the matrices of beta and alpha; dt, a float32[VALUE_HEADS]; q, k and v
@@ -96,27 +150,7 @@ solve(const float* rates, const float* dt, const float* a, int tokens, const flo
     __syncthreads();
     copy_rows<VALUE, THREADS>(q_here, VALUE_PITCH, v + pair * CHUNK * VALUE, CHUNK);
     end_of_copies();
-    float t[CHUNK];  // column j of T, from above to below
-    if (j < CHUNK) {
-#pragma unroll
-        for (int i = 0; i < CHUNK; i++) {
-            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-            for (int m = 0; m < i; m += 4) {
-                const float4 x = *(const float4*)(square + i * SQUARE_PITCH + m);
-                sum.x = fmaf(x.x, t[m], sum.x);
-                if (m + 1 < i) sum.y = fmaf(x.y, t[m + 1], sum.y);
-                if (m + 2 < i) sum.z = fmaf(x.z, t[m + 2], sum.z);
-                if (m + 3 < i) sum.w = fmaf(x.w, t[m + 3], sum.w);
-            }
-            t[i] = (i == j ? 1.f : 0.f) - ((sum.x + sum.y) + (sum.z + sum.w));
-        }
-    }
-    __syncthreads();
-    if (j < CHUNK) {
-#pragma unroll
-        for (int i = 0; i < CHUNK; i++) square[i * SQUARE_PITCH + j] = rounded(t[i] * beta);
-    }
+    invert(square, betas);
     wait_for_copies<0>();
     __syncthreads();
     times_t<VALUE, VALUES / 2, false>(square, q_here, VALUE_PITCH, row, warp / 4 * (VALUES / 2), values + pair * CHUNK * VALUE);

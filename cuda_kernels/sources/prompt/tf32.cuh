@@ -29,18 +29,24 @@ __device__ constexpr int fours_pitch(int n) { return n % 32 == 16 ? n : n + 16; 
 __device__ constexpr int first_pitch(int n) { return n % 32 == 0 ? n + 4 : n + 20; }
 __device__ constexpr int second_pitch(int n) { return n % 32 == 0 ? n + 8 : n + 24; }
 
+// Where float `at` of row `row` is, if fours of every row are exchanged so that 8 rows of a column, or 4 rows two apart of 8 columns, are in
+// different banks. Rows take `exchanged_pitch` floats.
+__device__ __forceinline__ int exchanged(int row, int at) { return at ^ row / 2 % 4 * 8; }
+__device__ constexpr int exchanged_pitch(int n) { return (n + 31) / 32 * 32 + 16; }
+
 // d += the rows of a times the rows of b, K deep (a multiple of 16). The order of k is free: a lane takes four in a row for two instructions.
-template <int BLOCKS, int K>
+// EXCHANGED: b's floats are.
+template <int BLOCKS, int K, bool EXCHANGED = false>
 __device__ __forceinline__ void by_fours(float (&d)[BLOCKS][4], const float* a, int a_pitch, const float* b, int b_pitch) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4 * 4;
-    a += g * a_pitch + t, b += g * b_pitch + t;
-#pragma unroll
+    a += g * a_pitch + t, b += g * b_pitch;
+#pragma unroll 4
     for (int k = 0; k < K; k += 16) {
         const float4 x = *(const float4*)(a + k), y = *(const float4*)(a + 8 * a_pitch + k);
         const float one[4] = {x.x, y.x, x.y, y.y}, two[4] = {x.z, y.z, x.w, y.w};
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
-            const float4 z = *(const float4*)(b + 8 * i * b_pitch + k);
+            const float4 z = *(const float4*)(b + 8 * i * b_pitch + (EXCHANGED ? exchanged(g, k + t) : k + t));
             const float first[2] = {z.x, z.y}, second[2] = {z.z, z.w};
             mma(d[i], one, first);
             mma(d[i], two, second);
@@ -54,7 +60,7 @@ __device__ __forceinline__ void by_columns(float (&d)[BLOCKS][4], const float* a
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const int row = TURNED ? 1 : a_pitch, column = TURNED ? a_pitch : 1;
     a += g * row + t * column, b += t * b_pitch + g;
-#pragma unroll 4
+#pragma unroll 2
     for (int k = 0; k < depth; k += 8) {
         const float x[4] = {a[k * column], a[k * column + 8 * row], a[(k + 4) * column], a[(k + 4) * column + 8 * row]};
 #pragma unroll
