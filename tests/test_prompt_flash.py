@@ -121,6 +121,17 @@ def test_some_heads_of_others():
     assert out[:, :, :4].isnan().all() and out[:, :, 9:].isnan().all()
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_gates(parts):
+    """Of each head after its queries, as qwen3.5 has them."""
+    q, k, v = operands((256, 256), 100, 300, 8, 2)
+    joined = torch.randn(1, 100, 8, 512, device=CUDA).to(BF16)
+    out = torch.full((1, 100, 8, 256), torch.nan, device=CUDA, dtype=BF16)
+    flash.flash_attention(q, k, v, out, scale=0.05, gates=joined[..., 256:], parts=parts)
+    truth = expected(q, k, v, 0.05) * joined[..., 256:].double().sigmoid()
+    assert (out.double() - truth).norm() < LIMIT[BF16] * truth.norm()
+
+
 def test_what_does_not_fit_together():
     q, k, v = operands((128, 128), 20, 40, 8, 2)
     out = torch.empty(1, 20, 8, 128, device=CUDA, dtype=BF16)

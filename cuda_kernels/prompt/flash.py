@@ -176,6 +176,7 @@ def flash_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    gates: torch.Tensor | None = None,
     plan: Plan | None = None,
     parts: int | None = None,
 ) -> None:
@@ -184,9 +185,10 @@ def flash_attention(
 
     q: half[S, n, heads, key], k: half[S, N, kv_heads, key] and v: half[S, N, kv_heads, value] of
     one dtype, heads one after the other. softcap: scores are softcap * tanh(score / softcap) if it
-    is not 0. sinks: float32[heads], a further score of each head whose share is left out. parts:
-    the positions of a tile are divided among so many blocks (default: as `division` has it). Raise
-    ShapeError for what does not fit together.
+    is not 0. sinks: float32[heads], a further score of each head whose share is left out. gates, of
+    the shape and dtype of out: results are multiplied by their sigmoid; tokens and heads may be
+    further apart. parts: the positions of a tile are divided among so many blocks (default: as
+    `division` has it). Raise ShapeError for what does not fit together.
     """
     tensors = (q, k, v, out)
     if any(x.data_ptr() % 16 for x in tensors):
@@ -201,7 +203,12 @@ def flash_attention(
     )
     partial = torch.empty(work.partial, device=q.device) if work.partial else None
     before, after = work.numbers
-    arguments = (*tensors, *before, partial, *after, sinks, _NONE)
+    gate_strides = _NO_GATES
+    if gates is not None:
+        if gates.shape != out.shape or gates.dtype != out.dtype or gates.stride(3) != 1:
+            raise ShapeError(f"gates {list(gates.shape)} of results {list(out.shape)}")
+        gate_strides = np.int64(gates.stride(1)), np.int64(gates.stride(2))
+    arguments = (*tensors, *before, partial, *after, sinks, gates, *gate_strides, _NONE)
     launch(
         function(work.kernels, "flash_attention", q.device),
         work.blocks,
@@ -213,7 +220,7 @@ def flash_attention(
         launch(function(work.kernels, "flash_join", q.device), work.joining, 128, *arguments)
 
 
-_NONE = np.uint32(0)
+_NONE, _NO_GATES = np.uint32(0), (np.int64(0), np.int64(0))
 
 
 class _Work(NamedTuple):

@@ -157,11 +157,11 @@ def _attention(
         found["attention"] = prompt_flash.partial_bytes(
             queries, (1, keys, s.kv_heads, s.value_length), device
         )
-        if s.gate or settings.k.is_quantized or settings.v.is_quantized:
-            found["attention"] += of_result
+        if settings.k.is_quantized or settings.v.is_quantized:
+            found["attention"] += of_result + 2 * of_result * s.gate
     if s.gate:
         found["queries without gates"] = rows * (q + kv) * _HALF
-        found["attention"] += 2 * of_result
+        found["attention"] += 2 * of_result * (not own)
     if s.key_length != s.value_length and not own:  # torch's reads and returns one length
         longest = max(s.key_length, s.value_length)
         found["attention"] += (rows * s.heads + 2 * keys * s.kv_heads) * longest * _HALF

@@ -33,6 +33,8 @@ struct Problem {
   int window;
   float scale, cap;
   const float* sinks;  // a score of every head of queries whose share is left out, or null
+  const uint16_t* gates;               // OUT_HALF, or null: results are multiplied by their sigmoid
+  int64_t gate_token, gate_head;       // elements from one token and head to the next
   uint32_t none;       // 0
   __device__ __forceinline__ int row_tiles() const { return (n * group + ROWS - 1) / ROWS; }
   __device__ __forceinline__ int pairs() const { return sequences * heads; }
@@ -239,6 +241,20 @@ __device__ __forceinline__ void rounded(Shares& shares, const Scores& s, uint32_
   for (int i = 0; i < POSITIONS / 4; ++i) shares[i] = pack2<HALF>(s[2 * i], s[2 * i + 1]) | (shares[i] & none);
 }
 
+// What results of a token (of all sequences) and head are multiplied by, from element `at` on; null for 1.
+__device__ __forceinline__ const uint16_t* gates_of(const Problem& p, int64_t token, int head, int at) {
+  return p.gates == nullptr ? nullptr : p.gates + token * p.gate_token + head * p.gate_head + at;
+}
+
+// Two results, gated if there are gates, rounded.
+__device__ __forceinline__ uint32_t result(float one, float two, const uint16_t* gates) {
+  if (gates != nullptr) {
+    const float2 gate = unpack2<OUT_HALF>(*reinterpret_cast<const uint32_t*>(gates));
+    one /= 1.0f + __expf(-gate.x), two /= 1.0f + __expf(-gate.y);
+  }
+  return pack2<OUT_HALF>(one, two);
+}
+
 __device__ __forceinline__ void write_out(const Problem& p, const Tile& tile, int row, Mixes& o, Softmax& softmax, float unit) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -250,10 +266,13 @@ __device__ __forceinline__ void write_out(const Problem& p, const Tile& tile, in
     if (token >= p.n) continue;
     if (p.sinks != nullptr) sum += exp2_of(fmaf(p.sinks[head], LOG2E, -softmax.most[h] * (CAPPED ? 1.0f : unit)));
     const float inverse = 1.0f / sum;
-    uint16_t* to = p.out + (int64_t(tile.sequence) * p.n + token) * p.out_token + head * VALUE + lane % 4 * 2;
+    const int64_t of_all = int64_t(tile.sequence) * p.n + token;
+    uint16_t* to = p.out + of_all * p.out_token + head * VALUE + lane % 4 * 2;
+    const uint16_t* gates = gates_of(p, of_all, head, lane % 4 * 2);
 #pragma unroll
     for (int b = 0; b < VALUE / 8; ++b)
-      *reinterpret_cast<uint32_t*>(to + 8 * b) = pack2<OUT_HALF>(o[4 * b + 2 * h] * inverse, o[4 * b + 2 * h + 1] * inverse);
+      *reinterpret_cast<uint32_t*>(to + 8 * b) =
+          result(o[4 * b + 2 * h] * inverse, o[4 * b + 2 * h + 1] * inverse, gates == nullptr ? nullptr : gates + 8 * b);
   }
 }
 
@@ -368,9 +387,10 @@ __device__ __forceinline__ void consume(const Problem& p, const Places& at) {
 #define PROBLEM                                                                                                                          \
   const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *out, int64_t q_token, int64_t k_token, int64_t v_token,              \
       int64_t out_token, int n, int total, int group, int heads, int sequences, int section, int parts, float *partial, int window,       \
-      float scale, float cap, const float *sinks, uint32_t none
-#define OF_PROBLEM                                                                                                                      \
-  {q, k, v, out, q_token, k_token, v_token, out_token, n, total, group, heads, sequences, section, parts, partial, window, scale, cap, sinks, none}
+      float scale, float cap, const float *sinks, const uint16_t *gates, int64_t gate_token, int64_t gate_head, uint32_t none
+#define OF_PROBLEM                                                                                                                       \
+  {q, k, v, out, q_token, k_token, v_token, out_token, n, total, group, heads, sequences, section, parts, partial, window, scale, cap,     \
+   sinks, gates, gate_token, gate_head, none}
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) flash_attention(PROBLEM) {
   extern __shared__ uint8_t shared[];
@@ -423,8 +443,11 @@ extern "C" __global__ void __launch_bounds__(128) flash_join(PROBLEM) {
     }
   }
   const float inverse = 1.0f / sum;
-  uint16_t* to = p.out + (int64_t(sequence) * p.n + token) * p.out_token + head * VALUE;
+  const int64_t of_all = int64_t(sequence) * p.n + token;
+  uint16_t* to = p.out + of_all * p.out_token + head * VALUE;
 #pragma unroll
-  for (int i = 0; i < (VALUE + 63) / 64; ++i)
-    if (64 * i + 2 * lane < VALUE) *reinterpret_cast<uint32_t*>(to + 64 * i + 2 * lane) = pack2<OUT_HALF>(o[i][0] * inverse, o[i][1] * inverse);
+  for (int i = 0; i < (VALUE + 63) / 64; ++i) {
+    const int at = 64 * i + 2 * lane;
+    if (at < VALUE) *reinterpret_cast<uint32_t*>(to + at) = result(o[i][0] * inverse, o[i][1] * inverse, gates_of(p, of_all, head, at));
+  }
 }

@@ -18,7 +18,7 @@ from ..common import cached
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage, Staged, may_hold
-from .scores import attend, has_flash
+from .scores import attend, gated, has_flash
 from .stream import Stream, check_norm, last_rows
 from .weights import Product
 
@@ -35,6 +35,13 @@ class _Products(NamedTuple):
 
     joined: torch.Tensor
     queries: torch.Tensor | None = None
+
+
+class _Results(NamedTuple):
+    """Where results of attention go, half[rows, ...], and gates [rows, heads, length] for them."""
+
+    out: torch.Tensor
+    gates: torch.Tensor | None
 
 
 @executor(PROMPT, Attention)
@@ -127,7 +134,7 @@ class PromptAttention(Staged):
             products = _Products(self.kv.out(rows), self.q.out(len(stream.h)))
         products, gates = self._without_gates(products) if self.m.spec.gate else (products, None)
         out = self._mixed(stream)  # in the dtype of activations, in a buffer that stays
-        to, own = None if gates is not None else out, self._own_type(batch)
+        to, own = _Results(out, gates), self._own_type(batch)
         if self.m.spec.kv_from is not None:
             mixed = self._borrowed(products, batch, self.m.spec.kv_from, to)
         elif own is not None:
@@ -137,10 +144,8 @@ class PromptAttention(Staged):
             mixed = self._fresh(products, batch, to)
         else:
             mixed = self._cached(products, batch, to)
-        if gates is not None:
-            mixed = mixed.reshape(gates.shape) * gates.sigmoid()
-        if mixed is not to:
-            prompt_rows.converted(mixed, out)
+        if mixed is not out:
+            prompt_rows.converted(mixed if gates is None else gated(mixed, gates), out)
 
     def _store(self, stream: Stream, batch: Batch) -> None:
         """Keep the keys and values of a pass that has read its own."""
@@ -170,7 +175,7 @@ class PromptAttention(Staged):
     def _mixed(self, stream: Stream) -> torch.Tensor:
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
 
-    def _fresh(self, qkv: _Products, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
+    def _fresh(self, qkv: _Products, batch: Batch, to: _Results) -> torch.Tensor:
         """Sequences that begin here and are not kept. Keys and values are what a cache with the
         settings of the batch would return.
         """
@@ -188,7 +193,7 @@ class PromptAttention(Staged):
         q = self._heads(qkv, k, v, 0, batch)
         if m.spec.kv_shared:
             batch.scratch["kv", batch.layer] = k, v, None
-        return self._attend(q, k, v, batch, out)
+        return self._attend(q, k, v, batch, to)
 
     def _keys_and_values(
         self, rows: int, dtype: torch.dtype, owner: str = ""
@@ -201,9 +206,7 @@ class PromptAttention(Staged):
         )
         return k, v
 
-    def _borrowed(
-        self, qkv: _Products, batch: Batch, source: int, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _borrowed(self, qkv: _Products, batch: Batch, source: int, to: _Results) -> torch.Tensor:
         """Attention to keys and values that the layer `source` has stored in this pass."""
         cache: KVCache | None
         if batch.states is None:
@@ -222,10 +225,10 @@ class PromptAttention(Staged):
             k, v = k.half(), v.half()
         q = self._queries(qkv.joined, batch, k.dtype if cache is None else torch.float32)
         if cache is None:
-            return self._attend(q, k, v, batch, out)
+            return self._attend(q, k, v, batch, to)
         return cache.result(self._attend(cache.query(q).to(k.dtype), k, v, batch).float())
 
-    def _cached(self, qkv: _Products, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
+    def _cached(self, qkv: _Products, batch: Batch, to: _Results) -> torch.Tensor:
         """Tokens of one sequence after those in its cache, which first stores their keys and
         values.
         """
@@ -238,7 +241,7 @@ class PromptAttention(Staged):
             cache.k[seen],
             cache.v[seen],
             batch,
-            out,
+            to,
         )
 
     def _first_seen(self, start: int) -> int:
@@ -341,13 +344,13 @@ class PromptAttention(Staged):
         k: torch.Tensor,
         v: torch.Tensor,
         batch: Batch,
-        out: torch.Tensor | None = None,
+        to: _Results | None = None,
     ) -> torch.Tensor:
-        """Return [S, n, heads, length] in the dtype of q, for rows of all sequences; or `out`,
-        where it is given, with that in it.
+        """Return [S, n, heads, length] in the dtype of q, for rows of all sequences; or the buffer
+        of `to`, where it is given, with that times its gates.
         """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
-        return attend(q, k, v, self.m.spec, self.sinks, out)
+        return attend(q, k, v, self.m.spec, self.sinks, *(to or ()))
 
 
 def _reads(cache: KVCache) -> bool:

@@ -30,10 +30,12 @@ def attend(
     s: AttentionSpec,
     sinks: torch.Tensor | None,
     out: torch.Tensor | None = None,
+    gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return [S, n, heads, value_length] in the dtype of q, for half[S, n, heads, key_length] and
     [S, N, kv_heads, ...]: each of the last n of N positions sees itself and all before it, or a
-    window. With `out`, half of as many elements, write there, rounded to its dtype, and return it.
+    window. With `out`, half of as many elements, write there, times the sigmoid of `gates` of its
+    dtype if there are any, and return it.
 
     On Hopper by kernels of our own. Elsewhere by FlashAttention-2 as torch has it (Dao, 2023):
     causal masks end in the lower right corner, grouped heads are read as they are, keys and values
@@ -43,7 +45,15 @@ def attend(
     if prompt_flash.fits(s.key_length, s.value_length, q.device):
         mixed = q.new_empty(shape) if out is None else out.view(shape)
         prompt_flash.flash_attention(
-            q, k, v, mixed, scale=s.scale, window=s.window, softcap=s.softcap, sinks=sinks
+            q,
+            k,
+            v,
+            mixed,
+            scale=s.scale,
+            window=s.window,
+            softcap=s.softcap,
+            sinks=sinks,
+            gates=None if gates is None else gates.view(shape),
         )
         return mixed if out is None else out
     if not has_flash(s, q.device):
@@ -58,8 +68,13 @@ def attend(
         mixed = _by_torch(q, k, v, s, sinks)
     if out is None:
         return mixed
-    prompt_rows.converted(mixed, out)
+    prompt_rows.converted(mixed if gates is None else gated(mixed, gates), out)
     return out
+
+
+def gated(mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Return results of attention times the sigmoid of their gates, in the shape of these."""
+    return mixed.reshape(gates.shape) * gates.sigmoid()
 
 
 def _by_torch(
