@@ -132,7 +132,8 @@ def sweep_model(
     load: LoadOptions | None = None,
     **keywords: Any,
 ) -> Iterator[SweepRow]:
-    """Return the speed of prompts and of generation as the context fills, up to `n_ctx` tokens.
+    """Return the speed of prompts and of generation as the context fills, up to `n_ctx` tokens (0:
+    as many as the model was trained for).
 
     keywords: fields of `runtime.bench.options.SweepOptions` (tg, stride, first_repetitions,
     warmup) and, for a path, of `runtime.options.LoadOptions`. See `runtime.bench.sweep`.
@@ -144,7 +145,8 @@ def sweep_model(
 
     def rows() -> Iterator[SweepRow]:
         with opened_model(model, load) as loaded:
-            yield from sweep(loaded, n_ctx, chosen)
+            length = n_ctx or loaded.hyperparameters.integer("context_length")
+            yield from sweep(loaded, length, chosen)
 
     return rows()
 

@@ -37,7 +37,7 @@ def chat(
     `runtime.options.LoadOptions`; they win over `options` and `load`.
 
     - n: the most tokens of the answer (until the context is full). context (8192, or what the model
-      was trained for if that is less): the most tokens in all.
+      was trained for if that is less): the most tokens in all; 0: what the model was trained for.
     - chat_template: what to use instead of the model's own, as in `load_chat_template`.
       chat_template_kwargs: more variables for it, as JSON. system: the system message.
     - stop, temperature, top_k, ...: see `generate`.

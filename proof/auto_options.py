@@ -81,7 +81,7 @@ class AutoOptions(Options):
         " which is then not calibrated with)",
     )
     n_ctx: int = option(
-        512, "-c", "--ctx-size", least=4, metavar="N", help="tokens per chunk (default: 512)"
+        512, "-c", "--ctx-size", least=4, metavar="N", help="tokens per chunk, 4 or more"
     )
     chunks: int = option(
         -1,

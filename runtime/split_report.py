@@ -19,6 +19,7 @@ from .parallel.simulate import H200, Costs, Prediction, Work, simulate
 from .split_model import exchanges_of, make_plan, network_of, sums_of
 from .split_roles import RoleSplit, roles_of
 from .state.cache import CacheSettings
+from .weights.hyperparameters import Hyperparameters
 from .weights.split_plan import SplitPlan
 from .weights.switches import Switches
 
@@ -112,12 +113,16 @@ def split_report(
     n_hosts: int = 1,
     costs: Costs = H200,
 ) -> SplitReport:
-    """Plan a split and say what it means. n_past: tokens before those whose speed is predicted.
-    Other arguments: see `plan_split` and `simulate`.
+    """Plan a split and say what it means. context: tokens of the cache; 0 for those that the model
+    was trained for. n_past: tokens before those whose speed is predicted. Other arguments: see
+    `plan_split` and `simulate`.
     """
     plan = make_plan(source, shares, switches, experts=experts, reference=reference)
     settings = replace(settings, swa_full=True)  # as kernels need
     whole = network_of(source, switches)
+    if context == 0:
+        hyperparameters = Hyperparameters(source.metadata, str(source.path))
+        context = hyperparameters.integer("context_length")
     tensors = _used(source, plan)
     roles = roles_of(tensors, plan)
 

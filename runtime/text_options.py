@@ -23,7 +23,9 @@ HELLASWAG_TASKS = 400  # by default, of --hellaswag
 class ChunkOptions(Options):
     """How a text is cut into chunks and evaluated."""
 
-    n_ctx: int = option(512, "-c", "--ctx-size", metavar="N", help="tokens per chunk")
+    n_ctx: int = option(
+        512, "-c", "--ctx-size", least=4, metavar="N", help="tokens per chunk, 4 or more"
+    )
     chunks: int = option(
         -1,
         "--chunks",
@@ -138,14 +140,6 @@ class TextOptions(SamplerOptions):
         help="generate at most N tokens; -1, -2: until the context is full (default: 128, if they"
         " fit)",
     )
-    context: int = option(
-        0,
-        "-c",
-        "--ctx-size",
-        least=0,
-        metavar="N",
-        help="most tokens in all, prompt included (default: as many as needed)",
-    )
     stop: tuple[str, ...] = option(
         (),
         "-r",
@@ -212,6 +206,15 @@ class TextOptions(SamplerOptions):
 class GenerateOptions(TextOptions):
     """How a prompt is continued."""
 
+    context: int = option(
+        0,
+        "-c",
+        "--ctx-size",
+        least=0,
+        metavar="N",
+        help="most tokens in all, prompt included; 0: as many as needed, with -n -1 those that the"
+        " model was trained for (default: 0)",
+    )
     prompt_cache: str | os.PathLike | None = option(
         None,
         "--prompt-cache",

@@ -11,14 +11,16 @@ from pathlib import Path
 import iqforge
 import pytest
 from iqforge.cli import main
-from iqforge.errors import ChatTemplateError, EvaluationError
+from iqforge.errors import ChatTemplateError, ConfigError, EvaluationError
+from iqforge.formats.values import string, u32
 from iqforge.runtime.chat.channels import AnswerStream
 from iqforge.runtime.chat.conversation_text import conversation_tokens
-from iqforge.runtime.chat.session import ChatSession
+from iqforge.runtime.chat.session import ChatSession, chat_context
 from iqforge.runtime.chat.template import ChatTemplate, named_template
 from iqforge.runtime.generate import end_tokens
 from iqforge.runtime.sampling.settings import SamplerSettings
 from iqforge.runtime.tokenizer.stream import StopText
+from iqforge.runtime.weights.hyperparameters import Hyperparameters
 
 from .chat_sessions import answered, assistant, user
 from .terminal import Terminal
@@ -124,6 +126,22 @@ def test_ends(model, monkeypatch):
     cut = answered(session, [user("The function returns")], 12, interrupted=interrupted)
     assert cut.reason == "interrupted" and 0 < len(cut.generation.tokens) < 5
     assert answered(session, [user("The function returns")], 12).text == free.text
+
+
+@pytest.mark.parametrize(
+    "asked, trained, expected",
+    [(None, 131072, 8192), (None, 2048, 2048), (0, 131072, 131072), (0, 2048, 2048), (9, 2048, 9)],
+)
+def test_the_context_of_a_conversation(asked, trained, expected):
+    metadata = {"general.architecture": string("llama"), "llama.context_length": u32(trained)}
+    assert chat_context(Hyperparameters(metadata, "x.gguf"), asked) == expected
+
+
+def test_no_context_of_the_model_where_the_file_has_none():
+    hyperparameters = Hyperparameters({"general.architecture": string("llama")}, "x.gguf")
+    assert chat_context(hyperparameters, None) == 8192
+    with pytest.raises(ConfigError, match=r"x.gguf.*llama.context_length"):
+        chat_context(hyperparameters, 0)
 
 
 def test_a_full_context(model):

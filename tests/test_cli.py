@@ -124,6 +124,29 @@ MISTAKES = {
 }
 
 
+@pytest.mark.parametrize("n", ["0", "3", "-1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "perplexity -m x -f TEXT",
+        "imatrix -m x -f TEXT -o out",
+        "hessian -m x -f TEXT -o out",
+        "sensitivity -m x -f TEXT -o out",
+        "compare x y -f TEXT",
+        "auto x --target-bpw 4",
+    ],
+)
+def test_chunks_of_fewer_than_4_tokens_are_refused_before_a_model_is_opened(
+    words, n, tmp_path, capsys
+):
+    """The reference's perplexity and imatrix refuse 0, too, which elsewhere is the model's own."""
+    text = tmp_path / "text.txt"
+    text.write_text("some words")
+    words = words.replace("TEXT", str(text)).split()
+    assert main([*words, "--device", "cpu", "-c", n]) == 1
+    assert f"-c is {n}, expected 4 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", MISTAKES)
 def test_mistakes_get_one_line(words, capsys):
     with pytest.raises(SystemExit) as stop:

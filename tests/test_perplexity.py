@@ -426,6 +426,8 @@ def test_texts_that_cannot_be_evaluated(tiny, tmp_path):
             measure_perplexity(model, "too short", n_ctx=2048)
         with pytest.raises(EvaluationError, match="context size is 2"):
             measure_perplexity(model, PROSE, n_ctx=2)
+        with pytest.raises(UsageError, match="n_ctx is 0, expected 4 or more"):
+            iqforge.measure_perplexity(model, PROSE, n_ctx=0)
     with pytest.raises(NotFoundError):
         read_text(tmp_path / "none.txt")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")

@@ -72,7 +72,7 @@ def test_files_are_planned(capsys, name):
         ("--synthetic llama-8b:IQ4_K -ts 1,x", "-ts is '1,x'"),
         ("--synthetic llama-8b:IQ4_K -ts 1", "-ts has 1 share"),
         ("--synthetic llama-8b:IQ4_K -ts 0,0", "not all of them 0"),
-        ("--synthetic llama-8b:IQ4_K -ts 1,1 -c 0", "-c is 0"),
+        ("--synthetic llama-8b:IQ4_K -ts 1,1 -c -1", "-c is -1"),
         ("--synthetic llama-8b:IQ4_K -ts 1,1,1 --hosts 2", "cannot be on 2 hosts"),
         ("--synthetic llama-9b:IQ4_K -ts 1,1", "there is no shape 'llama-9b'"),
         ("--synthetic llama-8b:IQ4_K --simulate llama-8b:IQ4_K -ts 1,1", "both name a model"),
@@ -81,6 +81,14 @@ def test_files_are_planned(capsys, name):
 def test_what_is_not_possible_is_refused(capsys, words, message):
     assert main(["plan-split", *words.split()]) != 0
     assert message in capsys.readouterr().err
+
+
+def test_a_context_of_0_is_what_the_model_was_trained_for(capsys):
+    words = ["plan-split", "--synthetic", "llama-8b:IQ4_K", "-ts", "1,1", "-c"]
+    assert main([*words, "0"]) == 0
+    out = capsys.readouterr().out
+    assert "cache of 131072" in out
+    assert main([*words, "131072"]) == 0 and capsys.readouterr().out == out
 
 
 def test_gpus_that_cannot_hold_a_model_have_no_speed(capsys):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 
+import iqforge
 import pytest
 from iqforge import cli
 from iqforge.cli import main
+from iqforge.formats.values import u32
 from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.bench.sweep import positions, sweep
+from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.commands import ignored_flags
 from iqforge.runtime.commands.bench_flags import settings_matrix
 
 from .recorder import Recorder
+from .tiny_model import write_gguf
 
 
 def test_sweep():
@@ -113,3 +117,17 @@ def test_switches_need_no_value(command, words, expected):
     [usual] = settings_matrix(cli._parser(command)[0].read(["-m", "x"]))
     assert setting == usual | expected
     list(ignored_flags.given(args))
+
+
+def test_a_context_of_0_is_what_the_model_was_trained_for(tmp_path, capsys):
+    path = tmp_path / "48.gguf"
+    write_gguf(path, SyntheticSource("llama-tiny:Q8_0"), metadata={"llama.context_length": u32(48)})
+    words = ["sweep-bench", "--device", "cpu", "-m", str(path), "-c", "0", "-ub", "16", "-n", "1"]
+    assert main([*words, "--output-format", "jsonl", "--no-warmup"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["n_kv"], row["n_kv_max"]) for row in rows] == [(0, 48), (16, 48), (32, 48)]
+    with iqforge.load_model(path, device="cpu", ubatch=16) as model:
+        found = iqforge.sweep_model(model, 0, tg=1, warmup=False)
+        assert [row.n_kv for row in found] == [0, 16, 32]
+    assert main([*words, "-c", "-1"]) == 1
+    assert "-c is -1, expected 0 or more" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from ...runtime.commands.flags import (
 from ...runtime.commands.watch import watched
 from ...runtime.options import LoadOptions
 from ..options import ColdOptions, CollectOptions, MergeOptions
-from .passes import batch_tokens
+from .passes import batch_tokens, chunk_tokens
 
 if TYPE_CHECKING:
     from ..data import Imatrix
@@ -116,7 +116,7 @@ def _collect(args: argparse.Namespace, api) -> int:
     load = LoadOptions.from_flags(args)
     options = CollectOptions.from_flags(
         args,
-        n_ctx=512 if args.n_ctx is None else args.n_ctx,
+        n_ctx=chunk_tokens(args),
         batch_tokens=batch_tokens(args, load),
         cold_experts=args.cold_experts or "prior",
         in_weights=tuple(args.weights) if args.weights else None,

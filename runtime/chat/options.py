@@ -14,8 +14,8 @@ from ..text_options import TextOptions
 
 @dataclass(frozen=True)
 class ChatOptions(TextOptions):
-    """How a model is talked to. A `context` of 0 is the one that the model was trained for, but at
-    most 8,192 tokens; without `n` an answer may fill it.
+    """How a model is talked to. A `context` of 0 is the one that the model was trained for; without
+    any it is that, but at most 8,192 tokens. Without `n` an answer may fill it.
     """
 
     n: int | None = option(
@@ -27,13 +27,15 @@ class ChatOptions(TextOptions):
         metavar="N",
         help="end an answer after N tokens (default: when the context is full)",
     )
-    context: int = option(
-        0,
+    context: int | None = option(
+        None,
         "-c",
         "--ctx-size",
+        kind=int,
         least=0,
         metavar="N",
-        help="most tokens of a conversation (default: as the model was trained, at most 8192)",
+        help="most tokens of a conversation; 0: as many as the model was trained for (default: as"
+        " 0, but at most 8192)",
     )
     chat_template: str | None = option(
         None,

@@ -56,18 +56,20 @@ class Answer:
     generation: Generation = field(default_factory=lambda: Generation(0))
 
 
-def chat_context(hyperparameters: Hyperparameters, context: int) -> int:
-    """Return the tokens of a conversation to allocate: `context`, or a default if it is 0."""
-    if context > 0:
-        return context
-    return min(hyperparameters.integer("context_length", MOST_CONTEXT), MOST_CONTEXT)
+def chat_context(hyperparameters: Hyperparameters, context: int | None) -> int:
+    """Return the tokens of a conversation to allocate: `context`, those that the model was trained
+    for if it is 0, a default without any. ConfigError for 0 if the file does not say how many.
+    """
+    if context is None:
+        return min(hyperparameters.integer("context_length", MOST_CONTEXT), MOST_CONTEXT)
+    return context or hyperparameters.integer("context_length")
 
 
 class ChatSession:
     """One sequence of `model` that answers conversations.
 
     Consecutive calls of `answer` evaluate only what differs from the sequence so far, such as the
-    last message. context: its most tokens; 0 for a default. template: else the model's own.
+    last message. context: see `chat_context`. template: else the model's own.
     variables: what the template is given besides messages, such as `enable_thinking`. constraint:
     returns, for every answer, what it has to look like.
 
@@ -81,7 +83,7 @@ class ChatSession:
         template: ChatTemplate,
         settings: SamplerSettings | None = None,
         *,
-        context: int = 0,
+        context: int | None = None,
         stop: Sequence[str] = (),
         special: bool = False,
         ignore_eos: bool = False,

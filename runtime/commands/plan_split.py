@@ -64,7 +64,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-muge", "--merge-up-gate-experts", action="store_true", help="merge gate and up of experts"
     )
     parser.add_argument(
-        "-c", "--ctx-size", type=int, default=8192, help="tokens of the cache (default: 8192)"
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=8192,
+        help="tokens of the cache; 0: as many as the model was trained for (default: 8192)",
     )
     parser.add_argument("-ctk", "--cache-type-k", default="f16", help="type of keys (default: f16)")
     parser.add_argument(
@@ -94,7 +98,7 @@ def run(args: argparse.Namespace, api) -> int:
     if args.simulate and args.synthetic:
         raise UsageError("--simulate and --synthetic both name a model")
     for flag, value, least in (
-        ("-c", args.ctx_size, 1),
+        ("-c", args.ctx_size, 0),
         ("-ub", args.ubatch_size, 1),
         ("-d", args.n_depth, 0),
         ("--hosts", args.hosts, 1),

@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=4096,
         metavar="N",
-        help="depth to go to (default: 4096)",
+        help="depth to go to; 0: what the model was trained for (default: 4096)",
     )
     SweepOptions.add_flags(parser)
     parser.add_argument(
@@ -71,15 +71,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    """Measure and print a row per depth. Return 0. Raise UsageError for a context below 1."""
+    """Measure and print a row per depth. Return 0. Raise UsageError for a context below 0."""
     from ..bench.sweep import positions
 
     options = SweepOptions.from_flags(args)
-    if args.ctx_size < 1:
-        raise UsageError(f"-c is {args.ctx_size}, expected 1 or more")
+    if args.ctx_size < 0:
+        raise UsageError(f"-c is {args.ctx_size}, expected 0 or more")
     device, setting = only_setting(args, "a sweep")
+    name = args.model or args.synthetic
+    n_ctx = args.ctx_size or _trained_context(api, name, args.model is None)
     about = {
-        "n_kv_max": args.ctx_size,
+        "n_kv_max": n_ctx,
         "n_batch": setting["n_batch"],
         "n_ubatch": setting["n_ubatch"],
         "flash_attn": int(setting["flash_attn"]),
@@ -87,8 +89,7 @@ def run(args: argparse.Namespace, api) -> int:
         "n_threads": setting["n_threads"],
         "n_threads_batch": setting["n_threads"],
     }
-    name = args.model or args.synthetic
-    context = positions(args.ctx_size, setting["n_ubatch"], options.tg)
+    context = positions(n_ctx, setting["n_ubatch"], options.tg)
     with open_model(
         api,
         name,
@@ -109,8 +110,8 @@ def run(args: argparse.Namespace, api) -> int:
                 + "|",
                 flush=True,
             )
-        with watched(model, f"{name}: sweep", _passes(options, args.ctx_size, model.ubatch)):
-            for row in api.sweep_model(model, args.ctx_size, options=options):
+        with watched(model, f"{name}: sweep", _passes(options, n_ctx, model.ubatch)):
+            for row in api.sweep_model(model, n_ctx, options=options):
                 memory = (
                     resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                     (_device_bytes(device) - before) / 2**20,
@@ -120,6 +121,14 @@ def run(args: argparse.Namespace, api) -> int:
                 line = _line(row, memory) if args.output_format == "md" else json.dumps(fields)
                 print(line, flush=True)
     return 0
+
+
+def _trained_context(api, name: str, synthetic: bool) -> int:
+    """Return the tokens that a model was trained for. ConfigError if its file does not say that."""
+    from ..weights.hyperparameters import Hyperparameters
+
+    with (api.random_source if synthetic else api.open_source)(name) as source:
+        return Hyperparameters(source.metadata, str(source.path)).integer("context_length")
 
 
 def _passes(options: SweepOptions, n_ctx: int, ubatch: int) -> Runs:
