@@ -6,10 +6,13 @@ import atexit
 import os
 import signal
 import sys
+import threading
+import time
 from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
+PATIENCE = 1.0  # seconds until a Ctrl-C that nothing came of is said to be late
 _interrupts: list[int] = []
 
 
@@ -23,6 +26,8 @@ def run() -> NoReturn:
     atexit.register(lambda: _end(status))  # the first to be registered is the last to be called
     try:
         try:
+            if signal.getsignal(signal.SIGINT) is _interrupt:
+                _listen()
             from .cli import main
 
             status = main()
@@ -49,6 +54,38 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt, as Python does, and remember it."""
     _interrupts.append(number)
     signal.default_int_handler(number, frame)
+
+
+def _listen() -> None:
+    """Let a second Ctrl-C end the process where Python does not come to raise the first one: it
+    does between two of its own steps, and a step in compiled code can take minutes.
+    """
+    here, there = os.pipe()
+    os.set_blocking(there, False)
+    signal.set_wakeup_fd(there, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    threading.Thread(target=_wait_for_second, args=(here,), name="ctrl-c", daemon=True).start()
+
+
+def _wait_for_second(signals: int) -> None:
+    """Read the numbers of signals as they arrive, and end the process at a second SIGINT if Python
+    has not raised the first.
+    """
+    raised, late = 0, False
+    while number := os.read(signals, 1):
+        if number[0] != signal.SIGINT or signal.getsignal(signal.SIGINT) is not _interrupt:
+            continue
+        if late and len(_interrupts) == raised:
+            print("\niqforge: interrupted", file=sys.stderr, flush=True)
+            os._exit(INTERRUPTED)
+        time.sleep(PATIENCE)
+        late, raised = len(_interrupts) == raised, len(_interrupts)
+        if late:
+            print(
+                "\niqforge: ends after this step of the computation; Ctrl-C again: at once",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -132,6 +132,61 @@ def test_when_everything_has_ended(status):
     assert subprocess.run([sys.executable, "-c", replaced(late)], timeout=60).returncode == status
 
 
+def test_the_second_ends_a_long_step_of_compiled_code():
+    code = (  # a thread says that the step has begun; no signal interrupts it, for minutes
+        "    threading.Timer(1, print, ('started',), {'flush': True}).start()\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)\n"
+    )
+    child = started("import hashlib\n" + replaced(code))
+    child.send_signal(signal.SIGINT)
+    assert child.stderr is not None and child.stderr.readline() == "\n"
+    assert "ends after this step of the computation" in child.stderr.readline()
+    assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (130, "\niqforge: interrupted\n")
+
+
+def test_the_second_is_raised_where_the_first_was():
+    """However long it takes to end: outputs are closed then."""
+    nap = "time.sleep(600)"
+    code = (
+        "    program.PATIENCE = 0\n"
+        "    try:\n"
+        "        try:\n"
+        f"            print('started', flush=True); {nap}\n"
+        "        except KeyboardInterrupt:\n"
+        f"            print('first', flush=True); {nap}\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('second', flush=True)\n"
+        "    return 130\n"
+    )
+    child = started(replaced(code))
+    child.send_signal(signal.SIGINT)
+    assert child.stdout is not None and child.stdout.readline() == "first\n"
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err) == (130, "second\n", "")
+
+
+def test_signals_of_a_forked_process_are_its_own():
+    code = (
+        "    program.PATIENCE = 0\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        signal.signal(signal.SIGINT, lambda *_: None)\n"
+        "        for _ in range(3): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.05)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+        "    time.sleep(0.5)\n"
+        "    return 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", replaced(code)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_while_the_command_line_is_imported():
     code = (
         "import builtins, iqforge.__main__ as program\n"

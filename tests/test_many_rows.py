@@ -10,6 +10,7 @@ from iqforge.runtime.layers.delta_net import l2_norm
 from iqforge.runtime.layers.delta_rule import by_steps
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
+from iqforge.runtime.simd.prompt.attention import TILE
 from torch.nn import functional as F
 
 N = 37
@@ -70,6 +71,21 @@ def test_attention(heads, kv_heads, d, dv, n, total, window):
         found = attend(q, k, v, d**-0.5, window)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("total, window", [(203, 0), (290, 0), (203, 70)])
+def test_pieces_of_attention_change_nothing(monkeypatch, total, window):
+    """Nor where a row has an infinite value that the queries before it do not see."""
+    q, k, v = torch.randn(1, 203, 6, 32), torch.randn(1, total, 2, 32), torch.randn(1, total, 2, 48)
+    v[0, total - 50, 1, 4] = float("inf")
+    with many_rows.compiled_rows():
+        whole = attend(q, k, v, 0.2, window)
+        seen = min(total, window or total)
+        monkeypatch.setattr(many_rows, "PATIENCE", 20 * seen * 6 * (32 + 64))
+        pieces = many_rows._pieces(203, seen * 6 * (32 + 64))
+        assert 5 < len(pieces) < 203 and {p.start % TILE for p in pieces} == {0}
+        found = attend(q, k, v, 0.2, window)
+    assert torch.equal(found.view(torch.int32), whole.view(torch.int32))
 
 
 def test_convolutions_and_norms_of_a_delta_net():

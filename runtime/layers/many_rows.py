@@ -17,6 +17,9 @@ import torch
 from torch.nn import functional as F
 
 LEAST_ROWS = 16
+# Multiplications of a thread between two looks at Ctrl-C: a second or less. Fewer leave threads
+# with too few tiles to share them evenly.
+PATIENCE = 10**10
 
 
 class _Chosen(threading.local):
@@ -207,12 +210,8 @@ def _attend(
 ) -> torch.Tensor:
     _, attention, _ = _operations()
     (n, heads, d), (total, kv_heads, dv), keys = q.shape, v.shape, attention.KEYS
-    group, panels = heads // kv_heads, -(-total // keys)
+    panels = -(-total // keys)
     pad, wide = panels * keys - total, -(-dv // keys) * keys
-    queries = torch.empty(kv_heads, n * group + attention.TILE, d)
-    by_head = queries[:, : n * group].unflatten(1, (n, group))
-    torch.mul(q.reshape(n, kv_heads, group, d).transpose(0, 1), scale, out=by_head)
-    queries[:, n * group :] = 0
     k = F.pad(k, (0, 0, 0, 0, 0, pad)) if pad else k
     panels_of_keys = k.reshape(panels, keys, kv_heads, d).permute(2, 0, 3, 1).contiguous()
     v = F.pad(v, (0, wide - dv, 0, 0, 0, pad)) if pad or wide > dv else v
@@ -220,12 +219,30 @@ def _attend(
     out = torch.empty(n, heads, wide)
     size = -(-attention.scratch_bytes(wide) // 64) * 64
     scratch = torch.empty(torch.get_num_threads() * size, dtype=torch.uint8)
-    _run(
-        attention.attention(),
-        *(x.data_ptr() for x in (queries, panels_of_keys, values)),
-        *(kv_heads, n, group, d, wide, panels, total, window),
-        out.data_ptr(),
-        scratch.data_ptr(),
-        size,
-    )
+    group = heads // kv_heads
+    for rows in _pieces(n, min(total, window or total) * heads * (d + wide)):
+        some = q[rows].reshape(-1, kv_heads, group, d)
+        queries = torch.empty(kv_heads, len(some) * group + attention.TILE, d)
+        by_head = queries[:, : len(some) * group].unflatten(1, (len(some), group))
+        torch.mul(some.transpose(0, 1), scale, out=by_head)
+        queries[:, len(some) * group :] = 0
+        _run(
+            attention.attention(),
+            *(x.data_ptr() for x in (queries, panels_of_keys, values)),
+            *(kv_heads, len(some), group, d, wide, panels, total - n + rows.stop, window),
+            out[rows].data_ptr(),
+            scratch.data_ptr(),
+            size,
+        )
     return out if wide == dv else out[..., :dv]
+
+
+def _pieces(n: int, multiplications: int) -> list[slice]:
+    """Return the pieces of n queries that attention takes at a time, as Ctrl-C is not heard within
+    one. multiplications: of a query. The queries of a tile stay together, so that sums do not
+    depend on pieces.
+    """
+    _, attention, _ = _operations()
+    most = PATIENCE * torch.get_num_threads() // multiplications
+    step = max(1, most // attention.TILE) * attention.TILE
+    return [slice(first, min(first + step, n)) for first in range(0, n, step)]
