@@ -179,8 +179,8 @@ def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: F
     """Measure the figures of a row that are missing."""
     import iqforge.api
     from iqforge.runtime.bench.bench import Test, run_test
-    from iqforge.runtime.commands.bench_flags import OPTIONS
-    from iqforge.runtime.commands.bench_settings import open_model
+    from iqforge.runtime.commands.speed.flags import OPTIONS
+    from iqforge.runtime.commands.speed.settings import open_model
     from iqforge.runtime.cuda.common.device_facts import device_facts
 
     tests = {

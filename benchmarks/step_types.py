@@ -95,8 +95,8 @@ def measure(name: str, args: argparse.Namespace, device: torch.device, figures: 
     """Measure the generation of one row, or its prompt."""
     import iqforge.api
     from iqforge.runtime.bench.bench import Test, run_test
-    from iqforge.runtime.commands.bench_flags import OPTIONS
-    from iqforge.runtime.commands.bench_settings import open_model
+    from iqforge.runtime.commands.speed.flags import OPTIONS
+    from iqforge.runtime.commands.speed.settings import open_model
     from iqforge.runtime.cuda.common.device_facts import device_facts
 
     test = Test(n_prompt=args.n_prompt) if args.prompts else Test(n_gen=args.n_gen)

@@ -138,7 +138,7 @@ class Recorder:
         ("imatrix.commands.imatrix", ["--show-statistics"], ["imatrix_statistics"]),
         ("quantize.commands.quantize", ["--recipe", "no", "a", "b"], ["read_recipe"]),
         ("quantize.commands.quantize", ["--plan", "no", "a", "b"], ["load_plan"]),
-        ("runtime.commands.bench", ["--synthetic", "no:Q8_0"], ["random_source"]),
+        ("runtime.commands.speed.bench", ["--synthetic", "no:Q8_0"], ["random_source"]),
     ],
 )
 def test_commands_call_the_api(module, words, asked, tmp_path, monkeypatch, capsys):

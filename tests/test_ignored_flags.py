@@ -13,10 +13,10 @@ from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
-from iqforge.runtime.commands import bench_flags as bench_options
 from iqforge.runtime.commands import ignored_flags
 from iqforge.runtime.commands.flags import add_load_flags
 from iqforge.runtime.commands.ignored_flags import BY_FLAG, IGNORED
+from iqforge.runtime.commands.speed import flags as bench_options
 from iqforge.runtime.model import load_model
 from iqforge.runtime.options import SPLIT_FIELDS, LoadOptions
 from iqforge.runtime.weights.devices import usable_device

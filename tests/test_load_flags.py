@@ -8,9 +8,9 @@ import pytest
 import torch
 from iqforge import cli
 from iqforge.commandline.table import COMMANDS
-from iqforge.runtime.commands import bench_flags
-from iqforge.runtime.commands.bench_settings import load_options
 from iqforge.runtime.commands.ignored_flags import IGNORED
+from iqforge.runtime.commands.speed import flags as bench_flags
+from iqforge.runtime.commands.speed.settings import load_options
 from iqforge.runtime.options import SPLIT_FIELDS, LoadOptions
 
 QUANTIZERS = {"convert", "quantize", "quantize-stats", "quantize-bench"}  # --device is where to

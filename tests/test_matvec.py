@@ -6,6 +6,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.common.gating import NO_TERMS, ExpertTerms, Gating
 from iqforge.cuda_kernels.compile.grids import shared_bytes
+from iqforge.cuda_kernels.compile.occupancy import RESERVED
 from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.cuda_kernels.matvec import experts as matvec_experts
 from iqforge.cuda_kernels.matvec import operands
@@ -368,7 +369,7 @@ def test_blocks_that_follow_each_other_fit_together(name):
     on its multiprocessor, and two of those do not fit.
     """
     type, whole, system = ggml_type(name), 228 << 10, 1 << 10
-    here = matvec_plan.DeviceLimits(132, 227 << 10, whole // 2, whole // 2 - matvec_plan.RESERVED)
+    here = matvec_plan.DeviceLimits(132, 227 << 10, whole // 2, whole // 2 - RESERVED)
 
     def taken(kind, cols, n):
         cut = here.plan(type, cols, n, kind)
@@ -408,7 +409,7 @@ def test_slots_of_experts_are_joined(name):
 def test_slots_of_experts_are_divided(name, rows, cols, n, slots):
     """Where a warp of an H200 has more stages than are on their way at once."""
     type, half = ggml_type(name), 114 << 10
-    here = matvec_plan.DeviceLimits(132, 227 << 10, half - 896, half - matvec_plan.RESERVED)
+    here = matvec_plan.DeviceLimits(132, 227 << 10, half - 896, half - RESERVED)
     cut = here.plan(type, cols, n, matvec_plan.EXPERT_DOWN, [rows])
     assert cut.stage_rows == slots
     assert cut.slots >= 2 or slots == n

@@ -42,7 +42,7 @@ from iqforge.quantize.plan.changes import Changes
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.options import BenchOptions, SweepOptions
 from iqforge.runtime.chat.options import ChatOptions
-from iqforge.runtime.commands.bench_flags import OPTIONS
+from iqforge.runtime.commands.speed.flags import OPTIONS
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.sampling.options import SamplerOptions
 from iqforge.runtime.text_options import ChunkOptions, GenerateOptions, PerplexityOptions

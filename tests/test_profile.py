@@ -9,7 +9,7 @@ import pytest
 import torch
 from iqforge.cli import main
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.commands.profile import _how
+from iqforge.runtime.commands.speed.profile import _how
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.profile.profile import profile_model
 from iqforge.runtime.profile.report import measured, rows_by, tables, typical

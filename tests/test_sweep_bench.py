@@ -13,7 +13,7 @@ from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.bench.sweep import positions, sweep
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.commands import ignored_flags
-from iqforge.runtime.commands.bench_flags import settings_matrix
+from iqforge.runtime.commands.speed.flags import settings_matrix
 
 from .recorder import Recorder
 from .tiny_model import write_gguf

@@ -14,8 +14,8 @@ from ..packed.matrix import PackedMatrix
 from .plan import (
     EXPERT_DOWN,
     limits,
-    shared_space_of,
 )
+from .sizes import shared_space_of
 
 
 @dataclass(frozen=True)

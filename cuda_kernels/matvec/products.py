@@ -42,8 +42,8 @@ from .plan import (
     NORM_MATVEC,
     DeviceLimits,
     limits,
-    shared_space_of,
 )
+from .sizes import shared_space_of
 from .specs import is_late, product_spec
 
 # A matrix, the result, the number of its rows, and the first row.

@@ -5,7 +5,6 @@ score in tasks with several answers.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...errors import EvaluationError, UsageError, printable, utf_8
 from ..options import LoadOptions
 from ..text_options import PerplexityOptions
+from . import perplexity_base
 from .flags import (
     RunningOutput,
     add_chunk_flags,
@@ -88,7 +88,7 @@ def check(args: argparse.Namespace) -> None:
     if args.binary_file:
         raise UsageError("-bf is the file of --multiple-choice")
     base = options.kl_divergence_base
-    _check_bases(args, options)
+    perplexity_base.check_flags(args, options)
     if texts and args.prompt is not None:
         raise UsageError("-f TEXT or -p TEXT, not both")
     _prompt(args)
@@ -99,7 +99,7 @@ def check(args: argparse.Namespace) -> None:
     for text in filter(can_be_read_again, texts):
         read_text(text)
     if base:
-        _check_base(base, args.model, texts, options)
+        perplexity_base.check_output(base, args.model, texts, options)
 
 
 def check_ranks(args: argparse.Namespace) -> None:
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace, api) -> int:
         watched(model, "first pass", [(rows, 1)], every=float("inf")),
     ):
         if options.kl_divergence:
-            _note_other_texts(model, base or "", texts, prompt)
+            perplexity_base.note_other_texts(model, base or "", texts, prompt)
             _compare(api, model, None, options, load)
         elif against:
             words = argparse.Namespace(**vars(args) | {"model": against})
@@ -258,49 +258,6 @@ def _measure(
         print(report.text_line(named, result), flush=True)
     elif not options.ppl_stride:
         print(report.final_estimate(result))
-
-
-def _check_bases(args: argparse.Namespace, options: PerplexityOptions) -> None:
-    base = options.kl_divergence_base
-    if options.kl_divergence and not base:
-        raise UsageError("--kl-divergence needs --kl-divergence-base F")
-    if options.kl_divergence_compact and (not base or options.kl_divergence):
-        raise UsageError(
-            "--kl-divergence-compact is for a base file that is written: --kl-divergence-base F"
-            " without --kl-divergence"
-        )
-    if args.kl_divergence_against == "":
-        raise UsageError("--kl-divergence-against is empty, expected the base model")
-    if args.kl_divergence_against and (base or options.ppl_stride):
-        other = "--kl-divergence-base" if base else "--ppl-stride"
-        raise UsageError(f"--kl-divergence-against and {other} cannot be given together")
-    if options.kl_divergence and options.ppl_stride:
-        raise UsageError("--kl-divergence and --ppl-stride cannot be given together")
-
-
-def _check_base(base, model: str, texts: list[str], options: PerplexityOptions) -> None:
-    from ...formats.output import refuse_same_file
-
-    if len(texts) > 1:
-        raise UsageError("a base file holds one text: give one -f with --kl-divergence-base")
-    if options.ppl_stride:
-        raise UsageError("a base file has no windows that overlap: not with --ppl-stride")
-    refuse_same_file(base, (model, *texts))
-
-
-def _note_other_texts(
-    model: Model, base: str | os.PathLike, texts: list[str], prompt: str | None
-) -> None:
-    """Print a note for each text that is not the one that the base file holds."""
-    from ..evaluate.base_file import holds_text
-    from ..evaluate.chunks import read_text
-    from ..evaluate.compact_base import open_base
-
-    opened = open_base(base)
-    given = {f"-f {printable(text, 400)}": read_text(text) for text in texts}
-    for flag, text in (given if prompt is None else {"-p": prompt}).items():
-        if not holds_text(opened.tokens, model.tokenizer.encode(text)):
-            note(flag, f"{printable(base, 400)} holds another text")
 
 
 def _say_unused(args: argparse.Namespace, options: PerplexityOptions, kind: str | None) -> None:

@@ -9,17 +9,17 @@ import json
 import resource
 from typing import TYPE_CHECKING
 
-from ...errors import UsageError
-from ..bench.options import SweepOptions
+from ....errors import UsageError
+from ...bench.options import SweepOptions
+from ..flags import MODEL_HELP
+from ..watch import Runs, watched
 from .bench import add_setting_flags
-from .bench_settings import only_setting, open_model
-from .flags import MODEL_HELP
-from .watch import Runs, watched
+from .settings import only_setting, open_model
 
 if TYPE_CHECKING:
     import torch
 
-    from ..bench.sweep import SweepRow
+    from ...bench.sweep import SweepRow
 
 _HEADS = (
     ("PP", 6),
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, api) -> int:
     """Measure and print a row per depth. Return 0. Raise UsageError for a context below 0."""
-    from ..bench.sweep import positions
+    from ...bench.sweep import positions
 
     options = SweepOptions.from_flags(args)
     if args.ctx_size < 0:
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace, api) -> int:
 
 def _trained_context(api, name: str, synthetic: bool) -> int:
     """Return the tokens that a model was trained for. ConfigError if its file does not say that."""
-    from ..weights.hyperparameters import Hyperparameters
+    from ...weights.hyperparameters import Hyperparameters
 
     with (api.random_source if synthetic else api.open_source)(name) as source:
         return Hyperparameters(source.metadata, str(source.path)).integer("context_length")

@@ -8,19 +8,19 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
-from ..device_options import check_layers
-from ..options import MOST_TOKENS, LoadOptions, split_options
-from . import bench_flags
-from .flags import chosen_device, model_notes, note
-from .loading import load_and_say
-from .slow_paths import SlowPaths
+from ....errors import UsageError
+from ...device_options import check_layers
+from ...options import MOST_TOKENS, LoadOptions, split_options
+from ..flags import chosen_device, model_notes, note
+from ..loading import load_and_say
+from ..slow_paths import SlowPaths
+from . import flags as bench_flags
 
 if TYPE_CHECKING:
     import torch
 
-    from ..model import Model
-    from ..state.cache import CacheSettings
+    from ...model import Model
+    from ...state.cache import CacheSettings
 
 
 def planned_settings(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def planned_settings(args: argparse.Namespace, device: torch.device) -> list[dic
     """
     import torch
 
-    from ..precision import fastest_precision, precisions_of
+    from ...precision import fastest_precision, precisions_of
 
     settings = list(bench_flags.settings_matrix(args))
     for setting in settings:
@@ -103,7 +103,7 @@ def only_setting(args: argparse.Namespace, what: str) -> tuple[torch.device, dic
 
 def cache_settings(setting: dict[str, Any]) -> CacheSettings:
     """Return the `CacheSettings` of a setting."""
-    from ..state.cache import CacheSettings
+    from ...state.cache import CacheSettings
 
     return CacheSettings(
         setting["type_k"],

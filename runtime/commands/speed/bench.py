@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...errors import UsageError, printable
-from ...formats.commands.progress import Meter
-from ..bench.options import BenchOptions
-from ..options import SPLIT_FIELDS, LoadOptions, split_options
-from . import bench_flags
-from .bench_flags import OPTIONS
-from .bench_settings import cache_settings, open_model, planned_settings
-from .flags import MODEL_HELP, chosen_device
-from .watch import Runs, passes, watched
+from ....errors import UsageError
+from ....formats.commands.progress import Meter
+from ...bench.options import BenchOptions
+from ...options import SPLIT_FIELDS, LoadOptions, split_options
+from ..flags import MODEL_HELP, chosen_device
+from . import flags as bench_flags
+from .measure import measured
+from .settings import planned_settings
 
 if TYPE_CHECKING:
     import torch
 
-    from ...formats.source import Source
-    from ..bench.bench import Result, Test
-    from ..cuda.common.device_facts import DeviceFacts
-    from ..model import Model
+    from ....formats.source import Source
+    from ...cuda.common.device_facts import DeviceFacts
 
 _LONGEST_DELAY = 86400
 
@@ -101,7 +95,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raise errors of flags, which are found without a model."""
-    from .bench_output import FORMATS
+    from .output import FORMATS
 
     if args.write is not None:
         return
@@ -125,7 +119,7 @@ def run(args: argparse.Namespace, api) -> int:
     """Run the tests and print the results in the chosen formats. Return 0. Raise UsageError for
     unknown formats or values out of range.
     """
-    from .bench_output import Printer, printer
+    from .output import Printer, printer
 
     if args.write is not None:
         return _write(args, api)
@@ -161,7 +155,7 @@ def run(args: argparse.Namespace, api) -> int:
 
     try:
         for which, synthetic in models:
-            for line, result in measure(
+            for line, result in measured(
                 api, args, which, synthetic, device, settings, options, facts, begin
             ):
                 for output in outputs:
@@ -173,7 +167,7 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def _write(args: argparse.Namespace, api) -> int:
-    from ..bench.write import written_bytes
+    from ...bench.write import written_bytes
 
     if args.model or len(args.synthetic) != 1:
         raise UsageError("--write takes one model of random weights: --synthetic SHAPE:TYPE")
@@ -185,89 +179,6 @@ def _write(args: argparse.Namespace, api) -> int:
     size = f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.2f} GiB"
     print(f"{path}: {size} of random weights, {spec}")
     return 0
-
-
-def measure(
-    api,
-    args: argparse.Namespace,
-    which: str,
-    synthetic: bool,
-    device: torch.device,
-    settings: list[dict[str, Any]],
-    options: BenchOptions,
-    facts: DeviceFacts | None,
-    on_open: Callable[[], None],
-) -> Iterator[tuple[dict[str, Any], Result]]:
-    """Yield (record, Result) of every test under every setting for one model, which is loaded again
-    only where a setting asks for it. on_open: called each time it is.
-    """
-    import torch
-
-    from ...version import __version__
-    from ..bench.record import record
-    from .flags import NO_SCORES
-
-    cores, opened, loaded_as, limits = torch.get_num_threads(), None, None, None
-    # -amb matters if one of the settings is without flash attention.
-    said: set[tuple[str, str]] = (
-        set() if all(setting["flash_attn"] for setting in settings) else {NO_SCORES}
-    )
-    tests, several = options.tests(), len(args.model) + len(args.synthetic) > 1
-    try:
-        for setting in settings:
-            torch.set_num_threads(setting["n_threads"])
-            load_as = tuple(setting[option.field] for option in OPTIONS if option.reload)
-            if opened is None or load_as != loaded_as:
-                if opened is not None:
-                    opened.close()
-                opened = None  # the old one goes first: both need not fit
-                opened = open_model(
-                    api,
-                    which,
-                    synthetic,
-                    device,
-                    setting,
-                    context=max(test.n_ctx for test in tests),
-                    verbose=True,
-                    said=said,
-                    name=printable(which, 400) if several else "",
-                )
-                on_open()
-                loaded_as, limits = load_as, _limits(opened, device, facts)
-            for test in tests:
-                time.sleep(args.delay)
-                what, say = f"{which}: {test.label}", None
-                if args.progress:
-                    say = partial(_say, what)
-                one = replace(
-                    options.only(test),
-                    n_batch=setting["n_batch"],
-                    warmup=bool(args.warm) and options.warmup,
-                )
-                with watched(opened, what, planned_passes(one, test, opened.ubatch)):
-                    [result] = api.benchmark_model(
-                        opened, options=one, cache=cache_settings(setting), progress=say
-                    )
-                yield (
-                    record(
-                        opened.source,
-                        result,
-                        setting,
-                        device=str(device),
-                        facts=facts,
-                        limits=limits,
-                        version=__version__,
-                    ),
-                    result,
-                )
-    finally:
-        torch.set_num_threads(cores)
-        if opened is not None:
-            opened.close()
-
-
-def _say(what: str, line: str) -> None:
-    print(f"{what}: {line}", file=sys.stderr)
 
 
 def planned_tests(args: argparse.Namespace) -> BenchOptions:
@@ -284,34 +195,14 @@ def planned_tests(args: argparse.Namespace) -> BenchOptions:
     )
 
 
-def planned_passes(options: BenchOptions, test: Test, ubatch: int) -> Runs:
-    """Return the passes of a test on the CPU, in order."""
-    prompt = passes(test.n_prompt, ubatch)
-    warm = [*prompt, (1, min(test.n_gen, 4))] if options.warmup else []
-    before = passes(test.depth + test.before, ubatch)
-    return [*warm, *before, *[*prompt, (1, test.n_gen)] * min(options.repetitions, 1000)]
-
-
 def open_source(api, which: str, synthetic: bool) -> Source:
     """Return the source of a model that is named."""
     return (api.random_source if synthetic else api.open_source)(which)
 
 
-def _limits(model: Model, device: torch.device, facts: DeviceFacts | None) -> DeviceFacts | None:
-    """Return what all devices that evaluate a token together could do, if they are like `device`;
-    None if a matrix is elsewhere, as the limits of `device` say nothing then.
-    """
-    if facts is None or set(model.weights.bytes_by_device()) != {device}:
-        return None
-    share = model.weights.share
-    n = 1 if share is None else share.plan.n_ranks
-    bandwidth, rate = (None if x is None else n * x for x in (facts.bandwidth, facts.bf16_rate))
-    return replace(facts, bandwidth=bandwidth, bf16_rate=rate)
-
-
 def _facts(device: torch.device) -> DeviceFacts | None:
     if device.type != "cuda":
         return None
-    from ..cuda.common.device_facts import device_facts
+    from ...cuda.common.device_facts import device_facts
 
     return device_facts(device)

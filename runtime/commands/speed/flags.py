@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import UsageError
-from ...formats.flags import Constant
-from ...formats.options import Options
-from ..bench.options import BenchOptions
-from ..options import LoadOptions, split_options
-from ..parallel.modes import split_notes
-from ..text_options import ChunkOptions
-from ..weights.switches import parse_on_off
-from .ignored_flags import BY_FLAG, add_ignored_flags
-from .ignored_flags import given as given_flags
+from ....errors import UsageError
+from ....formats.flags import Constant
+from ....formats.options import Options
+from ...bench.options import BenchOptions
+from ...options import LoadOptions, split_options
+from ...parallel.modes import split_notes
+from ...text_options import ChunkOptions
+from ...weights.switches import parse_on_off
+from ..ignored_flags import BY_FLAG, add_ignored_flags
+from ..ignored_flags import given as given_flags
 
 _ON = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
 
@@ -192,7 +192,7 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     """
     import torch
 
-    from ..state.cache_types import CACHE_TYPES
+    from ...state.cache_types import CACHE_TYPES
 
     reasons = {flag: ignored.why for flag, ignored in BY_FLAG.items()} | _WITHOUT_EFFECT
     given = {option.field: values_of(args, option) for option in OPTIONS}

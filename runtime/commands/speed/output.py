@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from .bench_flags import OPTIONS, Option
+from .flags import OPTIONS, Option
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql", "none")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from ...errors import UsageError, printable
+from ....errors import UsageError, printable
+from ..flags import MODEL_HELP
+from ..watch import Runs, passes, watched
 from .bench import add_setting_flags
-from .bench_settings import cache_settings, only_setting, open_model
-from .flags import MODEL_HELP
-from .watch import Runs, passes, watched
+from .settings import cache_settings, only_setting, open_model
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,10 +60,10 @@ def run(args: argparse.Namespace, api) -> int:
     """Profile the passes, print the tables, and write the drawing. Return 0. Raise UsageError for
     lengths below 0 or all 0.
     """
-    from ...formats.output import PartFile, check_output, refuse_same_file
-    from ..profile.report import tables, typical
-    from ..profile.svg import timeline
-    from ..start_ranks import is_first
+    from ....formats.output import PartFile, check_output, refuse_same_file
+    from ...profile.report import tables, typical
+    from ...profile.svg import timeline
+    from ...start_ranks import is_first
 
     if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace, api) -> int:
 
 def _plan(n_prompt: int, n_gen: int, n_depth: int, ubatch: int) -> Runs:
     """Return the passes that `profile_model` makes, in order."""
-    from ..profile.profile import PROMPTS, WARM_PROMPTS, WARM_TOKENS
+    from ...profile.profile import PROMPTS, WARM_PROMPTS, WARM_TOKENS
 
     runs: Runs = []
     for prompts, tokens in ((WARM_PROMPTS, min(n_gen, WARM_TOKENS)), (PROMPTS, n_gen)):

@@ -1,0 +1,1 @@
+"""Commands that measure speed: `iqforge bench`, `sweep-bench` and `profile`."""
