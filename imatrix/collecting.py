@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -90,104 +90,150 @@ def _collected(
     on_perplexity: Callable[[Perplexity], None] | None,
 ) -> Imatrix:
     """Return the importance matrix; see `collect`. Raise ExceedsHalfError."""
-    n_ctx, process_output = chosen.n_ctx, chosen.process_output
-    output_name, compute_perplexity = chosen.output_name, chosen.compute_perplexity
-    if similarity is not None:
-        refuse_peers(model, "changes of layers are measured")
-    cut = chunks_of(model, parts, n_ctx, chosen.chunks, chosen.from_chunk, chosen.parse_special)
-    done, before, scores = 0, None, Moments()
-    if start is not None:
-        check_belongs(start.imatrix, model.source.tensors)
-        n, *sums = start.of("perplexity", 3).tolist()
-        done, before, scores = start.imatrix.chunk_count, start.imatrix, Moments(int(n), *sums)
-        if done > len(cut):
-            raise ImatrixError(
-                f"holds {done} chunks, of which only {len(cut)} are asked for",
-                file=before.path,
-            )
-        if similarity is not None:
-            similarity.restore(start.of("similarity", similarity.state().size))
-    collector, clock = (
-        Collector(model, process_output, output_name, before),
-        Clock(cut, progress, done),
-    )
-    half_range = HalfRange(model)
-    datasets = tuple(text.name for text in parts if text.name)
-
-    def so_far() -> Imatrix:
-        return Imatrix(collector.entries(), done, n_ctx, datasets)
-
-    def snapshot() -> Snapshot:
-        half_range.settle()
-        sums = {"perplexity": np.array([scores.n, scores.sum, scores.squares])}
-        sums[_WIDENED] = np.array([float(model.precision != "f16")])
-        return Snapshot(
-            so_far(), sums if similarity is None else sums | {"similarity": similarity.state()}
-        )
-
-    with ExitStack() as observed:
-        if chosen.cold_experts == "all-experts":
-            observed.enter_context(model.observe(AllExperts(model, collector)))
-        else:
-            observed.enter_context(model.observe_fast(collector))
-        if similarity is not None:
-            observed.enter_context(model.observe(similarity))
-
-        def evaluate(span: tuple[int, int]) -> _Evaluated:
-            first, end = span
-            collector.weight = parts[text_at(cut, first)].weight
-            if model.peers is not None:
-                collector.seen = []
-            scored = []
-            passed = model.hidden(cut.inputs(first, end))
-            half_range.check(passed)
-            if compute_perplexity or process_output or model.peers is not None:
-                try:
-                    half_range.settle()
-                except ExceedsHalfError:
-                    return None  # for all ranks
-            if similarity is not None:
-                similarity.end_of_pass(passed)
-            for chunk, states in enumerate(passed, first):
-                if compute_perplexity or process_output:
-                    # The output matrix is collected from every position, as the others are; scored
-                    # are those of the second half.
-                    logits = (
-                        model.logits(states)[cut.first : -1]
-                        if process_output
-                        else model.logits(states[cut.first : -1])
-                    )
-                if compute_perplexity:
-                    scored.append(negative_log_likelihood(logits, cut.targets(chunk)))
-                    check_finite(scored[-1], model, chunk)
-            collector.end_of_pass()
-            return scored, collector.seen or []
-
-        passes = cut.passes(chosen.batch_tokens, done)
-        for (first, end), found in in_turns(passes, evaluate, model.peers):
+    run = _Collecting(model, parts, chosen, start, similarity)
+    clock = Clock(run.cut, progress, run.done)
+    with run.observed():
+        passes = run.cut.passes(chosen.batch_tokens, run.done)
+        for (first, end), found in in_turns(passes, run.evaluate, model.peers):
             if found is None:
                 raise ExceedsHalfError
-            (scored, seen), done = found, end
-            collector.weight = parts[text_at(cut, first)].weight
-            for product in seen:
-                collector.add(*product)
-            for chunk in range(first, end):
-                if compute_perplexity:
-                    scores.add(scored[chunk - first])
-                clock.report(chunk, exp_or_inf(scores.mean) if compute_perplexity else None)
-            if on_pass is not None and done < len(cut):
-                on_pass(done, snapshot)
-    half_range.settle()
-    if process_output and output_name not in collector.names:
+            for chunk, mean in enumerate(run.add(first, end, *found), first):
+                clock.report(chunk, None if mean is None else exp_or_inf(mean))
+            if on_pass is not None and run.done < len(run.cut):
+                on_pass(run.done, run.snapshot)
+    run.half_range.settle()
+    if chosen.process_output and chosen.output_name not in run.collector.names:
         log.warning(
             "no product with a matrix %s was seen: the output is not collected",
-            printable(output_name),
+            printable(chosen.output_name),
         )
-    if on_perplexity is not None and compute_perplexity:
+    if on_perplexity is not None and chosen.compute_perplexity:
+        scores = run.scores
         value = exp_or_inf(scores.mean)
-        on_perplexity(
-            Perplexity(
-                value, value * scores.error, scores.mean, scores.n, done, n_ctx, clock.seconds
+        sizes = run.done, chosen.n_ctx, clock.seconds
+        on_perplexity(Perplexity(value, value * scores.error, scores.mean, scores.n, *sizes))
+    return run.so_far().whole()
+
+
+class _Collecting:
+    """A run over the chunks `cut` of some texts: `done` of them are in `collector` and `scores`.
+
+    start: what an earlier run has, which this one continues.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        parts: Sequence[Text],
+        chosen: CollectOptions,
+        start: Snapshot | None,
+        similarity: LayerSimilarity | None,
+    ):
+        self.model, self.parts, self.chosen, self.similarity = model, parts, chosen, similarity
+        if similarity is not None:
+            refuse_peers(model, "changes of layers are measured")
+        limits = chosen.chunks, chosen.from_chunk, chosen.parse_special
+        self.cut = chunks_of(model, parts, chosen.n_ctx, *limits)
+        self.done, self.scores = 0, Moments()
+        if start is not None:
+            self._continue(start)
+        before = None if start is None else start.imatrix
+        self.collector = Collector(model, chosen.process_output, chosen.output_name, before)
+        self.half_range = HalfRange(model)
+
+    def _continue(self, start: Snapshot) -> None:
+        """Take over what `start` has. Raise ImatrixError if it is of another run."""
+        check_belongs(start.imatrix, self.model.source.tensors)
+        n, *sums = start.of("perplexity", 3).tolist()
+        self.done, self.scores = start.imatrix.chunk_count, Moments(int(n), *sums)
+        if self.done > len(self.cut):
+            raise ImatrixError(
+                f"holds {self.done} chunks, of which only {len(self.cut)} are asked for",
+                file=start.imatrix.path,
             )
-        )
-    return so_far().whole()
+        if self.similarity is not None:
+            self.similarity.restore(start.of("similarity", self.similarity.state().size))
+
+    def so_far(self) -> Imatrix:
+        """Return what is collected."""
+        datasets = tuple(text.name for text in self.parts if text.name)
+        return Imatrix(self.collector.entries(), self.done, self.chosen.n_ctx, datasets)
+
+    def snapshot(self) -> Snapshot:
+        """Return what another run can continue. Raise ExceedsHalfError."""
+        self.half_range.settle()
+        scores = self.scores
+        sums = {"perplexity": np.array([scores.n, scores.sum, scores.squares])}
+        sums[_WIDENED] = np.array([float(self.model.precision != "f16")])
+        if self.similarity is not None:
+            sums["similarity"] = self.similarity.state()
+        return Snapshot(self.so_far(), sums)
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Observe the products of the model while the context is open."""
+        with ExitStack() as observed:
+            if self.chosen.cold_experts == "all-experts":
+                seen = AllExperts(self.model, self.collector)
+                observed.enter_context(self.model.observe(seen))
+            else:
+                observed.enter_context(self.model.observe_fast(self.collector))
+            if self.similarity is not None:
+                observed.enter_context(self.model.observe(self.similarity))
+            yield
+
+    def evaluate(self, span: tuple[int, int]) -> _Evaluated:
+        """Evaluate the chunks first..end of a span in one pass. Other processes may do this: what
+        they return goes to `add`.
+        """
+        first, end = span
+        model, cut, chosen = self.model, self.cut, self.chosen
+        self.collector.weight = self.parts[text_at(cut, first)].weight
+        if model.peers is not None:
+            self.collector.seen = []
+        scored = []
+        passed = model.hidden(cut.inputs(first, end))
+        self.half_range.check(passed)
+        if chosen.compute_perplexity or chosen.process_output or model.peers is not None:
+            try:
+                self.half_range.settle()
+            except ExceedsHalfError:
+                return None  # for all ranks
+        if self.similarity is not None:
+            self.similarity.end_of_pass(passed)
+        for chunk, states in enumerate(passed, first):
+            if chosen.compute_perplexity or chosen.process_output:
+                # The output matrix is collected from every position, as the others are; scored
+                # are those of the second half.
+                logits = (
+                    model.logits(states)[cut.first : -1]
+                    if chosen.process_output
+                    else model.logits(states[cut.first : -1])
+                )
+            if chosen.compute_perplexity:
+                scored.append(negative_log_likelihood(logits, cut.targets(chunk)))
+                check_finite(scored[-1], model, chunk)
+        self.collector.end_of_pass()
+        return scored, self.collector.seen or []
+
+    def add(
+        self,
+        first: int,
+        end: int,
+        scored: list[np.ndarray],
+        seen: list[tuple[str, torch.Tensor, torch.Tensor]],
+    ) -> list[float | None]:
+        """Add what `evaluate` has found in the chunks first..end, and return for each of these the
+        mean negative log-likelihood so far; None where that is not measured.
+        """
+        self.done = end
+        self.collector.weight = self.parts[text_at(self.cut, first)].weight
+        for product in seen:
+            self.collector.add(*product)
+        if not self.chosen.compute_perplexity:
+            return [None] * (end - first)
+        means: list[float | None] = []
+        for one in scored:
+            self.scores.add(one)
+            means.append(self.scores.mean)
+        return means

@@ -72,25 +72,8 @@ def expert_gate_up(
         check_tensor("weights of the norm", norm_weight, (cols,), device)
     always = _shared_inputs(shared, gate, up)
     k = _check_slots(ids, n, device)
-    if shared and shared_out is None:
-        if always % ff:
-            raise ShapeError(f"{always} elements of a shared expert for slots of {ff}")
-        check_tensor("result", out, (n, k + always // ff, ff), device)
-        shared_out, shared_pitch = out.view(n, -1)[:, k * ff :], out.stride(0)
-    else:
-        check_tensor("result", out, (n, k, ff), device)
-        shared_pitch = always
-        if shared_out is not None:
-            check_tensor("result of the shared expert", shared_out, (n, always), device)
-    for m in (gate, up, *shared):
-        check_matrix(m, cols, device)
-    for m, terms in ((gate, gate_terms), (up, up_terms)):
-        _check_terms(terms, m)
-    if (up.rows, up.n_matrices) != (gate.rows, gate.n_matrices):
-        raise ShapeError(
-            f"gate is {gate.n_matrices} matrices of {gate.rows} rows, and up is {up.n_matrices} of"
-            f" {up.rows}"
-        )
+    shared_out, shared_pitch = _places(out, (n, k, ff), device, shared, always, shared_out)
+    _check_matrices((gate, up), (gate_terms, up_terms), shared, cols, device)
     if up.type == gate.type:
         launches = [(EXPERT_GATE_UP, (gate, up), (gate_terms, up_terms))]
     else:
@@ -235,6 +218,48 @@ def expert_down_add(
             *([np.float32(scale)] if scale != 1 else []),
             shared=here.shared_of(down.type, EXPERT_DOWN, cut),
             pdl=pdl,
+        )
+
+
+def _places(
+    out: torch.Tensor,
+    shape: tuple[int, int, int],
+    device: torch.device,
+    shared: Sequence[PackedMatrix],
+    always: int,
+    shared_out: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, int]:
+    """Return where the result of a shared expert goes, `always` elements of each token, and the
+    elements from token to token there. shape: of the result of the other experts.
+    """
+    n, k, ff = shape
+    if shared and shared_out is None:
+        if always % ff:
+            raise ShapeError(f"{always} elements of a shared expert for slots of {ff}")
+        check_tensor("result", out, (n, k + always // ff, ff), device)
+        return out.view(n, -1)[:, k * ff :], out.stride(0)
+    check_tensor("result", out, shape, device)
+    if shared_out is not None:
+        check_tensor("result of the shared expert", shared_out, (n, always), device)
+    return shared_out, always
+
+
+def _check_matrices(
+    gate_and_up: tuple[PackedMatrix, PackedMatrix],
+    terms: tuple[ExpertTerms, ExpertTerms],
+    shared: Sequence[PackedMatrix],
+    cols: int,
+    device: torch.device,
+) -> None:
+    gate, up = gate_and_up
+    for m in (gate, up, *shared):
+        check_matrix(m, cols, device)
+    for m, each in zip((gate, up), terms, strict=True):
+        _check_terms(each, m)
+    if (up.rows, up.n_matrices) != (gate.rows, gate.n_matrices):
+        raise ShapeError(
+            f"gate is {gate.n_matrices} matrices of {gate.rows} rows, and up is {up.n_matrices} of"
+            f" {up.rows}"
         )
 
 

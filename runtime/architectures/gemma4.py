@@ -69,65 +69,64 @@ def build(d: Decoder) -> Network:
             kv_shared=n_own < n and layer in sources.values(),
         )
 
-    def feed_forward(layer: int) -> Any:
-        at, dense = f"blk.{layer}", d.ffn(layer, hidden[layer], _SPEC)
-        if not w.has(f"{at}.ffn_gate_inp.weight"):
-            return dense
-        experts = moe(
-            d,
-            layer,
-            p.integer("expert_feed_forward_length"),
-            router_spec(d),
-            ffn=_SPEC,
-            scaled_router=False,
-        )
-        return DenseAndExperts(
-            dense,
-            experts if isinstance(experts, MoE) else None,
-            w.vector(f"{at}.ffn_gate_inp.scale", d.width) * d.width**-0.5,
-            (d.norm(f"{at}.ffn_norm"), d.norm(f"{at}.pre_ffw_norm_2")),
-            (d.norm(f"{at}.post_ffw_norm_1"), d.norm(f"{at}.post_ffw_norm_2")),
-            d.eps,
-            None if w.share is None else w.share.meeting.sum,
-        )
-
-    def layer_input(layer: int) -> tuple[Branch, ...]:
-        if not n_inputs:
-            return ()
-        at = f"blk.{layer}"
-        gate = w.linear(f"{at}.inp_gate", d.width, n_inputs, role="inp_gate", split="replicated")
-        back = w.linear(f"{at}.proj", n_inputs, d.width, role="proj", split="replicated")
-        module = LayerInput(gate, back, _SPEC)
-        return (Branch(None, module, d.norm(f"{at}.post_norm"), takes_batch=True),)
-
     def block(layer: int) -> Block:
-        ffn = feed_forward(layer)
+        ffn = _feed_forward(d, layer, hidden[layer])
         return d.block(
             layer,
             attention(layer),
             ffn,
             norms=("attn_norm", None if isinstance(ffn, DenseAndExperts) else "ffn_norm"),
             post_norms=("post_attention_norm", "post_ffw_norm"),
-            more=layer_input(layer),
+            more=_layer_input(d, layer, n_inputs) if n_inputs else (),
             output_scale=w.optional_vector(f"blk.{layer}.layer_output_scale.weight", 1),
         )
 
-    inputs = None
-    if n_inputs:
-        inputs = LayerInputs(
-            w.embedding("per_layer_token_embd", w.n_rows_of("token_embd.weight"), n * n_inputs),
-            w.linear(
-                "per_layer_model_proj",
-                d.width,
-                n * n_inputs,
-                role="per_layer_model_proj",
-                split="replicated",
-            ),
-            d.rms_norm("per_layer_proj_norm", n_inputs),
-        )
     return d.network(
         block,
         embedding_scale=d.width**0.5,
         softcap=p.number("final_logit_softcapping", 0.0),
-        inputs=inputs,
+        inputs=_layer_inputs(d, n_inputs) if n_inputs else None,
+    )
+
+
+def _feed_forward(d: Decoder, layer: int, hidden: int) -> Any:
+    """Return the dense feed-forward layer, or that and experts."""
+    at, dense = f"blk.{layer}", d.ffn(layer, hidden, _SPEC)
+    if not d.w.has(f"{at}.ffn_gate_inp.weight"):
+        return dense
+    experts = moe(
+        d,
+        layer,
+        d.p.integer("expert_feed_forward_length"),
+        router_spec(d),
+        ffn=_SPEC,
+        scaled_router=False,
+    )
+    return DenseAndExperts(
+        dense,
+        experts if isinstance(experts, MoE) else None,
+        d.w.vector(f"{at}.ffn_gate_inp.scale", d.width) * d.width**-0.5,
+        (d.norm(f"{at}.ffn_norm"), d.norm(f"{at}.pre_ffw_norm_2")),
+        (d.norm(f"{at}.post_ffw_norm_1"), d.norm(f"{at}.post_ffw_norm_2")),
+        d.eps,
+        None if d.w.share is None else d.w.share.meeting.sum,
+    )
+
+
+def _layer_input(d: Decoder, layer: int, n_inputs: int) -> tuple[Branch, ...]:
+    """Return the branch that adds a layer's own input, of n_inputs elements."""
+    at = f"blk.{layer}"
+    gate = d.w.linear(f"{at}.inp_gate", d.width, n_inputs, role="inp_gate", split="replicated")
+    back = d.w.linear(f"{at}.proj", n_inputs, d.width, role="proj", split="replicated")
+    module = LayerInput(gate, back, _SPEC)
+    return (Branch(None, module, d.norm(f"{at}.post_norm"), takes_batch=True),)
+
+
+def _layer_inputs(d: Decoder, n_inputs: int) -> LayerInputs:
+    """Return what makes the inputs of all layers, of n_inputs elements each."""
+    n, name = d.n_layers * n_inputs, "per_layer_model_proj"
+    return LayerInputs(
+        d.w.embedding("per_layer_token_embd", d.w.n_rows_of("token_embd.weight"), n),
+        d.w.linear(name, d.width, n, role=name, split="replicated"),
+        d.rms_norm("per_layer_proj_norm", n_inputs),
     )
