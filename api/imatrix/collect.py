@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
@@ -13,6 +13,8 @@ from ..models import opened_model, split_options, texts_of
 from ..source import PathLike, loaded_imatrix
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ...imatrix.coverage import Coverage
     from ...imatrix.data import Imatrix
     from ...imatrix.options import CollectOptions
@@ -74,59 +76,32 @@ def collect_imatrix(
     from ...formats.output import refuse_same_file
     from ...imatrix.all_experts import router_rows
     from ...imatrix.belongs import check_belongs
-    from ...imatrix.cold_experts import fill_cold_experts
     from ...imatrix.collecting import collect
     from ...imatrix.coverage import measure_coverage
     from ...imatrix.data import Imatrix
     from ...imatrix.files.saving import Saver
     from ...imatrix.merge import check_arguments
-    from ...imatrix.merge import merge_imatrices as merge
     from ...imatrix.options import CollectOptions
 
     options, load = split_options(collect_imatrix, model, keywords, CollectOptions, options, load)
     given = [text] if isinstance(text, (str, os.PathLike)) else list(text)
     instance("dataset", dataset, (str, type(None)), "a name")
     texts = _texts(given, options.text_weights, dataset)
-    loaded_files = [loaded_imatrix(file) for file in options.in_files]
-    in_weights = options.in_weights
-
-    def combined(imatrix: Imatrix) -> Imatrix:
-        return fill_cold_experts(
-            merged(imatrix),
-            options.cold_experts,
-            least=options.min_tokens,
-            prior_tokens=options.prior_tokens,
-            routers=routers,
-        )
-
-    def merged(imatrix: Imatrix) -> Imatrix:
-        if not loaded_files:
-            return imatrix
-        weights = None if in_weights is None else [*in_weights, 1.0]
-        parts = [*loaded_files, imatrix]
-        return merge(parts, weights, chunk_size=options.n_ctx, weighting=options.weighting)
-
-    if loaded_files or in_weights:  # errors before any work
-        weights = [1.0] * len(loaded_files) if in_weights is None else in_weights
-        check_arguments(loaded_files, weights, None, options.weighting)
+    files = [loaded_imatrix(file) for file in options.in_files]
+    if files or options.in_weights:  # errors before any work
+        weights = [1.0] * len(files) if options.in_weights is None else options.in_weights
+        check_arguments(files, weights, None, options.weighting)
     if options.cold_experts == "all-experts" or similarity is not None:
         load = replace(load, precision="f32")  # these see the reference path alone
     with opened_model(model, load, collects=True) as loaded:
-        loaded_files = [
-            check_belongs(file, loaded.source.tensors, force=options.force) for file in loaded_files
-        ]
+        tensors = loaded.source.tensors
+        files = [check_belongs(file, tensors, force=options.force) for file in files]
         routers = router_rows(loaded) if options.cold_experts == "neighbours" else None
-        fill_cold_experts(
-            Imatrix(),
-            options.cold_experts,
-            least=options.min_tokens,
-            prior_tokens=options.prior_tokens,
-        )
+        others = _Others(files, options, routers)
+        others.filled(Imatrix())  # errors before any work
         saver = start = None
         if out is not None:
-            read = [one.name for one in texts if one.name] + [
-                i.path for i in loaded_files if i.path
-            ]
+            read = [one.name for one in texts if one.name] + [i.path for i in files if i.path]
             refuse_same_file(out, [*loaded.source.files, *read])
             saver = Saver(
                 out,
@@ -134,7 +109,7 @@ def collect_imatrix(
                 _run(loaded, texts, options, similarity is not None),
                 every=options.output_frequency,
                 keep_every=options.save_frequency,
-                combined=combined,
+                combined=others.combined,
             )
             start = saver.start(options.resume) if loaded.is_first else None
             if loaded.peers is not None:
@@ -153,8 +128,47 @@ def collect_imatrix(
         )
         is_first = loaded.is_first
     if on_coverage is not None:
-        on_coverage(measure_coverage(merged(collected), options.min_tokens))
-    return saver.finish(collected) if saver is not None and is_first else combined(collected)
+        on_coverage(measure_coverage(others.merged(collected), options.min_tokens))
+    return saver.finish(collected) if saver is not None and is_first else others.combined(collected)
+
+
+@dataclass(frozen=True)
+class _Others:
+    """What a collected importance matrix becomes with `files`, and with what others say of its cold
+    experts. routers: rows of routers, for methods that compare experts.
+    """
+
+    files: Sequence[Imatrix]
+    options: CollectOptions
+    routers: Mapping[str, np.ndarray] | None
+
+    def merged(self, imatrix: Imatrix) -> Imatrix:
+        """Return the sum of all."""
+        from ...imatrix.merge import merge_imatrices
+
+        if not self.files:
+            return imatrix
+        o = self.options
+        weights = None if o.in_weights is None else [*o.in_weights, 1.0]
+        parts = [*self.files, imatrix]
+        return merge_imatrices(parts, weights, chunk_size=o.n_ctx, weighting=o.weighting)
+
+    def filled(self, imatrix: Imatrix) -> Imatrix:
+        """Return it with something for cold experts."""
+        from ...imatrix.cold_experts import fill_cold_experts
+
+        o = self.options
+        return fill_cold_experts(
+            imatrix,
+            o.cold_experts,
+            least=o.min_tokens,
+            prior_tokens=o.prior_tokens,
+            routers=self.routers,
+        )
+
+    def combined(self, imatrix: Imatrix) -> Imatrix:
+        """Return what is written."""
+        return self.filled(self.merged(imatrix))
 
 
 def _texts(
