@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 import torch
-from iqforge.cuda_kernels.matvec import experts, operands, products
+from iqforge.cuda_kernels.matvec import expert_operands, experts, operands, products
 from iqforge.cuda_kernels.matvec.plan import DeviceLimits
 
 
@@ -18,7 +18,8 @@ def replace_launches(monkeypatch, here: DeviceLimits, launch: Callable) -> None:
         monkeypatch.setattr(module, "limits", lambda device: here)
         monkeypatch.setattr(module, "device_index", lambda device: 0)
     for module in (products, experts):
-        monkeypatch.setattr(module, "check_tensor", lambda *args: None)
         monkeypatch.setattr(module, "function", lambda spec, name, device: spec)
         monkeypatch.setattr(module, "launch", launch)
+    for module in (products, experts, expert_operands):
+        monkeypatch.setattr(module, "check_tensor", lambda *args: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())

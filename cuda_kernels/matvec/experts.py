@@ -18,15 +18,21 @@ import torch
 from ...errors import ShapeError
 from ..common.gating import NO_TERMS, ExpertTerms, Gating
 from ..compile.launch import device_index, function, launch
-from ..layouts.table import packed_layout
 from ..packed.matrix import PackedMatrix
+from .expert_operands import (
+    check_matrices,
+    check_slots,
+    check_terms,
+    places,
+    shared_inputs,
+    slots_of_shared,
+)
 from .operands import check_matrix, check_tensor, fits
 from .plan import (
     EXPERT_DOWN,
     EXPERT_GATE,
     EXPERT_GATE_BY,
     EXPERT_GATE_UP,
-    MOST_SLOTS,
     NAMES,
     limits,
 )
@@ -70,10 +76,10 @@ def expert_gate_up(
     check_tensor("activations", h, (n, cols), device)
     if norm_weight is not None:
         check_tensor("weights of the norm", norm_weight, (cols,), device)
-    always = _shared_inputs(shared, gate, up)
-    k = _check_slots(ids, n, device)
-    shared_out, shared_pitch = _places(out, (n, k, ff), device, shared, always, shared_out)
-    _check_matrices((gate, up), (gate_terms, up_terms), shared, cols, device)
+    always = shared_inputs(shared, gate, up)
+    k = check_slots(ids, n, device)
+    shared_out, shared_pitch = places(out, (n, k, ff), device, shared, always, shared_out)
+    check_matrices((gate, up), (gate_terms, up_terms), shared, cols, device)
     if up.type == gate.type:
         launches = [(EXPERT_GATE_UP, (gate, up), (gate_terms, up_terms))]
     else:
@@ -166,15 +172,15 @@ def expert_down_add(
     n, k, cols = x.shape
     device = x.device
     check_tensor("activations", x, (n, k, cols), device)
-    always = 0 if shared is None else _shared_slots(shared, down)
-    if _check_slots(ids, n, device, always) != k:
+    always = 0 if shared is None else slots_of_shared(shared, down)
+    if check_slots(ids, n, device, always) != k:
         raise ShapeError(f"{ids.shape[1]} experts and {always} slots of a shared one for {k} slots")
     check_tensor("weights of the experts", weights, (n, k), device)
     check_tensor("result", h, (n, down.rows), device)
     check_matrix(down, cols, device)
     if shared is not None:
         check_matrix(shared, cols * always, device)
-    _check_terms(terms, down)
+    check_terms(terms, down)
     index = device_index(device)
     here = limits(index)
     if not fits(down, EXPERT_DOWN, k):
@@ -219,97 +225,3 @@ def expert_down_add(
             shared=here.shared_of(down.type, EXPERT_DOWN, cut),
             pdl=pdl,
         )
-
-
-def _places(
-    out: torch.Tensor,
-    shape: tuple[int, int, int],
-    device: torch.device,
-    shared: Sequence[PackedMatrix],
-    always: int,
-    shared_out: torch.Tensor | None,
-) -> tuple[torch.Tensor | None, int]:
-    """Return where the result of a shared expert goes, `always` elements of each token, and the
-    elements from token to token there. shape: of the result of the other experts.
-    """
-    n, k, ff = shape
-    if shared and shared_out is None:
-        if always % ff:
-            raise ShapeError(f"{always} elements of a shared expert for slots of {ff}")
-        check_tensor("result", out, (n, k + always // ff, ff), device)
-        return out.view(n, -1)[:, k * ff :], out.stride(0)
-    check_tensor("result", out, shape, device)
-    if shared_out is not None:
-        check_tensor("result of the shared expert", shared_out, (n, always), device)
-    return shared_out, always
-
-
-def _check_matrices(
-    gate_and_up: tuple[PackedMatrix, PackedMatrix],
-    terms: tuple[ExpertTerms, ExpertTerms],
-    shared: Sequence[PackedMatrix],
-    cols: int,
-    device: torch.device,
-) -> None:
-    gate, up = gate_and_up
-    for m in (gate, up, *shared):
-        check_matrix(m, cols, device)
-    for m, each in zip((gate, up), terms, strict=True):
-        _check_terms(each, m)
-    if (up.rows, up.n_matrices) != (gate.rows, gate.n_matrices):
-        raise ShapeError(
-            f"gate is {gate.n_matrices} matrices of {gate.rows} rows, and up is {up.n_matrices} of"
-            f" {up.rows}"
-        )
-
-
-def _check_slots(ids: torch.Tensor, n: int, device: torch.device, always: int = 0) -> int:
-    """Return the slots of the ids and of `always` slots after them."""
-    most = MOST_SLOTS - always
-    if ids.ndim != 2 or not 1 <= ids.shape[1] <= most:
-        raise ShapeError(
-            f"ids of experts have the shape {list(ids.shape)}, expected [{n}, 1 to {most}]"
-        )
-    check_tensor("ids of experts", ids, (n, ids.shape[1]), device, torch.int32)
-    return ids.shape[1] + always
-
-
-def shared_slots(shared: PackedMatrix, down: PackedMatrix) -> int:
-    """Return how many slots of `down` the matrix of a shared expert takes, 0 if it cannot be one of
-    them: another type, or rows of another length.
-    """
-    slots = shared.cols // down.cols
-    # Rows with a factor cannot be divided.
-    whole = slots == 1 or all(not per_row for _, _, per_row in packed_layout(down.type).planes)
-    same = (shared.type, shared.rows, slots * down.cols) == (down.type, down.rows, shared.cols)
-    return slots if same and whole and shared.n_matrices == 1 else 0
-
-
-def _shared_slots(shared: PackedMatrix, down: PackedMatrix) -> int:
-    slots = shared_slots(shared, down)
-    if not slots:
-        raise ShapeError(
-            f"a shared expert of {shared.type}[{shared.rows}, {shared.cols}] next to experts of"
-            f" {down.type}[{down.rows}, {down.cols}]"
-        )
-    return slots
-
-
-def _shared_inputs(shared: Sequence[PackedMatrix], gate: PackedMatrix, up: PackedMatrix) -> int:
-    """Return the elements that a shared expert has between its matrices."""
-    if not shared:
-        return 0
-    rows = shared[0].rows // (3 - len(shared))
-    if len({m.type for m in (gate, up, *shared)}) > 1 or shared[-1].rows != shared[0].rows:
-        raise ShapeError(
-            f"a shared expert of {[f'{m.type}[{m.rows}, {m.cols}]' for m in shared]} next to"
-            f" experts of {gate.type} and {up.type}"
-        )
-    return rows
-
-
-def _check_terms(terms: ExpertTerms, m: PackedMatrix) -> None:
-    if terms.bias is not None:
-        check_tensor("biases of the experts", terms.bias, (m.n_matrices, m.rows), m.device)
-    if terms.scale is not None:
-        check_tensor("scales of the experts", terms.scale, (m.n_matrices,), m.device)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from ....cuda_kernels.common.gating import NO_TERMS
+from ....cuda_kernels.matvec import expert_operands, operands
 from ....cuda_kernels.matvec import experts as matvec_experts
-from ....cuda_kernels.matvec import operands
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import (
     EXPERT_DOWN,
@@ -167,7 +167,7 @@ def shared_slots(
         down = on_device(ffn.down, context)
     except Slow:
         return None
-    slots = matvec_experts.shared_slots(down, owner.down)
+    slots = expert_operands.shared_slots(down, owner.down)
     total = owner.spec.n_used + slots
     if not slots or total > MOST_SLOTS or not operands.fits(owner.down, EXPERT_DOWN, total):
         return None
