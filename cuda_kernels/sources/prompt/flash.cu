@@ -10,7 +10,11 @@
 // are; values are its transpose, which the instruction reads with a flag. Shares stay in registers, as its first factor.
 //
 // KEY, VALUE: elements of a head. HALF, OUT_HALF: 1 is float16, 0 bfloat16. CAPPED: scores become cap * tanh(score / cap).
-#include "units/common.cuh"
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
 #include "prompt/common.cuh"
 #include "prompt/barriers.cuh"
 #include "prompt/wgmma_attention.cuh"
@@ -71,16 +75,16 @@ struct Copies {
     barrier_wait(empty, phase);
   }
   __device__ __forceinline__ void issued(uint32_t full) {
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    end_of_copies();
     if (pending) {
-      asm volatile("cp.async.wait_group 1;\nfence.proxy.async.shared::cta;" ::: "memory");
+      show_copies<1>();
       barrier_arrive(pending);
     }
     pending = full;
   }
   __device__ __forceinline__ void flush() {
     if (!pending) return;
-    asm volatile("cp.async.wait_group 0;\nfence.proxy.async.shared::cta;" ::: "memory");
+    show_copies<0>();
     barrier_arrive(pending);
     pending = 0;
   }
@@ -98,7 +102,7 @@ __device__ __forceinline__ void copy_rows(uint32_t to, At at) {
 #pragma unroll
     for (int panel = 0; panel < (ELEMENTS + 63) / 64; ++panel)
       if (64 * panel + 64 <= ELEMENTS || 64 * panel + 8 * chunk < ELEMENTS)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + panel * (LENGTH * 128)), "l"(from + 64 * panel) : "memory");
+        copy_sixteen(to + panel * (LENGTH * 128), from + 64 * panel);
   }
 }
 
@@ -155,6 +159,7 @@ __device__ __forceinline__ uint64_t factor_at(uint32_t at, int panel) {
   return uint64_t(64 | 1 << 30) << 32 | uint32_t(at >> 4 | panel >> 4 << 16);
 }
 
+#ifndef ON_HOST
 // The registers of a product that has ended: the compiler must not read them before.
 template <int COUNT>
 __device__ __forceinline__ void settle(float (&x)[COUNT]) {
@@ -167,6 +172,13 @@ __device__ __forceinline__ float exp2_of(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+__device__ __forceinline__ float inverse_of(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#endif
 
 // Scores of 64 rows and POSITIONS: of a thread, those of rows r and r + 8 (h = 0 and 1), r = lane / 4 of its warp's 16. Number i is that of h = i / 2 % 2
 // and position i / 4 * 8 + i % 2 after `lane % 4 * 2`.
@@ -199,9 +211,7 @@ __device__ __forceinline__ void shares_of(Scores& s, const Sight& sight, int blo
   if constexpr (CAPPED) {
 #pragma unroll
     for (int i = 0; i < POSITIONS / 2; ++i) {  // tanh(x) = 1 - 2 / (exp(2x) + 1)
-      float inverse;
-      asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(exp2_of(s[i] * unit) + 1.0f));
-      s[i] = fmaf(inverse, -2.0f * cap, cap);
+      s[i] = fmaf(inverse_of(exp2_of(s[i] * unit) + 1.0f), -2.0f * cap, cap);
     }
     unit = 1.0f;
   }
@@ -405,14 +415,14 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) flash_att
       barrier_init(at.k_full + 8 * i, PRODUCERS), barrier_init(at.k_empty + 8 * i, CONSUMERS / 32);
       barrier_init(at.v_full + 8 * i, PRODUCERS), barrier_init(at.v_empty + 8 * i, CONSUMERS / 32);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    show_barriers();
   }
   __syncthreads();
   if (threadIdx.x >= CONSUMERS) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+    fewer_registers<PRODUCER_REGISTERS>();
     produce(p, at);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+    more_registers<REGISTERS>();
     consume(p, at);
   }
 }
