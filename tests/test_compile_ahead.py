@@ -45,6 +45,7 @@ def test_processes_that_do_not_end_are_ended(monkeypatch):
     ("spec", "tokens"),
     [
         ("llama-tiny:IQ4_K", 24),
+        ("llama-tiny:IQ4_K", 3),
         pytest.param("qwen3moe-tiny:Q8_0", 24, marks=pytest.mark.slow),
         pytest.param("qwen35-tiny:Q8_0", 24, marks=pytest.mark.slow),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,7 +22,7 @@ from ..layers.moe import MoE
 from ..layers.norm import Norm
 from ..layers.rope import Rope
 from ..network.network import Network
-from ..simd import tiles
+from ..simd import tiles, together
 from ..simd.operations import compile_together, not_compiled, operation, rehearsed
 from ..simd.step import norms
 from ..simd.threads import Program, compile_loops, run
@@ -31,7 +32,7 @@ from ..state.recurrent import RecurrentState
 from ..state.sequence import State
 from ..state.table import BLOCK_TOKENS, Table
 from ..weights.encoded import Matrix
-from ..weights.matrix import FEW_ROWS
+from ..weights.matrix import FEW_ROWS, FEW_ROWS_ONCE
 from ..weights.ranges import RangeName, opened, recording
 from ..weights.store import TensorStore
 from .attention import plan_attention
@@ -51,6 +52,13 @@ _PLANS: list[tuple[type, Callable[[Plan, Any, Buffer], Buffer]]] = [
     (PlainFFN, plan_plain),
     (MoE, plan_moe),
 ]
+# Lengths of prompts with code of their own: steps; rows of an expert; few rows of other matrices,
+# if these stay in memory in 8 bits or not; more rows; compiled layers.
+_LENGTHS = (
+    *(range(1, sys.maxsize), range(2, sys.maxsize), range(2, FEW_ROWS + 1)),
+    *(range(2, FEW_ROWS_ONCE + 1), range(FEW_ROWS + 1, sys.maxsize)),
+    range(many_rows.LEAST_ROWS, sys.maxsize),
+)
 
 
 class StepPath:
@@ -69,7 +77,7 @@ class StepPath:
         self._lock = threading.Lock()
         self.watched: tuple[str, ...] = ()  # the first and the last product of a step
         self.largest = Largest()
-        self._ahead = -1  # kind of prompts that were compiled for: each needs what those before do
+        self._ahead: set[range] = set()  # ranges of `_LENGTHS` that were compiled for
 
     def step(self, token: int, state: State, copied: bool = True) -> torch.Tensor | None:
         """Append a token: logits float32[vocab] after it, in memory that the next step overwrites
@@ -85,21 +93,20 @@ class StepPath:
             return logits.clone() if copied and logits is not None else logits
 
     def compile_ahead(self, state: State, n: int) -> None:
-        """Compile what a sequence like `state` needs for prompts of n tokens and for steps, on
-        several processors, unless it is on disk. For models whose products are in 8 bits.
+        """Compile what a sequence like `state` needs for prompts of n tokens and for steps, unless
+        it is on disk. For models whose products are in 8 bits.
         """
-        kind = (n > FEW_ROWS) + (n >= many_rows.LEAST_ROWS)
+        lengths = {length for length in _LENGTHS if n in length}
         with self._lock:
-            if kind <= self._ahead:
+            if lengths <= self._ahead:
                 return
-            self._ahead = kind
+            self._ahead |= lengths
             with rehearsed() as wanted:
                 with contextlib.suppress(NotPlanned):
                     program = StepProgram(
                         self._network, state, torch.get_num_threads(), rounds=self._store.rounds
                     )
-                    if n > FEW_ROWS:
-                        program.ask_for_tiles()
+                    program.ask_for_prompts(n)
                 if n >= many_rows.LEAST_ROWS:
                     _ask_for_rows(self._network)
                 self.largest.ask()
@@ -174,11 +181,14 @@ class StepProgram:
         self._logits = memory.view(found, network.n_vocab)
         self._result = torch.from_numpy(self._logits)
 
-    def ask_for_tiles(self) -> None:
-        """Ask for the operations of prompts with these weights."""
-        if tiles.available():
+    def ask_for_prompts(self, n: int) -> None:
+        """Ask for the products of prompts of n tokens with these weights."""
+        if n > FEW_ROWS and tiles.available():
             for type in self._plan.rounded_types:
                 tiles.operations_of(type)
+        for type, rounds, matrix, is_expert in self._plan.multiplied:
+            if n > 1 and (is_expert or matrix.is_few(n)):  # an expert has any number of tokens
+                together.operation_of(type, rounds=rounds)
 
     def step(self, token: int, state: State) -> torch.Tensor | None:
         """See `StepPath.step`; the logits are not copied."""

@@ -42,6 +42,8 @@ class Plan:
     def __init__(self, n_threads: int, settings: CacheSettings, context: int, *, rounds: bool):
         self.memory, self.settings, self.context = Memory(n_threads), settings, context
         self.rounds, self.rounded_types = rounds, set[GGMLType]()
+        # Types that are multiplied, whether in 8 bits, a matrix, and whether it is an expert's.
+        self.multiplied: list[tuple[GGMLType, bool, Matrix, bool]] = []
         self.frame = np.zeros(8, dtype=np.int64)
         self.layer = 0
         self.names: list[str] = []  # of matrices, in order
@@ -128,6 +130,7 @@ class Plan:
             if bias is not None:
                 bias = bias[first : first + matrix.rows]
             rows = _kept(matrix, linear.name)
+            self._note(rows, matrix, False)
             with self.within(linear.range):
                 self._multiply(
                     rows,
@@ -160,6 +163,7 @@ class Plan:
         scales = self.memory.vector(linear.scale)
         for column in zip(*stacks, strict=True):
             rows, n_rows = _one_tensor(column, linear.name), column[0].rows
+            self._note(rows, column[0], isinstance(linear, ExpertLinear))
             bias = linear.bias  # of all merged matrices
             biases = self.memory.vector(None if bias is None else bias[:, first : first + n_rows])
             with self.within(linear.range):
@@ -204,13 +208,19 @@ class Plan:
     ) -> None:
         if rows.n_cols % UNIT:
             raise NotPlanned(f"rows of {rows.n_cols} elements are no multiple of {UNIT}")
-        if self.rounds and dots.can_be_rounded(rows.type, rows.n_cols):
+        if self._is_rounded(rows):
             self.rounded_types.add(rows.type)
             rounded = self._rounded_vectors(x, n, rows.n_cols)
             found = dots.multiplications(rows, n_rows, x, rounded, y, chosen, n, biases, scales)
         else:
             found = rows.multiplications(n_rows, x, y, chosen, n, biases, scales)
         self._append_product(*found, False)
+
+    def _is_rounded(self, rows: Rows) -> bool:
+        return self.rounds and dots.can_be_rounded(rows.type, rows.n_cols)
+
+    def _note(self, rows: Rows, matrix: Matrix, is_expert: bool) -> None:
+        self.multiplied.append((rows.type, self._is_rounded(rows), matrix, is_expert))
 
     def _rounded_vectors(self, x: Vectors, n: int, n_cols: int) -> Vectors:
         """Add the rounding of n vectors, unless it was added for an earlier product and they have

@@ -9,7 +9,8 @@ bytes apply. Sums of 4 products are exact; they are added up in float32. Element
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -20,7 +21,7 @@ from ...formats.kernel import inlined_function
 from ...formats.types import GGMLType
 from . import vectors as v
 from .codes import CODES
-from .codes.build import CHUNK, GROUP, GROUPS, STEP, Build
+from .codes.build import CHUNK, GROUP, GROUPS, STEP, Build, Scales
 from .operations import operation, packed
 from .products import UNIT, Rows, Vectors, own_rows, store_row, vector_of
 from .rounding import largest_magnitude, store_codes
@@ -130,32 +131,46 @@ def multiply_rounded(arguments, thread, threads):
             store_row(y, biases, second, y_2)
 
 
+class Chunk(NamedTuple):
+    """Scales and codes of 256 elements of a row."""
+
+    scales: Scales
+    codes: Iterable[Any]  # of each step
+
+
+def chunk_of(w: Build, type: GGMLType, row: Any, at: Any) -> Chunk:
+    """Read what products with a chunk need. Codes are read as they are iterated over."""
+    scales_of, codes_of = CODES[type.name]
+    steps = range(CHUNK // STEP)
+    return Chunk(scales_of(w, row, at), (codes_of(w, row, at, step) for step in steps))
+
+
+def with_products(w: Build, known: Chunk, chunk: Any, total: Any) -> Any:
+    """Return the sums plus products with the rounded chunk at an address."""
+    factors = w.ir.fmul(known.scales.factors, w.load(chunk, SCALES_AT, _FLOATS))
+    total = w.fma(known.scales.shifts, w.load(chunk, OFFSETS_AT, _FLOATS), total)
+    lanes = GROUP // (STEP // GROUP)  # of a sum of products, for each group
+    for step, codes in enumerate(known.codes):
+        found = w.ir.sitofp(w.dots(codes, w.bytes(chunk, STEP * step, STEP)), _FLOATS)
+        groups = [STEP // GROUP * step + i // lanes for i in range(GROUP)]
+        total = w.fma(found, w.shuffled(factors, factors, groups), total)
+    return total
+
+
 def _adding_chunk(type: GGMLType) -> Any:
     """Return the function (row, block, rounded chunk, sums) that adds products of a chunk."""
-    scales_of, codes_of = CODES[type.name]
 
     @function(v.F32, types.int64, types.int64, types.int64, v.F32)
     def chunk_added(builder, row, at, chunk, total):
         w = Build(builder, type.block_bytes)
-        scales = scales_of(w, row, at)
-        x_scales = w.load(chunk, SCALES_AT, _FLOATS)
-        factors = builder.fmul(scales.factors, x_scales)
-        offsets = w.load(chunk, OFFSETS_AT, _FLOATS)
-        total = w.fma(scales.shifts, offsets, total)
-        lanes = GROUP // (STEP // GROUP)  # of a sum of products, for each group
-        for step in range(CHUNK // STEP):
-            x = w.bytes(chunk, STEP * step, STEP)
-            dots = builder.sitofp(w.dots(codes_of(w, row, at, step), x), _FLOATS)
-            groups = [STEP // GROUP * step + i // lanes for i in range(GROUP)]
-            total = w.fma(dots, w.shuffled(factors, factors, groups), total)
-        return total
+        return with_products(w, chunk_of(w, type, row, at), chunk, total)
 
     return chunk_added
 
 
 @functools.cache
-def _names(type: GGMLType) -> dict[str, Any]:
-    """What `multiply_rounded` needs for a type."""
+def names(type: GGMLType) -> dict[str, Any]:
+    """What products in 8 bits need for a type."""
     return {
         "unit": inlined_function(UNITS[type.name]),
         "add_chunk": _adding_chunk(type),
@@ -189,6 +204,6 @@ def multiplications(
     arguments = rows.arguments(n_rows, x, y, chosen, n, biases, scales)
     rest = rows.n_cols % CHUNK // rows.type.block_size
     name = f"multiply_rounded_{rows.type.name.lower()}"
-    return operation(multiply_rounded, name, **_names(rows.type)), np.concatenate(
+    return operation(multiply_rounded, name, **names(rows.type)), np.concatenate(
         [arguments, packed(rows.n_cols // CHUNK, *rounded, rest)]
     )

@@ -137,7 +137,7 @@ def multiply(arguments, thread, threads):
 
 
 @functools.cache
-def _names(type: GGMLType) -> dict[str, Any]:
+def names(type: GGMLType) -> dict[str, Any]:
     """What the templates need for a type."""
     unit = inlined_function(UNITS[type.name])
     before, with_buffer = prepared(type.name, unit)
@@ -153,7 +153,7 @@ def _names(type: GGMLType) -> dict[str, Any]:
 
 
 def _bound(template: Any, type: GGMLType) -> int:
-    return operation(template, f"{template.__name__}_{type.name.lower()}", **_names(type))
+    return operation(template, f"{template.__name__}_{type.name.lower()}", **names(type))
 
 
 def plain_type(type: GGMLType) -> GGMLType:
@@ -191,7 +191,7 @@ class Rows:
 
     def __init__(self, type: GGMLType, data: np.ndarray, n_cols: int):
         self.type, self.data, self.n_cols = type, data, n_cols
-        self._blocks = n_cols // max(UNIT, type.block_size)
+        self.blocks = n_cols // max(UNIT, type.block_size)
 
     def part(self, start: int, stop: int) -> Rows:
         """Return rows start..stop, which share the memory."""
@@ -231,12 +231,12 @@ class Rows:
     ) -> np.ndarray:
         """Return the arguments of `multiply` for `multiplications`."""
         return packed(
-            *(self.data.ctypes.data, self.data.strides[0], n_rows, self._blocks),
+            *(self.data.ctypes.data, self.data.strides[0], n_rows, self.blocks),
             *(x.address, x.step, x.thread_step, y.address, y.step),
             *(chosen.address, chosen.thread_step, n, biases, scales),
         )
 
     def decoding(self, out: int) -> tuple[int, np.ndarray]:
         """Return the operation that writes float32[rows, n_cols] at an address."""
-        head = (self.data.ctypes.data, self.data.strides[0], len(self.data), self._blocks)
+        head = (self.data.ctypes.data, self.data.strides[0], len(self.data), self.blocks)
         return _bound(decode_rows, self.type), packed(*head, out)
