@@ -99,6 +99,23 @@ def test_what_is_not_finite_shows_in_the_proof(value):
     assert not y[4].isfinite().any() and y[3].isfinite().all() and y[5].isfinite().all()
 
 
+def test_rows_after_the_last_one_are_multiplied_with_zeros(monkeypatch):
+    """Whatever memory had before: products with subnormal numbers take long."""
+    empty = torch.empty
+
+    def used(*size, **options):
+        return empty(*size, **options).fill_(1)
+
+    memory, _ = packed_and_rounded("Q8_0", 0)
+    x = activations(7)
+    expected, _ = RoundedRows(x).products([(memory, 0, 7)], ROWS)
+    monkeypatch.setattr(torch, "empty", used)
+    rows = RoundedRows(x)
+    assert not rows._scales[7:].any() and not rows._starts[7:].any()
+    assert len(rows._scales) == len(rows._codes) == 7 + tiles.TILE
+    assert torch.equal(rows.products([(memory, 0, 7)], ROWS)[0], expected)
+
+
 def test_rows_that_change_are_rounded_again():
     x = activations(6)
     rows = RoundedRows(x)
