@@ -17,6 +17,7 @@ from .functions import (
     compiled_callback,
     device_function,
     inlined_function,
+    part_function,
     rehearse,
 )
 from .templates import defined, from_source, over_blocks, specialize, specialized_loop, unbound
@@ -32,6 +33,7 @@ __all__ = [
     "is_cached",
     "locked",
     "over_blocks",
+    "part_function",
     "rehearse",
     "share_between_processes",
     "sources_digest",

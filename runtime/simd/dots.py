@@ -39,6 +39,7 @@ ROUNDED_PLACE, OUT_PLACE = 15, 5  # of rounded vectors among arguments of produc
 unit: Any = None
 add_chunk: Any = None
 CHUNK_STEP, BLOCK_BYTES, HEADER_BYTES, N_UNITS, FACTOR = 1, 1, 0, 1, np.float32(1)
+RESTS = 1  # 1 if rows may have blocks after the last chunk
 
 
 @functools.cache
@@ -115,17 +116,18 @@ def multiply_rounded(arguments, thread, threads):
                 at_1 += CHUNK_STEP
                 at_2 += CHUNK_STEP
                 chunk += CHUNK_BYTES
-            at = x
-            for _ in range(rest):
-                for u in range(N_UNITS):
-                    x_low, x_high = v.load_floats(at), v.load_floats(at + 64)
-                    low_1, high_1 = unit(row_1, at_1, u)
-                    a = v.fma(high_1, x_high, v.fma(low_1, x_low, a))
-                    low_2, high_2 = unit(row_2, at_2, u)
-                    b = v.fma(high_2, x_high, v.fma(low_2, x_low, b))
-                    at += 128
-                at_1 += BLOCK_BYTES
-                at_2 += BLOCK_BYTES
+            if RESTS == 1:
+                at = x
+                for _ in range(rest):
+                    for u in range(N_UNITS):
+                        x_low, x_high = v.load_floats(at), v.load_floats(at + 64)
+                        low_1, high_1 = unit(row_1, at_1, u)
+                        a = v.fma(high_1, x_high, v.fma(low_1, x_low, a))
+                        low_2, high_2 = unit(row_2, at_2, u)
+                        b = v.fma(high_2, x_high, v.fma(low_2, x_low, b))
+                        at += 128
+                    at_1 += BLOCK_BYTES
+                    at_2 += BLOCK_BYTES
             y_1, y_2 = v.total(a) * factor, v.total(b) * factor
             store_row(y, biases, r, y_1)
             store_row(y, biases, second, y_2)
@@ -178,6 +180,7 @@ def names(type: GGMLType) -> dict[str, Any]:
         "BLOCK_BYTES": type.block_bytes,
         "HEADER_BYTES": type.header_bytes,
         "N_UNITS": max(1, type.block_size // UNIT),
+        "RESTS": int(type.block_size < CHUNK),
         "FACTOR": np.float32(PRODUCT_FACTORS.get(type.name, 1)),
     }
 

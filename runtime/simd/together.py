@@ -35,6 +35,7 @@ prepare: Any = None  # these two: see `units.prepared`
 unit_with_buffer: Any = None
 add_chunk_to_each: Any = None
 CHUNK_STEP, BLOCK_BYTES, HEADER_BYTES, N_UNITS, FACTOR = 1, 1, 0, 1, np.float32(1)
+RESTS = 1  # 1 if rows may have blocks after the last chunk
 
 _buffer, _decoded = v.scratch(BUFFER), v.scratch(128 * UNITS_NEAR)
 _sums = v.scratch(64 * TALL * max(MOST, 2 * FLOATS))
@@ -161,13 +162,14 @@ def multiply_rounded_together(arguments, thread, threads):
                     a = v.load_floats(sums + 64 * (n * r + i))
                     block = row + HEADER_BYTES + chunks * CHUNK_STEP
                     here = x + (first + i) * x_step
-                    for _ in range(rest):
-                        for u in range(N_UNITS):
-                            low_u, high_u = unit(row, block, u)
-                            a = v.fma(low_u, v.load_floats(here), a)
-                            a = v.fma(high_u, v.load_floats(here + 64), a)
-                            here += 128
-                        block += BLOCK_BYTES
+                    if RESTS == 1:
+                        for _ in range(rest):
+                            for u in range(N_UNITS):
+                                low_u, high_u = unit(row, block, u)
+                                a = v.fma(low_u, v.load_floats(here), a)
+                                a = v.fma(high_u, v.load_floats(here + 64), a)
+                                here += 128
+                            block += BLOCK_BYTES
                     v.store_float(y + (first + i) * y_step + 4 * (top + r), v.total(a) * FACTOR)
 
 

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from ....formats.kernel import inlined_function
+from ....formats.kernel import part_function
 from .. import vectors as v
 from ..operations import operation
 from ..vectors.core import FLOAT, INT32, INT64, NONE, called, function, pointer
@@ -107,7 +107,7 @@ def _within(builder, vector, first, stop, other):
     return builder.select(inside, vector, _everywhere(builder, other))
 
 
-@inlined_function
+@part_function
 def _shares(scratch, m, first, stop):
     """Scores of one query and `KEYS` keys, of which first..stop are visible, to shares of the
     highest score so far.

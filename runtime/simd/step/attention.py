@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ....formats.kernel import inlined_function
+from ....formats.kernel import inlined_function, part_function
 from .. import vectors as v
 from .hadamard import hadamard
 from .heads import BLOCK, POSITION, SEQUENCE, row_of
@@ -106,11 +106,20 @@ def attend(arguments, thread, threads):
                         v.store_floats(out + u, a)
                         v.store_floats(out + u + 64, b)
         for h in range(head, end):
-            _finish(arguments, h, SINKS == 1, TURNED == 1, GATED == 1)
+            if SINKS == 1:
+                _divide_with_sink(arguments, h)
+            else:
+                _multiply(arguments, h, np.float32(1) / v.float_at(_buffer(arguments, h) + TOTAL))
+            if TURNED == 1:
+                size = 32 * v.integer_at(arguments + 72)
+                block, turn = v.integer_at(arguments + 176), v.float_at(arguments + 184)
+                hadamard(_result(arguments, h), size, block, turn)
+            if GATED == 1:
+                _apply_gates(arguments, h)
         head = end
 
 
-@inlined_function
+@part_function
 def _positions(arguments):
     """Return the first position that the token sees, and the one after the last."""
     window = v.integer_at(arguments + 144)
@@ -128,7 +137,7 @@ def _result(arguments, head):
     return v.integer_at(arguments + 32) + v.integer_at(arguments + 40) * head
 
 
-@inlined_function
+@part_function
 def _row(arguments, position, place):
     """Return the address of the row of a position. place: 0 for keys, 8 for values."""
     layer = v.integer_at(v.integer_at(arguments) + SEQUENCE) + v.integer_at(arguments + 8)
@@ -136,7 +145,7 @@ def _row(arguments, position, place):
     return v.integer_at(layer + place) + row_of(v.integer_at(layer + 16), position) * stride
 
 
-@inlined_function
+@part_function
 def _begin(arguments, head):
     out = _result(arguments, head)
     for i in range(0, 128 * v.integer_at(arguments + 72), 64):
@@ -145,7 +154,7 @@ def _begin(arguments, head):
     v.store_float(_buffer(arguments, head) + TOTAL, np.float32(0))
 
 
-@inlined_function
+@part_function
 def _to_shares(scores, n):
     """Make exponentials of the n scores of a head in a block, with the largest so far as 0, and
     store by what earlier results shrink.
@@ -167,27 +176,34 @@ def _to_shares(scores, n):
     v.store_float(scores + SHRINK, shrink)
 
 
-@inlined_function
-def _finish(arguments, head, has_sink, is_turned, is_gated):
-    """Divide the result of a head by the total, transform it back, and apply the gate."""
-    buffer, out = _buffer(arguments, head), _result(arguments, head)
-    size = 128 * v.integer_at(arguments + 72)
+# What is done with the result of a head in the end: parts that most models do not have are not
+# compiled for them.
+
+
+@part_function
+def _multiply(arguments, head, factor):
+    out = _result(arguments, head)
+    for i in range(out, out + 128 * v.integer_at(arguments + 72), 64):
+        v.store_floats(i, v.mul(v.load_floats(i), v.splat(factor)))
+
+
+@part_function
+def _divide_with_sink(arguments, head):
+    """Divide by the total, to which the sink adds."""
+    buffer = _buffer(arguments, head)
     most, total = v.float_at(buffer + MOST), v.float_at(buffer + TOTAL)
-    factor = np.float32(1) / total
-    if has_sink:
-        sink = v.float_at(v.integer_at(arguments + 152) + 4 * head)
-        highest = max(most, sink)
-        total = total * v.highest(v.exp(v.splat(most - highest)))
-        share = v.highest(v.exp(v.splat(sink - highest)))
-        factor = v.highest(v.exp(v.splat(most - highest))) / (total + share)
-    for i in range(0, size, 64):
-        v.store_floats(out + i, v.mul(v.load_floats(out + i), v.splat(factor)))
-    if is_turned:
-        block, turn = v.integer_at(arguments + 176), v.float_at(arguments + 184)
-        hadamard(out, size // 4, block, turn)
-    if is_gated:
-        gates = v.integer_at(arguments + 160) + v.integer_at(arguments + 168) * head
-        zero, one = v.splat(np.float32(0)), v.splat(np.float32(1))
-        for i in range(0, size, 64):
-            gate = v.add(one, v.exp(v.sub(zero, v.load_floats(gates + i))))
-            v.store_floats(out + i, v.div(v.load_floats(out + i), gate))
+    sink = v.float_at(v.integer_at(arguments + 152) + 4 * head)
+    highest = max(most, sink)
+    shrink = v.highest(v.exp(v.splat(most - highest)))
+    share = v.highest(v.exp(v.splat(sink - highest)))
+    _multiply(arguments, head, shrink / (total * shrink + share))
+
+
+@part_function
+def _apply_gates(arguments, head):
+    out = _result(arguments, head)
+    gates = v.integer_at(arguments + 160) + v.integer_at(arguments + 168) * head
+    zero, one = v.splat(np.float32(0)), v.splat(np.float32(1))
+    for i in range(0, 128 * v.integer_at(arguments + 72), 64):
+        gate = v.add(one, v.exp(v.sub(zero, v.load_floats(gates + i))))
+        v.store_floats(out + i, v.div(v.load_floats(out + i), gate))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from ....formats.kernel import inlined_function
+from ....formats.kernel import part_function
 from .. import vectors as v
 from ..vectors.core import INT16, INT64, function, splatted
 
@@ -17,7 +17,7 @@ def _has_larger(builder, vector, than):
     return builder.zext(builder.bitcast(flags, INT16), INT64)
 
 
-@inlined_function
+@part_function
 def _insert(x, i, values, ids, count, k):
     """Put element i into its place among the largest so far, after those that are as large. Return
     how many there are.

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ....formats.kernel import inlined_function
+from ....formats.kernel import inlined_function, part_function
 from .. import vectors as v
 from .activations import silu
 from .heads import SEQUENCE
@@ -46,7 +46,7 @@ def convolve(arguments, thread, threads):
         v.store_floats(out + at, _silu(total))
 
 
-@inlined_function
+@part_function
 def _unit_factor(x, n):
     """Return what n numbers are multiplied by to have a sum of squares of 1."""
     a = v.splat(np.float32(0))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ....formats.kernel import inlined_function
+from ....formats.kernel import inlined_function, part_function
 from .. import vectors as v
 from .activations import sigmoid
 
@@ -31,7 +31,7 @@ def _softmax(x, n):
         v.store_float(x + 4 * i, v.float_at(x + 4 * i) / total)
 
 
-@inlined_function
+@part_function
 def _keep_best_groups(choice, n, groups, used, best):
     """Make the choice -inf for experts of all but the best groups; the first among equals. A group
     is as good as the sum of its `best` best experts. `choice` has room for groups after the n

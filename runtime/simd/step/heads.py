@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ....formats.kernel import inlined_function
+from ....formats.kernel import inlined_function, part_function
 from .. import vectors as v
 from .hadamard import hadamard
 from .norms import rms_factor
@@ -40,7 +40,7 @@ def angles(arguments, thread, threads):
         v.store_float(out + 8 * i + 4, np.float32(math.sin(angle) * magnitude))
 
 
-@inlined_function
+@part_function
 def rotate(x, table, pairs, step, other):
     """Rotate pairs of elements in place: pair i has an element at byte `step` * i, and one `other`
     bytes after it. table: what `angles` gives.
@@ -52,7 +52,7 @@ def rotate(x, table, pairs, step, other):
         v.store_float(x + step * i + other, a * sin + b * cos)
 
 
-@inlined_function
+@part_function
 def norm_head(x, n, weights, eps):
     """RMS norm in place."""
     factor = v.splat(rms_factor(x, n, eps))
