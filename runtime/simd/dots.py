@@ -23,7 +23,7 @@ from . import vectors as v
 from .codes import CODES
 from .codes.build import CHUNK, GROUP, GROUPS, STEP, Build, Scales
 from .operations import operation, packed
-from .products import UNIT, Rows, Vectors, own_rows, store_row, vector_of
+from .products import AHEAD, UNIT, Rows, Vectors, own_rows, store_row, vector_of
 from .rounding import largest_magnitude, store_codes
 from .units import UNITS
 from .vectors.core import FLOAT, function, has_feature
@@ -112,6 +112,9 @@ def multiply_rounded(arguments, thread, threads):
             a = v.splat(np.float32(0))
             b = a
             for _ in range(chunks):
+                for line in range(AHEAD, AHEAD + CHUNK_STEP, 64):
+                    v.prefetch(at_1 + line)
+                    v.prefetch(at_2 + line)
                 a, b = add_chunk(row_1, at_1, chunk, a), add_chunk(row_2, at_2, chunk, b)
                 at_1 += CHUNK_STEP
                 at_2 += CHUNK_STEP

@@ -18,6 +18,7 @@ from .units import UNITS
 from .units.prepared import BUFFER, prepared
 
 UNIT = 32  # elements
+AHEAD = 2048  # bytes from a block to what is fetched meanwhile
 
 # What `operation` binds.
 unit: Any = None
@@ -122,6 +123,9 @@ def multiply(arguments, thread, threads):
             for i in range(blocks):
                 block_1 = row_1 + HEADER_BYTES + i * BLOCK_BYTES
                 block_2 = row_2 + HEADER_BYTES + i * BLOCK_BYTES
+                for line in range(AHEAD, AHEAD + BLOCK_BYTES, 64):
+                    v.prefetch(block_1 + line)
+                    v.prefetch(block_2 + line)
                 prepare(row_1, block_1, buffer_1)
                 prepare(row_2, block_2, buffer_2)
                 for u in range(N_UNITS):

@@ -19,7 +19,7 @@ from . import vectors as v
 from .codes.build import CHUNK, Build
 from .dots import CHUNK_BYTES
 from .operations import operation, packed
-from .products import Rows, Vectors
+from .products import AHEAD, Rows, Vectors
 from .units.prepared import BUFFER
 from .vectors.core import INT64, NONE, called, function, loaded, pointer, vector_of
 
@@ -103,6 +103,8 @@ def multiply_together(arguments, thread, threads):
                     row, to = first_row + (top + r) * stride, decoded
                     for b in range(left, min(left + near, blocks)):
                         block = row + HEADER_BYTES + b * BLOCK_BYTES
+                        for line in range(block + AHEAD, block + AHEAD + BLOCK_BYTES, 64):
+                            v.prefetch(line)
                         prepare(row, block, buffer)
                         for u in range(N_UNITS):
                             low_u, high_u = unit_with_buffer(row, block, u, buffer)
@@ -153,6 +155,8 @@ def multiply_rounded_together(arguments, thread, threads):
                     at = row + HEADER_BYTES + left * CHUNK_STEP
                     chunk = rounded + first * rounded_step + left * CHUNK_BYTES
                     for _ in range(here):
+                        for line in range(at + AHEAD, at + AHEAD + CHUNK_STEP, 64):
+                            v.prefetch(line)
                         add_chunk_to_each(row, at, chunk, rounded_step, n, sums + 64 * n * r)
                         at += CHUNK_STEP
                         chunk += CHUNK_BYTES
