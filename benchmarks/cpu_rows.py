@@ -1,11 +1,13 @@
 """Products of one to eight rows with a matrix of every type on the CPU, in microseconds.
 
     python benchmarks/cpu_rows.py
-    python benchmarks/cpu_rows.py --type IQ4_K Q4_K --threads 1 --rows 4096 --columns 4096 --f32
+    python benchmarks/cpu_rows.py --type IQ4_K Q4_K --threads 1 --matrices 16
+    python benchmarks/cpu_rows.py --type IQ4_K Q4_K --rows 4096 --columns 4096 --f32
 
 The matrix is multiplied as layers do it: as it is stored with up to four rows (up to sixteen with
 --large), and in 8 bits, or decoded to float32 (--f32), with more. Prints Markdown: the least time
-of several rounds, in which all numbers of rows have their turn.
+of several rounds, in which all numbers of rows have their turn. One matrix may stay in a large
+cache; those of a model do not, for which there is --matrices.
 """
 
 from __future__ import annotations
@@ -27,44 +29,46 @@ from iqforge.runtime.weights.store import TensorStore
 LARGE = "as in a model whose matrices in 8 bits do not stay in memory"
 
 
-class OneMatrix(Source):
-    """A model of one random matrix; a large one has another one, which nobody reads."""
+class Stack(Source):
+    """A model of random matrices; a large one has another one, which nobody reads."""
 
     path, files, metadata = "random", (), {}
 
-    def __init__(self, type: str, rows: int, columns: int, *, large: bool):
-        self.tensors = (TensorInfo("output.weight", (rows, columns), ggml_type(type)),)
+    def __init__(self, type: str, n: int, rows: int, columns: int, *, large: bool):
+        self.tensors = (TensorInfo("output.weight", (n, rows, columns), ggml_type(type)),)
         if large:
             size = (DEFAULT_CACHE_BYTES // 256, 256)
             self.tensors += (TensorInfo("blk.0.ffn_up.weight", size, ggml_type("Q8_0")),)
-        self._stored = random_rows(type, rows, columns, 0.02, np.random.default_rng(0))
+        stored = random_rows(type, rows, columns, 0.02, np.random.default_rng(0))
+        self._stored = np.tile(stored, (n, 1))
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         """Return rows as they are stored."""
         return self._stored[start:stop]
 
 
-def matrix_of(type: str, rows: int, columns: int, *, rounds: bool, large: bool) -> Matrix:
-    """Return a matrix; rounds: with products in 8 bits."""
-    source = OneMatrix(type, rows, columns, large=large)
+def matrices_of(source: Stack, *, rounds: bool) -> list[Matrix]:
+    """Return the matrices of a model; rounds: with products in 8 bits."""
     store = TensorStore(source, Placement(CPU, 0), DecodeCache())
-    store.rounds = rounds
-    return Matrix(store, source.tensors[0])
+    store.rounds, tensor = rounds, source.tensors[0]
+    return [Matrix(store, tensor, i) for i in range(tensor.n_matrices)]
 
 
-def least_times(matrix: Matrix, counts: range, seconds: float) -> list[float]:
+def least_times(matrices: list[Matrix], counts: range, seconds: float) -> list[float]:
     """Return the shortest time of a product with so many rows, in seconds."""
-    xs = [torch.randn(n, matrix.cols) for n in counts]
+    xs = [torch.randn(n, matrices[0].cols) for n in counts]
     found = [float("inf")] * len(xs)
     for x in xs:
-        product(matrix, x)  # compiles
+        product(matrices[0], x)  # compiles
     stop = time.perf_counter() + seconds
     while time.perf_counter() < stop:
         for i, x in enumerate(xs):
-            for _ in range(3):
+            for _ in range(max(1, 3 // len(matrices))):
                 began = time.perf_counter()
-                product(matrix, x)
-                found[i] = min(found[i], time.perf_counter() - began)
+                for matrix in matrices:
+                    product(matrix, x)
+                took = (time.perf_counter() - began) / len(matrices)
+                found[i] = min(found[i], took)
     return found
 
 
@@ -75,6 +79,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=4096)
+    parser.add_argument("--matrices", type=int, default=1, help="in turn, as in a model")
     parser.add_argument("--most", type=int, default=8, help="rows that are multiplied")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each type")
     parser.add_argument("--f32", action="store_true", help="products in float32")
@@ -85,8 +90,8 @@ def main() -> None:
     print(f"{args.rows} x {args.columns}, {args.threads} threads, microseconds\n")
     print(f"| type | {' | '.join(map(str, counts))} |\n| --- |{' --- |' * len(counts)}")
     for name in args.type:
-        matrix = matrix_of(name, args.rows, args.columns, rounds=not args.f32, large=args.large)
-        times = least_times(matrix, counts, args.seconds)
+        source = Stack(name, args.matrices, args.rows, args.columns, large=args.large)
+        times = least_times(matrices_of(source, rounds=not args.f32), counts, args.seconds)
         print(f"| {name} | {' | '.join(f'{1e6 * t:.0f}' for t in times)} |", flush=True)
 
 
