@@ -7,11 +7,9 @@ import torch
 from iqforge.cuda_kernels.prompt import flash
 from iqforge.errors import ShapeError
 
+from .flash_reference import BF16, CUDA, F16, LIMIT, expected, operands
+
 pytestmark = pytest.mark.gpu
-CUDA = torch.device("cuda")
-BF16, F16 = torch.bfloat16, torch.float16
-# Of results rounded to a half, and of shares: the norm of errors, relative.
-LIMIT = {F16: 6e-4, BF16: 4e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -19,36 +17,6 @@ def hopper():
     if not torch.cuda.is_available() or not flash.fits(128, 128, CUDA):
         pytest.skip("needs a Hopper GPU")
     torch.manual_seed(1)
-
-
-def operands(lengths, n, total, heads, kv_heads, sequences=1, half=F16, size=1.0):
-    key, value = lengths
-
-    def random(*shape):
-        return torch.randn(shape, device=CUDA).to(half)
-
-    q = (random(sequences, n, heads, key) * size).contiguous()
-    return q, random(sequences, total, kv_heads, key), random(sequences, total, kv_heads, value)
-
-
-def expected(q, k, v, scale, window=0, softcap=0.0, sinks=None):
-    """Float64 [S, n, heads, value], one head after the other."""
-    (_, n, heads, _), (_, total, kv_heads, _) = q.shape, k.shape
-    last = torch.arange(total - n, total, device=CUDA)[:, None]
-    position = torch.arange(total, device=CUDA)
-    seen = (position <= last) & (position > last - window if window else True)
-    out = q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float64)
-    for head in range(heads):
-        of = head // (heads // kv_heads)
-        scores = q[:, :, head].double() @ k[:, :, of].double().mT * scale
-        if softcap:
-            scores = softcap * (scores / softcap).tanh()
-        scores = scores.masked_fill(~seen, -torch.inf)
-        if sinks is not None:
-            sink = sinks[head].double().expand(*scores.shape[:2], 1)
-            scores = torch.cat([scores, sink], 2)
-        out[:, :, head] = scores.softmax(2)[..., :total] @ v[:, :, of].double()
-    return out
 
 
 def check(q, k, v, out_dtype=BF16, parts=None, plan=None, **options):

@@ -64,9 +64,11 @@ def _header(what: str, forms, names: tuple[str, ...]) -> str:
     return "\n".join(
         (
             f"// Written by cuda_kernels/compile/wgmma.py: wgmma.mma_async of {what}, 16 deep.",
+            "#ifndef ON_HOST",
             *_GROUPS,
             *(f"template <int N> struct {name};" for name in names),
             *forms,
+            "#endif",
             "",
         )
     )

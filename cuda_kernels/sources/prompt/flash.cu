@@ -403,7 +403,9 @@ __device__ __forceinline__ void consume(const Problem& p, const Places& at) {
    sinks, gates, gate_token, gate_head, none}
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) flash_attention(PROBLEM) {
+#ifndef ON_HOST
   extern __shared__ uint8_t shared[];
+#endif
   __shared__ uint64_t barriers[2 + 4 * STAGES];
   const Problem p = OF_PROBLEM;
   const uint32_t tile = (shared_address(shared) + 1023) / 1024 * 1024, bar = shared_address(barriers) + 16;
