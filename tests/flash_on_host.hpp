@@ -36,7 +36,7 @@ inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, !x) =
 
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
-template <int PENDING> void wgmma_wait() {}
+template <int PENDING> void wgmma_wait() { __syncwarp(); }   // of all lanes' products
 
 template <int N> struct Both {
     static void run(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) { product_of_warpgroup<N, false, !HALF>(d, a, b, add); }
