@@ -52,6 +52,13 @@ def test_scripts_for_gpus_say_that_there_is_none(command, monkeypatch):
     assert run_script(FOLDER / f"{name}.py", words, monkeypatch) == "no CUDA device found"
 
 
+def test_attention_of_prompts_is_measured_on_hopper_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    script = FOLDER / "prompt_attention.py"
+    assert run_script(script, [], monkeypatch) == "no Hopper GPU found"
+
+
 def test_a_table_of_models_on_several_gpus(tmp_path, monkeypatch, capsys):
     lines = tmp_path / "found.jsonl"
     shared = {"model": "llama-8b:IQ4_K", "prompt": 68831.8, "step": 819.74}
@@ -119,9 +126,10 @@ def test_versions_measured_in_turn(tmp_path, monkeypatch, capsys):
             "    print('loading')\n"
             f"    assert (spec, {name!r}) != ('gone', 'new')\n"
             "    return contextlib.nullcontext()\n"
-            "def benchmark_model(model, prompts, generations, repetitions):\n"
-            "    test = types.SimpleNamespace(label=f'tg{generations[0]}')\n"
-            f"    return [types.SimpleNamespace(test=test, avg_ts={speed})]\n"
+            "def benchmark_model(model, prompts, generations, depths, repetitions):\n"
+            "    labels = [f'tg{generations[0]} @ d{depth}' for depth in depths]\n"
+            "    tests = [types.SimpleNamespace(label=label) for label in labels]\n"
+            f"    return [types.SimpleNamespace(test=x, avg_ts={speed}) for x in tests]\n"
         )
     script, found = FOLDER / "alternate.py", tmp_path / "found.jsonl"
     words = [
@@ -133,12 +141,20 @@ def test_versions_measured_in_turn(tmp_path, monkeypatch, capsys):
         "0",
         "-n",
         "4",
+        "-d",
+        "0,64",
     ]
     monkeypatch.setattr(sys, "argv", [str(script), *words, "-r", "2", "--json", str(found)])
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(script), run_name="__main__")
     assert stopped.value.code == 1
     out = capsys.readouterr().out
-    assert "| m:Q8_0,layers=2 tg4 | 100.0 | 98.0 (-2.0 %) |" in out and "gone" not in out
+    for depth in (0, 64):
+        assert f"| m:Q8_0,layers=2 tg4 @ d{depth} | 100.0 | 98.0 (-2.0 %) |" in out
+    assert "gone" not in out
     samples = json.loads(found.read_text())["samples"]
-    assert samples == {"old": {"tg4": [100.0, 100.0]}, "new": {"tg4": [98.0, 98.0]}}
+    labels = "tg4 @ d0", "tg4 @ d64"
+    assert samples == {
+        name: {label: [speed, speed] for label in labels}
+        for name, speed in (("old", 100.0), ("new", 98.0))
+    }

@@ -95,7 +95,14 @@ def test_terms_of_experts_are_where_their_products_are(model):
 
 def test_inputs_of_layers_are_computed_where_their_weights_are():
     """Embeddings can be on another device."""
+
+    class Projection:
+        cols = 8
+
+        def __call__(self, h):
+            return h.new_ones(2, 12)
+
     norm = RMSNorm(torch.ones(4, device="meta"), 1e-6)
-    inputs = LayerInputs(lambda tokens: torch.ones(2, 12), lambda h: h.new_ones(2, 12), norm)  # pyright: ignore[reportArgumentType]  a table and a projection
+    inputs = LayerInputs(lambda tokens: torch.ones(2, 12), Projection(), norm)  # pyright: ignore[reportArgumentType]  a table and a projection
     found = inputs(torch.zeros(2, dtype=torch.int64), torch.ones(2, 8))
     assert found.device.type == "meta" and found.shape == (2, 3, 4)

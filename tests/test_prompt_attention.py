@@ -23,7 +23,15 @@ def test_attention(monkeypatch, length, softcap, window, with_sinks):
     )
     sinks = 3 + torch.randn(4, generator=g) if with_sinks else None
     spec = AttentionSpec(4, 2, length, length, length**-0.5, window, softcap, with_sinks)
-    found = scores.attend(q, k, v, spec, sinks, 18)
+    found = scores.attend(q, k, v, spec, sinks)
     options = {"window": window, "softcap": softcap, "sinks": sinks}
     expected = attend_with_scores(q.float(), k.float(), v.float(), spec.scale, **options)
     assert (found.float() - expected).abs().max() < 4e-3
+    # To a buffer of another half, with gates that follow each head of queries.
+    gates = torch.randn(18, 4, 2, length, generator=g).bfloat16()[:, :, 1]
+    for given in (None, gates):
+        out = torch.full((18, 4 * length), torch.nan).bfloat16()
+        assert scores.attend(q, k, v, spec, sinks, out, given) is out
+        factor = 1.0 if given is None else given.float().sigmoid()
+        error = (out.float().view(gates.shape) - expected.reshape(gates.shape) * factor).abs()
+        assert error.max() < 2e-2
