@@ -156,6 +156,9 @@ extern "C" void run_results(const float* q, const float* states, const float* qk
         results(q, states, qk, errors, since, z, pitch, weight, eps, tokens, out);
     });
 }
+extern "C" void shared_floats(int* of) {
+    of[0] = SOLVE_FLOATS, of[1] = CHUNK_FLOATS, of[2] = PART_FLOATS;
+}
 """
 
 

@@ -6,8 +6,9 @@ import ctypes
 
 import pytest
 import torch
+from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
 from iqforge.cuda_kernels.prompt import delta as prompt_delta
-from iqforge.cuda_kernels.prompt.delta import delta_rule
+from iqforge.cuda_kernels.prompt.delta import SharedBytes, delta_rule, fitting_stages
 from iqforge.cuda_kernels.step.delta import delta_spec
 
 from .delta_reference import PROMPTS, STEPS, delta_case, prompt_case
@@ -138,3 +139,15 @@ def test_a_prompt(case, half, stages, tmp_path):
         buffer,
     )
     p.check(out, state.memory)
+    found = torch.zeros(3, dtype=torch.int32)
+    kernels.library.shared_floats(pointer(found))
+    assert tuple(4 * found) == SharedBytes.of(p.heads, stages)
+
+
+@pytest.mark.parametrize(
+    "kib, length, stages", [(99, 128, 1), (99, 256, 0), (163, 128, 1), (227, 128, 2), (227, 256, 1)]
+)
+def test_chunks_that_fit_a_device(kib, length, stages):
+    """As qwen3.5 has them: on sm_86, sm_89 and sm_120, on sm_80, and on sm_90."""
+    heads = DeltaHeads(16, 32, length, length, 4, True, False)
+    assert fitting_stages(heads, kib * 1024) == stages

@@ -23,7 +23,7 @@ _THREADS, _HEAD_TOKENS, _HEAD_THREADS = 256, 32, 128
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
 MOST_LENGTH = 256
-_FIXED = 2048  # bytes of shared memory of a kernel besides, and of the system
+_FIXED = 1024  # bytes of shared memory that a kernel has besides, at most: those of `solve`
 
 # Memory by name: float32 of a shape, whose content need not be kept.
 Buffer = Callable[[str, tuple[int, ...]], torch.Tensor]
@@ -58,7 +58,10 @@ def _pitch(n: int, beyond: int) -> int:
 
 
 def fitting_stages(heads: DeltaHeads, limit: int) -> int:
-    """Return the chunks that are in shared memory at a time, 0 if not even one fits."""
+    """Return the chunks that are in shared memory at a time, 0 if not even one fits.
+
+    limit: bytes that a block may have, without those that the system takes for itself.
+    """
     lengths = (heads.key_length, heads.value_length)
     if any(length % 4 or length > MOST_LENGTH for length in lengths) or heads.taps < 2:
         return 0

@@ -37,10 +37,6 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
     return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
 }
 
-__device__ __forceinline__ float4 scaled_sum(float4 a, float s, float4 sum) {
-    return make_float4(fmaf(a.x, s, sum.x), fmaf(a.y, s, sum.y), fmaf(a.z, s, sum.z), fmaf(a.w, s, sum.w));
-}
-
 __device__ __forceinline__ float4 scaled(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
