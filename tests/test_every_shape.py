@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,12 @@ from iqforge.runtime.architectures import architectures
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import engine  # noqa: F401, it declares executors
+from iqforge.runtime.cuda.common.delta_shapes import delta_heads
 from iqforge.runtime.cuda.common.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
+from iqforge.runtime.cuda.prompt import delta as prompt_delta
 from iqforge.runtime.layers.attention import Attention
+from iqforge.runtime.layers.delta_net import DeltaNet
 from iqforge.runtime.layers.mla import MLA
 from iqforge.runtime.model import Model
 from iqforge.runtime.parallel.share import NoMeeting, Share
@@ -212,3 +216,16 @@ def test_attention_of_steps_has_kernels_where_a_block_has_99_kb(name):
         if type_v != "Q8_KV":  # a type of keys
             shape = attention_shape.AttentionShape(1, *sizes, type_k, type_v, sizes[2], True, True)
             assert attention_shape.fits(shape, limit), shape
+
+
+@pytest.mark.parametrize("name", [name for name, s in SHAPES.items() if s.delta is not None])
+def test_delta_nets_of_prompts_have_kernels_where_a_block_has_99_kb(name, monkeypatch):
+    """As on sm_86, sm_89 and sm_120."""
+    facts = SimpleNamespace(shared_memory_per_block_optin=99 << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    limit = prompt_delta.shared_limit(torch.device("cuda"))
+    with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
+        mixers = [block.mixer for block in model.network.blocks]
+    heads = {delta_heads(m) for m in mixers if isinstance(m, DeltaNet)}
+    assert heads
+    assert all(prompt_delta.fitting_stages(x, limit) for x in heads)

@@ -57,10 +57,15 @@ def _pitch(n: int, beyond: int) -> int:
     return n + (beyond - n) % 32
 
 
+def shared_limit(device: torch.device) -> int:
+    """Return how many bytes of shared memory a block can have on a device."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
 def fitting_stages(heads: DeltaHeads, limit: int) -> int:
     """Return the chunks that are in shared memory at a time, 0 if not even one fits.
 
-    limit: bytes that a block may have, without those that the system takes for itself.
+    limit: bytes that a block can have (`shared_limit`).
     """
     lengths = (heads.key_length, heads.value_length)
     if any(length % 4 or length > MOST_LENGTH for length in lengths) or heads.taps < 2:
@@ -84,8 +89,7 @@ class DeltaKernels:
     """The kernels of one shape on one device. ValueError if there is too little shared memory."""
 
     def __init__(self, heads: DeltaHeads, half: torch.dtype, device: torch.device):
-        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-        self.heads, self.stages = heads, fitting_stages(heads, limit)
+        self.heads, self.stages = heads, fitting_stages(heads, shared_limit(device))
         if not self.stages:
             raise ValueError(f"no kernels for delta nets of {heads} on {device}")
         spec = delta_spec(heads, half, self.stages)

@@ -8,7 +8,6 @@ import functools
 
 import torch
 
-from ....cuda_kernels.attention.shape import shared_limit
 from ....cuda_kernels.common.delta_heads import DeltaHeads
 from ....cuda_kernels.prompt.delta import (
     DeltaKernels,
@@ -16,6 +15,7 @@ from ....cuda_kernels.prompt.delta import (
     delta_rule,
     fitting_stages,
     rates_product,
+    shared_limit,
 )
 from ...layers.batch import Batch
 from ...layers.delta_net import DeltaNet
