@@ -8,6 +8,9 @@ import pytest
 import torch
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.offloaded import OffloadedExperts, offload_experts
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.common.registry import Placed
+from iqforge.runtime.cuda.prompt.layer_input import PromptLayerInputs
 from iqforge.runtime.layers.layer_input import LayerInputs
 from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.layers.norm import RMSNorm
@@ -106,3 +109,5 @@ def test_inputs_of_layers_are_computed_where_their_weights_are():
     inputs = LayerInputs(lambda tokens: torch.ones(2, 12), Projection(), norm)  # pyright: ignore[reportArgumentType]  a table and a projection
     found = inputs(torch.zeros(2, dtype=torch.int64), torch.ones(2, 8))
     assert found.device.type == "meta" and found.shape == (2, 3, 4)
+    with pytest.raises(Placed, match="norm of inputs of layers"):
+        PromptLayerInputs(inputs, Context(torch.device("cpu")))

@@ -11,7 +11,7 @@ from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import Executor
 from ..common.expert_terms import gating_of
-from ..common.registry import PROMPT, PlacedBranch, executor
+from ..common.registry import PROMPT, Placed, PlacedBranch, executor
 from .stream import Stream
 from .weights import Product
 
@@ -20,6 +20,8 @@ class PromptLayerInputs:
     """The inputs of all layers, from token ids and their embeddings."""
 
     def __init__(self, inputs: LayerInputs, context: Context):
+        if inputs.norm.weight.device != context.device:
+            raise Placed(f"the norm of inputs of layers is not on {context.device}")
         self.inputs, self.context = inputs, context
         self.projection = Product("layer inputs", [inputs.projection], context, exact=True)
 
