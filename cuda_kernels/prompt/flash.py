@@ -161,9 +161,17 @@ def division(
 
 
 def partial_bytes(queries: Sequence[int], values: Sequence[int], device: torch.device) -> int:
-    """Return the bytes that `flash_attention` allocates for shapes as in `division`."""
-    plan = plan_of(queries, values, device)
-    return 4 * division(queries, values, device, plan).partial * (values[-1] + 2)
+    """Return the most bytes that `flash_attention` allocates for shapes as in `division`, with
+    fewer tokens, or with some of the heads: few tiles are divided among all multiprocessors, where
+    many are not divided.
+    """
+    (n_sequences, n, _, key), (_, total, kv_heads, value) = queries, values
+    tiles, most = n_sequences * n * kv_heads, 0
+    for plan in PLANS[key, value]:
+        parts = -(-total // plan.positions) // _LEAST_BLOCKS
+        if parts > 1:
+            most = max(most, plan.rows * min(_multiprocessors(device), tiles * parts))
+    return 4 * most * (value + 2)
 
 
 def flash_attention(
@@ -193,6 +201,8 @@ def flash_attention(
     tensors = (q, k, v, out)
     if any(x.data_ptr() % 16 for x in tensors):
         raise ShapeError("heads that do not begin at multiples of 16 bytes")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ShapeError(f"queries in {q.dtype}, keys in {k.dtype}, values in {v.dtype}")
     work = _work(
         tuple((x.shape, x.stride()) for x in tensors),
         (q.dtype, out.dtype),
@@ -205,9 +215,16 @@ def flash_attention(
     before, after = work.numbers
     gate_strides = _NO_GATES
     if gates is not None:
-        if gates.shape != out.shape or gates.dtype != out.dtype or gates.stride(3) != 1:
+        sequence, token, head, one = gates.stride()
+        regular = one == 1 and (len(gates) == 1 or sequence == gates.shape[1] * token)
+        if (
+            not regular
+            or token % 2
+            or head % 2
+            or (gates.shape, gates.dtype) != (out.shape, out.dtype)
+        ):
             raise ShapeError(f"gates {list(gates.shape)} of results {list(out.shape)}")
-        gate_strides = np.int64(gates.stride(1)), np.int64(gates.stride(2))
+        gate_strides = np.int64(token), np.int64(head)
     arguments = (*tensors, *before, partial, *after, sinks, gates, *gate_strides, _NONE)
     launch(
         function(work.kernels, "flash_attention", q.device),

@@ -114,7 +114,7 @@ def _of_branch(
     if isinstance(m, Attention):
         return _attention(m, width, rows, keys, settings, device)
     if isinstance(m, MLA):
-        return _latent(m, width, rows, keys, settings)
+        return _latent(m, width, rows, keys, settings, device)
     if isinstance(m, DeltaNet):
         return _delta(m, width, rows)
     if isinstance(m, (GatedFFN, PlainFFN)):
@@ -176,7 +176,9 @@ def _attention(
     return found
 
 
-def _latent(m: MLA, width: int, rows: int, keys: int, settings: CacheSettings) -> Sizes:
+def _latent(
+    m: MLA, width: int, rows: int, keys: int, settings: CacheSettings, device: torch.device
+) -> Sizes:
     s = m.spec
     q, of_first = s.heads * s.key_length, m.q if m.q_a is None else m.q_a
     of_q, most = rows * q * _HALF, BUFFER_BYTES // 2
@@ -190,8 +192,11 @@ def _latent(m: MLA, width: int, rows: int, keys: int, settings: CacheSettings) -
         "head values": s.heads * s.kv_rank * s.value_length * _HALF,
         "keys": min(most, keys * q * _HALF),
         "values": min(most, keys * q * _HALF),
-        "attention": of_q + rows * s.heads * _FLOAT,
+        "attention": of_q + rows * s.heads * _FLOAT,  # what torch's flash attention returns
     }
+    if prompt_flash.fits(s.key_length, s.value_length, device):
+        queries, values = (1, rows, s.heads, s.key_length), (1, keys, s.heads, s.value_length)
+        found["attention"] = prompt_flash.partial_bytes(queries, values, device)
     if m.q_a is not None:
         found |= {"queries of latent": of_q, "query latent": rows * m.q.cols * _HALF}
     if settings.k.is_quantized and settings.hadamard_k:  # read in float32, and turned back
