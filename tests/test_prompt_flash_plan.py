@@ -87,6 +87,22 @@ def test_what_does_not_fit_together():
             flash.flash_attention(*operands, scale=1.0)
 
 
+def test_sequences_of_one_token(monkeypatch):
+    """Their tokens are rows of a wider matrix, as far apart as sequences."""
+    launched = []
+    monkeypatch.setattr(flash, "function", lambda spec, name, device: name)
+    monkeypatch.setattr(flash, "launch", lambda name, *rest, **_: launched.append(rest[2:]))
+    wide = halves(3, 8 * 256 + 64)[:, : 8 * 256].unflatten(1, (8, 2, 128))
+    gates = wide[:, :, 1].view(3, 1, 8, 128)
+    assert gates.stride(1) != gates.stride(0) == 8 * 256 + 64
+    q = halves(3, 8 * 128 + 64)[:, : 8 * 128].unflatten(1, (1, 8, 128))
+    k, v = halves(3, 40, 2, 128), halves(3, 40, 2, 128)
+    flash.flash_attention(q, k, v, halves(3, 1, 8, 128), scale=1.0, gates=gates)
+    [arguments] = launched
+    assert arguments[4:8] == (8 * 128 + 64, 256, 256, 8 * 128)
+    assert arguments[-3:-1] == (8 * 256 + 64, 256)
+
+
 def test_gates_that_do_not_fit_results():
     q, k, v, out = (halves(2, n, heads, 128) for n, heads in ((20, 8), (40, 2), (40, 2), (20, 8)))
     odd = halves(2, 20, 8, 129)[..., :128]

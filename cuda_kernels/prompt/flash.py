@@ -215,7 +215,8 @@ def flash_attention(
     before, after = work.numbers
     gate_strides = _NO_GATES
     if gates is not None:
-        sequence, token, head, one = gates.stride()
+        sequence, _, head, one = gates.stride()
+        token = _token_stride(gates.shape, gates.stride())
         regular = one == 1 and (len(gates) == 1 or sequence == gates.shape[1] * token)
         if (
             not regular
@@ -263,7 +264,7 @@ def _work(
     plan: Plan | None,
     parts: int | None,
 ) -> _Work:
-    (queries, keys, values, results), strides = zip(*layouts, strict=True)
+    queries, keys, values, results = (shape for shape, _ in layouts)
     (n_sequences, n, heads, key), (_, total, kv_heads, value) = queries, values
     if (
         keys != (n_sequences, total, kv_heads, key)
@@ -291,17 +292,25 @@ def _work(
         -(-n_sequences * n * heads // 4),
         work.partial * (value + 2),
         (
-            (*(np.int64(stride[1]) for stride in strides), *map(np.int32, sizes)),
+            (*(np.int64(_token_stride(*layout)) for layout in layouts), *map(np.int32, sizes)),
             (np.int32(window), np.float32(scale), np.float32(softcap)),
         ),
     )
+
+
+def _token_stride(shape: torch.Size, strides: tuple[int, ...]) -> int:
+    """Return the elements from one token to the next, also that of another sequence. Where
+    sequences have one token, torch may give any stride for it.
+    """
+    return strides[0] if shape[1] == 1 < shape[0] else strides[1]
 
 
 def _is_regular(shape: torch.Size, strides: tuple[int, ...]) -> bool:
     """Return whether heads follow each other in a token, and sequences too; and whether rows are
     multiples of 16 bytes.
     """
-    (n_sequences, n, heads, length), (sequence, token, head, one) = shape, strides
+    (n_sequences, n, heads, length), (sequence, _, head, one) = shape, strides
+    token = _token_stride(shape, strides)
     return (
         one == 1
         and (heads == 1 or head == length)
