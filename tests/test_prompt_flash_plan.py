@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from iqforge.cuda_kernels.compile import wgmma
 from iqforge.cuda_kernels.prompt import flash
 from iqforge.errors import ShapeError
 
@@ -55,6 +56,12 @@ def test_fewer_tokens_and_heads_allocate_no_more_than_is_announced(lengths, head
             divided = max(divided, 4 * found * (value + 2))
         assert divided <= announced <= 4 * PROCESSORS * 192 * (value + 2)
         assert bool(announced) == (total > 300)
+
+
+def test_products_are_those_of_the_plans():
+    plans = [plan for plans in flash.PLANS.values() for plan in plans]
+    assert set(wgmma.POSITIONS) == {plan.positions for plan in plans}
+    assert set(wgmma.VALUES) == {value for _, value in flash.PLANS}
 
 
 @pytest.mark.parametrize("lengths", flash.PLANS, ids=str)

@@ -119,11 +119,14 @@ def test_fused_experts_are_those_decoded_first(monkeypatch):
 
 
 def test_both_flash_attentions_agree(monkeypatch):
-    """That of Hopper, if this is one, and that of torch."""
+    """That of Hopper and that of torch."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
     with model("llama-tiny:Q8_0", precision="f16") as m:
         first = logits(m)
         monkeypatch.setattr(prompt_flash, "fits", lambda *_: False)
-        assert error(logits(m), first) < 0.002
+        other = logits(m)
+        assert error(other, first) < 0.002 and not torch.equal(other, first)
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K"])

@@ -17,7 +17,7 @@ TOKENS = (
     152,
     160,
 )
-POSITIONS = (64, 80, 96, 112, 128, 160, 176)  # of a block of keys
+POSITIONS = (80, 128, 160)  # of a block of keys
 VALUES = (32, 64, 80, 96, 112, 128, 192, 256)  # elements of a head
 
 _GROUPS = (
