@@ -117,11 +117,13 @@ def _compute_bytes(
             and (layer in layers or not _is_fast(network.blocks[layer].branches[0]))
         ]
         all_logits = window and network.output.device == device
-        output = planned.output_sizes(network.output, window) if all_logits else None
+        others = [planned.output_sizes(network.output, window)] if all_logits else []
+        if network.inputs is not None and network.inputs.projection.device == device:
+            others.append(planned.input_sizes(network.inputs, rows))
         n_ranks = 1 if weights.share is None else weights.share.plan.n_ranks
         scores = (block.mixer.score_bytes(rows, keys, "f32") for block in slow)
         return (
-            planned.buffer_bytes(blocks, network.width, rows, keys, settings, device, output)
+            planned.buffer_bytes(blocks, network.width, rows, keys, settings, device, others)
             + planned.kept_bytes(blocks, settings)
             + planned.shared_bytes(n_ranks, network.width, rows)
             + planned.LIBRARIES

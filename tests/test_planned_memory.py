@@ -4,11 +4,13 @@ layers with windows.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from iqforge.cuda_kernels.prompt import flash as prompt_flash
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes, output_sizes
+from iqforge.runtime.cuda.planned import buffer_bytes, input_sizes, kept_bytes, output_sizes
 from iqforge.runtime.layers.absent import AbsentRows
 from iqforge.runtime.layers.dense_and_experts import DenseAndExperts
 from iqforge.runtime.model import Model, load_model
@@ -88,5 +90,16 @@ def test_decoded_rows_of_the_output_count_where_all_tokens_have_logits():
         sizes = output_sizes(output, 64)
         assert sizes == {"weights": 512 * 256 * 2, "logits": 64 * 512 * 4}
         arguments = model.network.blocks, model.network.width, 64, 64, CacheSettings(), CPU
-        without, with_logits = (buffer_bytes(*arguments, more) for more in (None, sizes))
+        without, with_logits = (buffer_bytes(*arguments, more) for more in ([], [sizes]))
         assert without < with_logits <= without + sum(sizes.values())
+
+
+def test_inputs_of_layers_count():
+    """Decoded weights share their memory with those of other layers."""
+    projection = SimpleNamespace(rows=3 * 64, cols=256)
+    sizes = input_sizes(SimpleNamespace(projection=projection), 64)  # pyright: ignore[reportArgumentType]  what is read of it
+    assert sizes["layer inputs"] == 64 * 192 * 2 and sizes["weights"] == 192 * 256 * 2
+    with Model(SyntheticSource("llama-tiny:Q8_0"), CPU) as model:
+        arguments = model.network.blocks, model.network.width, 64, 64, CacheSettings(), CPU
+        without, with_inputs = (buffer_bytes(*arguments, more) for more in ([], [sizes]))
+    assert with_inputs == without + sum(sizes.values()) - sizes["weights"]

@@ -21,6 +21,7 @@ from ..layers.block import Block, Branch
 from ..layers.delta_net import DeltaNet
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.layer_input import LayerInputs
 from ..layers.mla import MLA
 from ..layers.moe import Experts, MoE
 from ..parallel.payload import FEW_ROWS
@@ -53,15 +54,17 @@ def buffer_bytes(
     keys: int,
     settings: CacheSettings,
     device: torch.device,
-    output: Sizes | None = None,
+    others: Iterable[Sizes] = (),
 ) -> int:
     """Return the bytes of all buffers of passes of `rows` tokens, the last of which sees `keys`.
-    output: what `output_sizes` returns, where there are logits of all tokens.
+    others: what `output_sizes` returns, where there are logits of all tokens, and `input_sizes`,
+    where layers have inputs.
     """
     most: Sizes = {"stream": rows * width * _FLOAT, "normed": rows * width * _HALF}
-    most |= output or {}
-    for branch in (branch for block in blocks for branch in block.branches):
-        for name, n_bytes in _of_branch(branch, width, rows, keys, settings, device).items():
+    branches = (branch for block in blocks for branch in block.branches)
+    of_branches = (_of_branch(x, width, rows, keys, settings, device) for x in branches)
+    for sizes in (*others, *of_branches):
+        for name, n_bytes in sizes.items():
             most[name] = max(most.get(name, 0), n_bytes)
     return sum(most.values())
 
@@ -72,6 +75,18 @@ def output_sizes(output: Linear, rows: int) -> Sizes:
     """
     decoded = min(output.rows, rows_of_slice(output.cols, _HALF))
     return {"weights": decoded * output.cols * _HALF, "logits": rows * decoded * _FLOAT}
+
+
+def input_sizes(inputs: LayerInputs, rows: int) -> Sizes:
+    """Return what `PromptLayerInputs` asks for, for `rows` tokens: the decoded projection, products
+    with it, and what is computed from them in float32, of which the result stays.
+    """
+    n, width = inputs.projection.rows, inputs.projection.cols
+    return {
+        "weights": n * width * _HALF,
+        "layer inputs": rows * n * _HALF,
+        "inputs of layers": 5 * rows * n * _FLOAT,
+    }
 
 
 def shared_bytes(n_ranks: int, width: int, rows: int) -> int:
