@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from iqforge.cuda_kernels.prompt import flash as prompt_flash
+from iqforge.cuda_kernels.prompt import flash_plan
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.planned import buffer_bytes, input_sizes, kept_bytes, output_sizes
 from iqforge.runtime.layers.absent import AbsentRows
@@ -68,7 +68,7 @@ def test_layers_with_a_window_take_what_is_announced(fast, full, monkeypatch):
 def test_experts_of_two_types_are_decoded_first(monkeypatch, tmp_path, of_up, merged):
     """On Hopper, too, where products of one type read packed experts."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(prompt_flash, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(flash_plan, "multiprocessors", lambda device: 132)
     path, gpu = tmp_path / "model.gguf", torch.device("cuda")
 
     def type_of(tensor) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from iqforge.cuda_kernels.prompt import flash
+from iqforge.cuda_kernels.prompt import flash, flash_plan
 
 from .flash_reference import BF16, CUDA, F16, LIMIT, expected, operands
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def hopper():
-    if not torch.cuda.is_available() or not flash.fits(128, 128, CUDA):
+    if not torch.cuda.is_available() or not flash_plan.fits(128, 128, CUDA):
         pytest.skip("needs a Hopper GPU")
     torch.manual_seed(1)
 
@@ -34,7 +34,7 @@ def check(q, k, v, out_dtype=BF16, parts=None, plan=None, **options):
 
 @pytest.mark.parametrize(
     "lengths, plan",
-    [(lengths, plan) for lengths, plans in flash.PLANS.items() for plan in plans],
+    [(lengths, plan) for lengths, plans in flash_plan.PLANS.items() for plan in plans],
     ids=str,
 )
 @pytest.mark.parametrize("parts", [1, 3])

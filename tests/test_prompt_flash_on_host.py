@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from iqforge.cuda_kernels.prompt import flash
+from iqforge.cuda_kernels.prompt import flash, flash_plan
+from iqforge.cuda_kernels.prompt.flash_plan import Plan
 
 from .flash_reference import LIMIT, expected, operands
 from .kernels_on_host import library, pointer
@@ -66,7 +67,7 @@ def on_host(tmp_path, monkeypatch):
     """Let `flash_attention` take tensors of the CPU."""
     monkeypatch.setattr(flash, "function", lambda spec, name, device: (spec, name))
     monkeypatch.setattr(flash, "launch", Launched(tmp_path, 3))
-    monkeypatch.setattr(flash, "_multiprocessors", lambda device: 3)
+    monkeypatch.setattr(flash_plan, "multiprocessors", lambda device: 3)
     flash._work.cache_clear()
     yield
     flash._work.cache_clear()
@@ -84,7 +85,7 @@ def check(q, k, v, plan, out_dtype=BF16, parts=1, gates=None, **options):
 
 @pytest.mark.parametrize(
     "lengths, plan",
-    [((32, 32), flash.Plan(3, 64)), ((80, 48), flash.Plan(2, 80, alternate=False))],
+    [((32, 32), Plan(3, 64)), ((80, 48), Plan(2, 80, alternate=False))],
     ids=str,
 )
 def test_panels_that_are_not_full(on_host, lengths, plan):
@@ -95,7 +96,7 @@ def test_panels_that_are_not_full(on_host, lengths, plan):
 @pytest.mark.parametrize("parts", [1, 3])
 def test_what_scores_may_have(on_host, parts):
     """Windows, sinks, a cap and gates; bfloat16; parts, of which some are empty."""
-    plan = flash.Plan(2, 64)
+    plan = Plan(2, 64)
     q, k, v = operands((32, 32), 50, 300, 4, 4, half=BF16, device=CPU)
     check(q, k, v, plan, F16, parts, window=30, sinks=torch.randn(4))
     joined = torch.randn(1, 50, 4, 64).to(BF16)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from iqforge.cuda_kernels.compile import wgmma
-from iqforge.cuda_kernels.prompt import flash
+from iqforge.cuda_kernels.prompt import flash, flash_plan
 from iqforge.errors import ShapeError
 
 GPU, PROCESSORS = torch.device("cuda"), 132
@@ -15,7 +15,7 @@ GPU, PROCESSORS = torch.device("cuda"), 132
 
 @pytest.fixture(autouse=True)
 def processors(monkeypatch):
-    monkeypatch.setattr(flash, "_multiprocessors", lambda device: PROCESSORS)
+    monkeypatch.setattr(flash_plan, "multiprocessors", lambda device: PROCESSORS)
 
 
 SHAPES = [
@@ -33,8 +33,8 @@ def test_parts_share_the_multiprocessors(lengths, heads, kv_heads):
     """All tiles with their parts are at most as many, and a part has some blocks of positions."""
     for n, depth, sequences in itertools.product((1, 9, 130, 700), (0, 513, 70_000), (1, 3, 200)):
         shapes = (sequences, n, heads, lengths[0]), (sequences, depth + n, kv_heads, lengths[1])
-        plan = flash.plan_of(*shapes, GPU)
-        rows, pairs, parts = flash.division(*shapes, GPU, plan)
+        plan = flash_plan.plan_of(*shapes, GPU)
+        rows, pairs, parts = flash_plan.division(*shapes, GPU, plan)
         assert rows % plan.rows == 0 and 0 <= rows - n * (heads // kv_heads) < plan.rows
         assert pairs == sequences * kv_heads and parts >= 1
         if parts > 1:
@@ -46,27 +46,29 @@ def test_parts_share_the_multiprocessors(lengths, heads, kv_heads):
 def test_fewer_tokens_and_heads_allocate_no_more_than_is_announced(lengths, heads, kv_heads):
     (key, value), some = lengths, {1, kv_heads // 2, kv_heads} - {0}
     for rows, total in itertools.product((1, 40, 600, 2048), (300, 4096, 100_000)):
-        announced = flash.partial_bytes((1, rows, heads, key), (1, total, kv_heads, value), GPU)
+        announced = flash_plan.partial_bytes(
+            (1, rows, heads, key), (1, total, kv_heads, value), GPU
+        )
         divided = 0
         for n, kept, seen in itertools.product((1, 2, 33, 600, 2048), some, (300, 4096, 100_000)):
             if n > rows or seen > total or n > seen:
                 continue
             shapes = (1, n, kept * (heads // kv_heads), key), (1, seen, kept, value)
-            found = flash.division(*shapes, GPU, flash.plan_of(*shapes, GPU)).partial
+            found = flash_plan.division(*shapes, GPU, flash_plan.plan_of(*shapes, GPU)).partial
             divided = max(divided, 4 * found * (value + 2))
         assert divided <= announced <= 4 * PROCESSORS * 192 * (value + 2)
         assert bool(announced) == (total > 300)
 
 
 def test_products_are_those_of_the_plans():
-    plans = [plan for plans in flash.PLANS.values() for plan in plans]
+    plans = [plan for plans in flash_plan.PLANS.values() for plan in plans]
     assert set(wgmma.POSITIONS) == {plan.positions for plan in plans}
-    assert set(wgmma.VALUES) == {value for _, value in flash.PLANS}
+    assert set(wgmma.VALUES) == {value for _, value in flash_plan.PLANS}
 
 
-@pytest.mark.parametrize("lengths", flash.PLANS, ids=str)
+@pytest.mark.parametrize("lengths", flash_plan.PLANS, ids=str)
 def test_blocks_fit_the_shared_memory_of_a_multiprocessor(lengths):
-    for plan in flash.PLANS[lengths]:
+    for plan in flash_plan.PLANS[lengths]:
         assert plan.shared(*lengths) + 8 * (2 + 4 * plan.ring) <= 227 * 1024
 
 

@@ -14,7 +14,7 @@ import torch
 from ...cuda_kernels.layouts.table import plain_type
 from ...cuda_kernels.packed.matrix import PackedMatrix
 from ...cuda_kernels.peer.rows import memory_bytes
-from ...cuda_kernels.prompt import flash as prompt_flash
+from ...cuda_kernels.prompt import flash_plan
 from ...cuda_kernels.prompt import grouped as prompt_grouped
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
@@ -166,10 +166,10 @@ def _attention(
         "keys": rows * s.kv_heads * s.key_length * _HALF,
         "values": rows * s.kv_heads * s.value_length * _HALF,
     }
-    own = prompt_flash.fits(s.key_length, s.value_length, device)
+    own = flash_plan.fits(s.key_length, s.value_length, device)
     if own:
         queries = (1, rows, s.heads, s.key_length)
-        found["attention"] = prompt_flash.partial_bytes(
+        found["attention"] = flash_plan.partial_bytes(
             queries, (1, keys, s.kv_heads, s.value_length), device
         )
         if settings.k.is_quantized or settings.v.is_quantized:
@@ -209,9 +209,9 @@ def _latent(
         "values": min(most, keys * q * _HALF),
         "attention": of_q + rows * s.heads * _FLOAT,  # what torch's flash attention returns
     }
-    if prompt_flash.fits(s.key_length, s.value_length, device):
+    if flash_plan.fits(s.key_length, s.value_length, device):
         queries, values = (1, rows, s.heads, s.key_length), (1, keys, s.heads, s.value_length)
-        found["attention"] = prompt_flash.partial_bytes(queries, values, device)
+        found["attention"] = flash_plan.partial_bytes(queries, values, device)
     if m.q_a is not None:
         found |= {"queries of latent": of_q, "query latent": rows * m.q.cols * _HALF}
     if settings.k.is_quantized and settings.hadamard_k:  # read in float32, and turned back

@@ -11,6 +11,7 @@ import torch
 from ....cuda_kernels.attention import mla_shape
 from ....cuda_kernels.attention.shape import shared_limit
 from ....cuda_kernels.prompt import flash as prompt_flash
+from ....cuda_kernels.prompt import flash_plan
 from ....cuda_kernels.prompt import mla as prompt_mla
 from ...layers.attention import temperature
 from ...layers.batch import Batch
@@ -253,7 +254,7 @@ class PromptLatent(Staged):
             heads = slice(first, min(first + step, s.heads))
             shape = (len(rows), heads.stop - first, s.key_length)
             k = self.context.buffer("keys", shape, rows.dtype)
-            own = prompt_flash.fits(s.key_length, s.value_length, rows.device)
+            own = flash_plan.fits(s.key_length, s.value_length, rows.device)
             v = self.context.buffer(
                 "values", (*shape[:2], s.value_length if own else s.key_length), rows.dtype
             )

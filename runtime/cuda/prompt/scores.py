@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from ....cuda_kernels.prompt import attention as prompt_attention
 from ....cuda_kernels.prompt import flash as prompt_flash
+from ....cuda_kernels.prompt import flash_plan
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.specs import AttentionSpec
 
@@ -18,7 +19,7 @@ _FLASH_HEAD = 256  # elements of a head for which torch has flash attention, at 
 
 def has_flash(s: AttentionSpec, device: torch.device) -> bool:
     """Return whether there is flash attention for these heads on a device."""
-    if prompt_flash.fits(s.key_length, s.value_length, device):
+    if flash_plan.fits(s.key_length, s.value_length, device):
         return True
     return not s.softcap and max(s.key_length, s.value_length) <= _FLASH_HEAD
 
@@ -42,7 +43,7 @@ def attend(
     have one length. Heads that neither takes, or scores with a cap, have their scores in memory.
     """
     shape = (*q.shape[:3], s.value_length)
-    if prompt_flash.fits(s.key_length, s.value_length, q.device):
+    if flash_plan.fits(s.key_length, s.value_length, q.device):
         mixed = q.new_empty(shape) if out is None else out.view(shape)
         prompt_flash.flash_attention(
             q,
