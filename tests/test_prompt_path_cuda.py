@@ -13,6 +13,7 @@ from iqforge.cuda_kernels.prompt import flash_plan
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.bench.write import write_random_model
+from iqforge.runtime.cuda.prompt import scores as prompt_scores
 from iqforge.runtime.cuda.prompt.locked import Pieces
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings
@@ -118,8 +119,8 @@ def test_fused_experts_are_those_decoded_first(monkeypatch):
         assert error(logits(m), fused) < LIMITS["bf16"]
 
 
-def test_both_flash_attentions_agree(monkeypatch):
-    """That of Hopper and that of torch."""
+def test_all_flash_attentions_agree(monkeypatch):
+    """That of Hopper, FlashAttention-2, and cuDNN's, if torch has it."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
     with model("llama-tiny:Q8_0", precision="f16") as m:
@@ -127,6 +128,8 @@ def test_both_flash_attentions_agree(monkeypatch):
         monkeypatch.setattr(flash_plan, "fits", lambda *_: False)
         other = logits(m)
         assert error(other, first) < 0.002 and not torch.equal(other, first)
+        monkeypatch.setattr(prompt_scores, "CUDNN_ROWS", 1)
+        assert error(logits(m), first) < 0.002
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K"])

@@ -13,6 +13,7 @@ from ....cuda_kernels.prompt import flash_plan
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.specs import AttentionSpec
 
+CUDNN_ROWS = 2048  # rows of a pass from which on planning cuDNN's attention pays
 SCORE_BYTES = 128 << 20  # of scores in memory
 _FLASH_HEAD = 256  # elements of a head for which torch has flash attention, at most
 
@@ -38,9 +39,8 @@ def attend(
     window. With `out`, half of as many elements, write there, times the sigmoid of `gates` of its
     dtype if there are any, and return it.
 
-    On Hopper by kernels of our own. Elsewhere by FlashAttention-2 as torch has it (Dao, 2023):
-    causal masks end in the lower right corner, grouped heads are read as they are, keys and values
-    have one length. Heads that neither takes, or scores with a cap, have their scores in memory.
+    On Hopper by kernels of our own, elsewhere by those of torch (`_by_torch`). Heads that neither
+    takes, or scores with a cap, have their scores in memory.
     """
     shape = (*q.shape[:3], s.value_length)
     if flash_plan.fits(s.key_length, s.value_length, q.device):
@@ -81,21 +81,42 @@ def gated(mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
 def _by_torch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, s: AttentionSpec, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    longest = max(s.key_length, s.value_length)
-    mixed, log_sums = torch.ops.aten._flash_attention_forward(
-        *(x if x.shape[3] == longest else F.pad(x, (0, longest - x.shape[3])) for x in (q, k, v)),
-        None,
-        None,
-        q.shape[1],
-        k.shape[1],
-        0.0,
-        True,
-        False,
-        scale=s.scale,
-        window_size_left=s.window - 1 if s.window else None,
-        window_size_right=0 if s.window else None,
-    )[:2]
-    mixed = mixed[..., : s.value_length]
+    """Return the result in the dtype of q.
+
+    FlashAttention-2 (Dao, 2023): causal masks end in the lower right corner, grouped heads are read
+    as they are, keys and values have one length. cuDNN's kernel is faster on new devices, but
+    takes up to a second to plan, and has no such corner.
+    """
+    if (
+        not 0 < s.window < k.shape[1]
+        and q.shape[1] == k.shape[1]
+        and len(q) * q.shape[1] >= CUDNN_ROWS
+        and _cudnn_takes(q, k, v)
+    ):
+        by_head = (x.transpose(1, 2) for x in (q, k, v))
+        mixed, log_sums = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            *by_head, None, sinks is not None, 0.0, True, False, scale=s.scale
+        )[:2]
+        mixed = mixed.transpose(1, 2)
+    else:
+        longest = max(s.key_length, s.value_length)
+        mixed, log_sums = torch.ops.aten._flash_attention_forward(
+            *(
+                x if x.shape[3] == longest else F.pad(x, (0, longest - x.shape[3]))
+                for x in (q, k, v)
+            ),
+            None,
+            None,
+            q.shape[1],
+            k.shape[1],
+            0.0,
+            True,
+            False,
+            scale=s.scale,
+            window_size_left=s.window - 1 if s.window else None,
+            window_size_right=0 if s.window else None,
+        )[:2]
+        mixed = mixed[..., : s.value_length]
     if sinks is not None:
         prompt_rows.take_sinks(mixed, log_sums.reshape(len(mixed), s.heads, -1), sinks)
     return mixed
@@ -139,3 +160,10 @@ def attend_in_memory(
         mixed = torch.bmm(shares, values).unflatten(1, (-1, rows))
         out[first : first + rows].unflatten(1, (kv_heads, -1)).copy_(mixed.permute(2, 0, 1, 3))
     return out
+
+
+def _cudnn_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, q.shape[1] != k.shape[1]))
