@@ -85,11 +85,11 @@ def check(q, k, v, plan, out_dtype=BF16, parts=1, gates=None, **options):
 
 @pytest.mark.parametrize(
     "lengths, plan",
-    [((32, 32), Plan(3, 64)), ((80, 48), Plan(2, 80, alternate=False))],
+    [((32, 32), Plan(3, 64)), ((80, 48), Plan(2, 80))],
     ids=str,
 )
 def test_panels_that_are_not_full(on_host, lengths, plan):
-    """Three warpgroups in turn, or two not in turn; two sequences, tiles and blocks not full."""
+    """Three warpgroups, or two; two sequences, tiles and blocks not full."""
     check(*operands(lengths, 45, 150, 6, 2, sequences=2, device=CPU), plan)
 
 

@@ -26,8 +26,7 @@ def spec(
     """Return the kernel for heads of these lengths, with keys and values of a dtype, results of
     another one, and scores with a cap or without.
     """
-    groups, positions, ring, alternate = plan
-    name = f"prompt_flash_{key}_{value}_{short(half)}_{short(out)}_{groups}x{positions}"
+    name = f"prompt_flash_{key}_{value}_{short(half)}_{short(out)}_{plan.groups}x{plan.positions}"
     return KernelSpec(
         f"{name}{'_capped' * capped}",
         ("prompt/flash.cu",),
@@ -37,10 +36,8 @@ def spec(
             ("KEY", str(key)),
             ("VALUE", str(value)),
             ("CAPPED", str(int(capped))),
-            ("GROUPS", str(groups)),
-            ("POSITIONS", str(positions)),
-            ("RING", str(ring)),
-            ("ALTERNATE", str(int(alternate))),
+            ("GROUPS", str(plan.groups)),
+            ("POSITIONS", str(plan.positions)),
         ),
         ("flash_attention", "flash_join"),
         ARCHS,

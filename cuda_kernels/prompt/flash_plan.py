@@ -9,20 +9,18 @@ from typing import NamedTuple
 
 import torch
 
+_STAGES = 2  # blocks of keys and of values in shared memory
 _FEW_TURNS = 3  # tiles of a multiprocessor, up to which these do not even out
 _LEAST_BLOCKS = 4  # of positions, for a part of a tile
 
 
 class Plan(NamedTuple):
     """How a kernel is compiled and launched: warpgroups that multiply, 64 rows each; positions of a
-    block of keys and values, and blocks of them in shared memory; whether warpgroups multiply in
-    turn.
+    block of keys and values.
     """
 
     groups: int
     positions: int
-    ring: int = 2
-    alternate: bool = True
 
     @property
     def rows(self) -> int:
@@ -39,7 +37,7 @@ class Plan(NamedTuple):
     def shared(self, key: int, value: int) -> int:
         """Return bytes: queries of a tile, the rings, the alignment."""
         panels_k, panels_v = -(-key // 64), -(-value // 64)
-        rows = self.rows * panels_k + self.ring * self.positions * (panels_k + panels_v)
+        rows = self.rows * panels_k + _STAGES * self.positions * (panels_k + panels_v)
         return 128 * rows + 1024
 
 

@@ -4,7 +4,7 @@
 // out[row] = sum over positions of softmax(scale * q[row] . k[position]) v[position]. Each of the last n of `total` positions sees itself and
 // all before it, or a window. A tile is ROWS rows that share a head of keys: row r is query r / group of head r % group of those that
 // belong to it. A CUDA block stays on its multiprocessor and takes tile after tile. It is a producer warpgroup, which copies queries once for a
-// tile, keys and values into rings of RING blocks of POSITIONS, and GROUPS consumer warpgroups of 64 rows each.
+// tile, keys and values into rings of STAGES blocks of POSITIONS, and GROUPS consumer warpgroups of 64 rows each.
 //
 // Rows are in panels of 64 elements: 128 bytes each, whose chunks of 16 bytes are swizzled by the row. Keys are the second factor as they
 // are; values are its transpose, which the instruction reads with a flag. Shares stay in registers, as its first factor.
@@ -19,7 +19,7 @@ typedef unsigned long long uint64_t;
 #include "prompt/barriers.cuh"
 #include "prompt/wgmma_attention.cuh"
 
-constexpr int STAGES = RING, ROWS = 64 * GROUPS, CONSUMERS = 128 * GROUPS, PRODUCERS = 128;
+constexpr int STAGES = 2, ROWS = 64 * GROUPS, CONSUMERS = 128 * GROUPS, PRODUCERS = 128;
 constexpr int REGISTERS = GROUPS == 3 ? 160 : 232, PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40;
 constexpr int KEY_PANELS = (KEY + 63) / 64, VALUE_PANELS = (VALUE + 63) / 64;
 constexpr int Q_BYTES = KEY_PANELS * ROWS * 128, K_BYTES = KEY_PANELS * POSITIONS * 128, V_BYTES = VALUE_PANELS * POSITIONS * 128;
@@ -153,8 +153,8 @@ __device__ __forceinline__ void produce(const Problem& p, const Places& at) {
   copies.flush();
 }
 
-// A descriptor of a factor in panels, whose columns (or, of a transposed one, rows) are 16 of the sum: groups of 8 rows are 1024 bytes apart, panels
-// `panel` bytes (for transposed factors).
+// A descriptor of a factor in panels, whose columns (or, of a transposed one, rows) are 16 of the sum: groups of 8 rows are 1024 bytes apart, and
+// panels of a transposed one `panel` bytes.
 __device__ __forceinline__ uint64_t factor_at(uint32_t at, int panel) {
   return uint64_t(64 | 1 << 30) << 32 | uint32_t(at >> 4 | panel >> 4 << 16);
 }
@@ -202,11 +202,12 @@ __device__ __forceinline__ void multiply_values(Mixes& o, const Shares& shares, 
   wgmma_commit();
 }
 
-// What rows of a thread see, and their sums so far. Scores times `unit` are powers of two.
+// The last and first position that each row of a thread sees; its largest score and the sum of its shares so far.
 struct Sight { int last[2], first[2]; };
 struct Softmax { float most[2], sum[2]; };
 
-// Scores to shares in float32; `factor` is what sums so far are multiplied by. block: position of the first score.
+// Scores to shares in float32: 2 to the power of what a score times `unit` is below the largest one. `factor` is what sums so far are multiplied by.
+// block: position of the first score.
 __device__ __forceinline__ void shares_of(Scores& s, const Sight& sight, int block, float unit, float cap, Softmax& so_far, float (&factor)[2]) {
   if constexpr (CAPPED) {
 #pragma unroll
@@ -245,10 +246,17 @@ __device__ __forceinline__ void shares_of(Scores& s, const Sight& sight, int blo
   for (int h = 0; h < 2; ++h) so_far.sum[h] = fmaf(so_far.sum[h], factor[h], sum[h]);
 }
 
-// Registers of shares that a product reads are taken for free once it is issued; `none` (0) times what they held keeps them until here.
+// Shares rounded, as the first factor of a product. The compiler takes the registers of such a factor for free once the product is issued, which
+// still reads them: `none`, 0, and what they held are joined here, so that they keep it until the product has ended.
 __device__ __forceinline__ void rounded(Shares& shares, const Scores& s, uint32_t none) {
 #pragma unroll
   for (int i = 0; i < POSITIONS / 4; ++i) shares[i] = pack2<HALF>(s[2 * i], s[2 * i + 1]) | (shares[i] & none);
+}
+
+// The sum over the four lanes that have a row.
+__device__ __forceinline__ float over_four(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 // What results of a token (of all sequences) and head are multiplied by, from element `at` on; null for 1.
@@ -270,9 +278,7 @@ __device__ __forceinline__ void write_out(const Problem& p, const Tile& tile, in
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int r = row + 8 * h, token = r / p.group, head = tile.head * p.group + r % p.group;
-    float sum = softmax.sum[h];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    float sum = over_four(softmax.sum[h]);
     if (token >= p.n) continue;
     if (p.sinks != nullptr) sum += exp2_of(fmaf(p.sinks[head], LOG2E, -softmax.most[h] * (CAPPED ? 1.0f : unit)));
     const float inverse = 1.0f / sum;
@@ -301,9 +307,7 @@ __device__ __forceinline__ void write_part(const Problem& p, const Tile& tile, i
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float sum = softmax.sum[h];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const float sum = over_four(softmax.sum[h]);
     const int64_t r = partial_row(p, tile.part, tile.pair, row + 8 * h);
     if (lane % 4 == 0) partial_sums(p)[r] = make_float2(softmax.most[h] * (CAPPED ? 1.0f : unit), sum);
     if (tile.empty()) continue;
@@ -331,7 +335,7 @@ __device__ __forceinline__ void consume(const Problem& p, const Places& at) {
   for (int i = 0; i < POSITIONS / 4; ++i) shares[i] = 0;
   Tile tile;
   int taken = 0;
-  if (ALTERNATE && own == GROUPS - 1) named_arrive<256>(TURN);
+  if (own == GROUPS - 1) named_arrive<256>(TURN);
   for (int n = 0; find_tile(p, n, tile); ++n) {
     const int row = tile.row + within, start = p.total - p.n;
     Sight sight;
@@ -360,12 +364,12 @@ __device__ __forceinline__ void consume(const Problem& p, const Places& at) {
     rounded(shares, s, p.none);
     for (int block = tile.last - 1; block >= tile.first; --block) {
       barrier_wait(at.k_full + 8 * of_k.stage, of_k.round);
-      if (ALTERNATE) named_sync<256>(TURN + own);
+      named_sync<256>(TURN + own);
       wgmma_fence();
       multiply_keys(s, q, at.k + of_k.stage * K_BYTES);
       barrier_wait(at.v_full + 8 * of_v.stage, of_v.round);
       multiply_values(o, shares, at.v + of_v.stage * V_BYTES);
-      if (ALTERNATE) named_arrive<256>(TURN + (own + 1) % GROUPS);
+      named_arrive<256>(TURN + (own + 1) % GROUPS);
       wgmma_wait<1>();
       settle(s);
       release(at.k_empty + 8 * of_k.stage);

@@ -80,6 +80,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_setting_flags(parser)
 
 
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name one model, in a file or synthetic."""
+    parser.add_argument("-m", "--model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument(
+        "--synthetic",
+        metavar="SHAPE:TYPE",
+        help="random weights of a real shape, as in `iqforge bench`",
+    )
+
+
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say where and how the model runs, the last group of help."""
     group = parser.add_argument_group("where and how the model runs")

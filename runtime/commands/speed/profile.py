@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from ....errors import UsageError, printable
-from ..flags import MODEL_HELP
 from ..watch import Runs, passes, watched
-from .bench import add_setting_flags
+from .bench import add_model_flags, add_setting_flags
 from .settings import cache_settings, only_setting, open_model
 
 
@@ -20,12 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " typical pass as SVG: a row per layer, a box per kernel. With -sm graph all ranks run, and"
         " the first is shown."
     )
-    parser.add_argument("-m", "--model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument(
-        "--synthetic",
-        metavar="SHAPE:TYPE",
-        help="random weights of a real shape, as in `iqforge bench`",
-    )
+    add_model_flags(parser)
     parser.add_argument(
         "-p",
         "--n-prompt",

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from ....errors import UsageError
 from ...bench.options import SweepOptions
-from ..flags import MODEL_HELP
 from ..watch import Runs, watched
-from .bench import add_setting_flags
+from .bench import add_model_flags, add_setting_flags
 from .settings import only_setting, open_model
 
 if TYPE_CHECKING:
@@ -39,12 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "For every -ub tokens of context, generate -n tokens, then evaluate a prompt of -ub tokens,"
         " which stays in the context. Each line shows both speeds at that depth."
     )
-    parser.add_argument("-m", "--model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument(
-        "--synthetic",
-        metavar="SHAPE:TYPE",
-        help="random weights of a real shape, as in `iqforge bench`",
-    )
+    add_model_flags(parser)
     parser.add_argument(
         "-c",
         "--ctx-size",
