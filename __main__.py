@@ -13,6 +13,7 @@ from typing import NoReturn
 
 INTERRUPTED = 130
 PATIENCE = 1.0  # seconds until a Ctrl-C that nothing came of is said to be late
+AGAIN = 0.02  # seconds until a Ctrl-C is tried again that arrived during an import
 _interrupts: list[int] = []
 
 
@@ -21,12 +22,12 @@ def run() -> NoReturn:
     modules are imported or the process ends.
     """
     status = INTERRUPTED
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
-    atexit.register(lambda: _end(status))  # the first to be registered is the last to be called
     try:
+        atexit.register(lambda: _end(status))  # the first to be registered is the last to be called
         try:
-            if signal.getsignal(signal.SIGINT) is _interrupt:
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGALRM, _interrupt)
+                signal.signal(signal.SIGINT, _interrupt)
                 _listen()
             from .cli import main
 
@@ -36,24 +37,36 @@ def run() -> NoReturn:
         except SystemExit:
             status = 0  # the exception has its own
             raise
-        except Exception as error:
-            # Modules in C make an ImportError of an interrupt while they are imported.
-            if not (_interrupts and isinstance(error, ImportError)):
-                status = 1
-                raise
-            print("\niqforge: interrupted", file=sys.stderr)
+        except Exception:
+            status = 1
+            raise
         finally:
             if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as of a rank, or after nohup
                 signal.signal(signal.SIGINT, _leave)
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         status = INTERRUPTED
     sys.exit(status)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, as Python does, and remember it."""
+    """Raise KeyboardInterrupt, as Python does, and remember it. While a module is imported, wait
+    until it is there: modules in C print the exception, or make an ImportError of it.
+    """
+    if _imports(frame):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        return
     _interrupts.append(number)
     signal.default_int_handler(number, frame)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether this frame is a part of an import."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _listen() -> None:
