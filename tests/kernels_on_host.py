@@ -225,7 +225,8 @@ extern "C" void route(const float* logits, int parts, const float* bias, int tok
     });
 }
 extern "C" void group(const int* ids, int n, int experts, int* ends, int* sources, int* rows) {
-    launch_on_host(experts, 1, GROUP_THREADS, [&] { group_rows(ids, n, ends, sources, rows); });
+    launch_on_host((experts + GROUPED - 1) / GROUPED, 1, GROUP_THREADS,
+                   [&] { group_rows(ids, n, experts, ends, sources, rows); });
 }
 """
 

@@ -127,14 +127,14 @@ def test_logits_in_parts(kernels, biased):
     assert torch.equal(ids, wanted_ids) and torch.equal(weights, wanted)
 
 
-# With 16,384 ids or fewer, in fours, a thread keeps its own.
-@pytest.mark.parametrize("n", [4, 100, 1000, 1001, 16380, 16384, 17000])
-@pytest.mark.parametrize("low", [-1, 0])
-def test_rows_are_grouped_in_order(kernels, n, low):
+# With 32,768 ids or fewer a thread keeps its own.
+@pytest.mark.parametrize("n", [1, 4, 1001, 16384, 20480, 32766, 32768, 32769, 70000])
+@pytest.mark.parametrize(("low", "n_experts"), [(-1, 5), (0, 12)])
+def test_rows_are_grouped_in_order(kernels, n, low, n_experts):
     """There are experts without rows, and ids below 0."""
-    n_experts = 5
     ids = torch.randint(low, n_experts, (n,), dtype=torch.int32)
     ids[ids == 1] = 2
+    ids[n // 4 : n // 2] = n_experts - 1  # one has most of them
     ends, sources, rows = (torch.full((size,), -7, dtype=torch.int32) for size in (n_experts, n, n))
     kernels.group(pointer(ids), n, n_experts, pointer(ends), pointer(sources), pointer(rows))
     order = ids.argsort(stable=True)

@@ -10,7 +10,8 @@ from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 
 _PER_LANE = (1, 2, 4, 8, 16)
-_ROUTE_WARPS, _GROUP_THREADS = 4, 1024
+_ROUTE_WARPS = 4
+_GROUP_THREADS, _GROUPED = 1024, 4  # experts of a block
 _EXPERTS_SPEC = KernelSpec(
     "prompt_experts", ("prompt/experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows")
 )
@@ -90,10 +91,11 @@ def group_rows(
     """
     launch(
         function(_EXPERTS_SPEC, "group_rows", ids.device),
-        len(ends),
+        -(-len(ends) // _GROUPED),
         _GROUP_THREADS,
         ids,
         np.int32(ids.numel()),
+        np.int32(len(ends)),
         ends,
         sources,
         rows,

@@ -4,7 +4,8 @@
 
 constexpr int ROUTE_WARPS = 4;
 constexpr int GROUP_THREADS = 1024;
-constexpr int PER_THREAD = 16;
+constexpr int MOST_IDS = 32;  // of a thread in a pass
+constexpr int GROUPED = 4;    // experts of a block
 
 // How experts are chosen and weighted; see step/router.cu. `always`, `threshold`: experts from slot
 // `always` on count only if their score exceeds threshold * that of the first slot.
@@ -139,114 +140,115 @@ ROUTE(4)
 ROUTE(8)
 ROUTE(16)
 
-__device__ __forceinline__ int block_sum(int x, int* shared) {
-#pragma unroll
-    for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-    __syncthreads();
-    int sum = 0;
-    for (int warp = 0; warp < GROUP_THREADS / 32; warp++) sum += shared[warp];
-    return sum;
-}
+// Counts of GROUPED experts, 16 bits each, the first in the lowest.
+typedef unsigned long long Counts;
+static_assert(GROUP_THREADS * MOST_IDS < 1 << 16 && GROUPED == 4, "counts of a pass fit");
 
-__device__ __forceinline__ int scan_of_warp(int x, int lane) {
+struct Scanned {
+    Counts before, total;  // of the block's experts in a pass: in ids of the threads before this one, and in all
+    int lower;             // ids of lower experts in the pass
+};
+
+__device__ __forceinline__ Counts one_of(int expert) { return 1ull << 16 * expert; }
+__device__ __forceinline__ int count_of(Counts counts, int expert) { return (int)(counts >> 16 * expert & 0xffff); }
+
+__device__ __forceinline__ Counts scan_of_warp(Counts x, int lane) {
 #pragma unroll
     for (int step = 1; step < 32; step <<= 1) {
-        const int other = __shfl_up_sync(0xffffffffu, x, step);
+        const Counts other = __shfl_up_sync(0xffffffffu, x, step);
         if (lane >= step) x += other;
     }
     return x;
 }
 
-// group_rows where every thread can keep its ids, PER_THREAD in a row: they are read once.
-__device__ __forceinline__ void group_once(const int* ids, int n, int* ends, int* sources, int* rows, int* of_warps, int* lower_of_warps) {
-    const int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, first = threadIdx.x * PER_THREAD;
-    static_assert(GROUP_THREADS == 1024, "a warp has a lane for every warp");
-    int own[PER_THREAD], lower = 0, count = 0, dropped = 0;
+__device__ __forceinline__ int sum_of_warp(int x) {
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i += 4) {
-        const bool inside = first + i < n;
-        const uint4 four = inside ? *reinterpret_cast<const uint4*>(ids + first + i) : make_uint4(0, 0, 0, 0);
-        own[i] = inside ? (int)four.x : -2, own[i + 1] = inside ? (int)four.y : -2;
-        own[i + 2] = inside ? (int)four.z : -2, own[i + 3] = inside ? (int)four.w : -2;
-    }
+    for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+// A thread's ids, `per` in a row, so that order by thread is order by index. After the last id there are NO_ID.
+constexpr int NO_ID = 0x7fffffff;
+__device__ __forceinline__ void load_ids(const int* ids, int n, int first, int per, int (&own)[MOST_IDS]) {
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
-        lower += own[i] >= 0 && own[i] < expert;
-        count += own[i] == expert;
-        dropped += own[i] == -1;
-    }
-    const int scan = scan_of_warp(count, lane), lower_scan = scan_of_warp(lower, lane);
-    if (lane == 31) of_warps[warp] = scan, lower_of_warps[warp] = lower_scan;
-    __syncthreads();
-    const int warps = scan_of_warp(of_warps[lane], lane), equal = __shfl_sync(0xffffffffu, warps, 31);
-    const int in_front = __shfl_sync(0xffffffffu, warps, warp == 0 ? 0 : warp - 1);
-    const int begin = __shfl_sync(0xffffffffu, scan_of_warp(lower_of_warps[lane], lane), 31);
-    if (threadIdx.x == 0) ends[expert] = begin + equal;
-    int row = begin + (warp ? in_front : 0) + scan - count;
+    for (int i = 0; i < MOST_IDS; i += 4) {
+        const bool inside = i < per && first + i < n;
+        if (inside && n % 4 == 0) {
+            const uint4 four = *reinterpret_cast<const uint4*>(ids + first + i);
+            own[i] = (int)four.x, own[i + 1] = (int)four.y, own[i + 2] = (int)four.z, own[i + 3] = (int)four.w;
+        } else {
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
-        if (own[i] == expert) sources[row] = first + i, rows[first + i] = row++;
-        if (expert == 0 && own[i] == -1) rows[first + i] = -1;
-    }
-    if (expert == 0) {
-        __syncthreads();
-        dropped = block_sum(dropped, of_warps);
-        for (int i = n - dropped + threadIdx.x; i < n; i += GROUP_THREADS) sources[i] = -1;
+            for (int j = i; j < i + 4; j++) own[j] = inside && first + j < n ? ids[first + j] : NO_ID;
+        }
     }
 }
 
-// The rows of expert blockIdx.x: ids int[n] in flat (token, slot) order; ends[e] = rows of experts
-// 0..e; sources[row] = flat index of a grouped row; rows[flat] = its row. Ids below 0 have no row:
-// rows[flat] = -1, and the last sources are -1. CUDA block e counts the ids before its own and
-// places its own in order. Block 0 also marks ids without a row.
+__device__ __forceinline__ Scanned scan_ids(const int (&own)[MOST_IDS], int expert, Counts* of_warps, int* lower_of_warps) {
+    static_assert(GROUP_THREADS == 1024, "a warp has a lane for every warp");
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Counts counts = 0;
+    int lower = 0;
+#pragma unroll
+    for (int i = 0; i < MOST_IDS; i++) {
+        const unsigned which = own[i] - expert;
+        counts += which < GROUPED ? one_of(which) : 0;
+        lower += own[i] >= 0 && own[i] < expert;
+    }
+    const Counts scan = scan_of_warp(counts, lane);
+    lower = sum_of_warp(lower);
+    __syncthreads();  // what was here before is read
+    if (lane == 31) of_warps[warp] = scan, lower_of_warps[warp] = lower;
+    __syncthreads();
+    const Counts warps = scan_of_warp(of_warps[lane], lane), in_front = __shfl_sync(0xffffffffu, warps, warp == 0 ? 0 : warp - 1);
+    return {(warp ? in_front : 0) + scan - counts, __shfl_sync(0xffffffffu, warps, 31), sum_of_warp(lower_of_warps[lane])};
+}
+
+// Group rows by expert: ids int[n] in flat (token, slot) order, below n_experts; ends[e] = rows of experts 0..e; sources[row] = flat
+// index of a grouped row; rows[flat] = its row. Ids below 0 have no row: rows[flat] = -1, and the last sources are -1. A CUDA block counts the
+// ids before its GROUPED experts and places theirs in order; ids are read once where a thread can keep its own. The first block marks
+// ids without a row, the last one sources without an id.
 extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
-group_rows(const int* ids, int n, int* ends, int* sources, int* rows) {
-    __shared__ int shared[GROUP_THREADS / 32], before[GROUP_THREADS / 32];
-    const int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int lower = 0, equal = 0, dropped = 0;
-    if (n % 4 == 0 && n <= GROUP_THREADS * PER_THREAD) {
-        group_once(ids, n, ends, sources, rows, shared, before);
-        return;
-    }
-    for (int i = threadIdx.x; i < n; i += GROUP_THREADS) {
-        const int id = ids[i];
-        lower += id >= 0 && id < expert;
-        equal += id == expert;
-        dropped += id < 0;
-    }
-    int next = block_sum(lower, shared);
-    equal = block_sum(equal, shared);
-    if (threadIdx.x == 0) ends[expert] = next + equal;
-    if (expert == 0) {
-        dropped = block_sum(dropped, shared);
-        for (int i = n - dropped + threadIdx.x; i < n; i += GROUP_THREADS) sources[i] = -1;
-    }
-    for (int start = 0; start < n; start += GROUP_THREADS * PER_THREAD) {
-        // Each thread owns PER_THREAD ids in a row, so that order by thread is order by index.
-        int own[PER_THREAD], count = 0;
-        const int first = start + threadIdx.x * PER_THREAD;
+group_rows(const int* ids, int n, int n_experts, int* ends, int* sources, int* rows) {
+    __shared__ Counts of_warps[GROUP_THREADS / 32];
+    __shared__ int lower_of_warps[GROUP_THREADS / 32], next[GROUPED];
+    const int expert = blockIdx.x * GROUPED, per = min(MOST_IDS, (n + 4 * GROUP_THREADS - 1) / (4 * GROUP_THREADS) * 4);
+    const int pass = GROUP_THREADS * per, first = threadIdx.x * per;
+    int own[MOST_IDS], end = 0, total[GROUPED] = {};
+    Scanned scanned = {};
+    for (int start = 0; start < n; start += pass) {
+        load_ids(ids, n, start + first, per, own);
+        scanned = scan_ids(own, expert, of_warps, lower_of_warps);
+        end += scanned.lower;
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
-            own[i] = first + i < n ? ids[first + i] : -2;
-            count += own[i] == expert;
-            if (expert == 0 && own[i] == -1) rows[first + i] = -1;
+        for (int e = 0; e < GROUPED; e++) total[e] += count_of(scanned.total, e);
+    }
+#pragma unroll
+    for (int e = 0; e < GROUPED; e++) {
+        if (threadIdx.x == 0) next[e] = end;
+        end += total[e];
+        if (threadIdx.x == 0 && expert + e < n_experts) ends[expert + e] = end;
+    }
+    for (int start = 0; start < n; start += pass) {
+        if (pass < n) {
+            load_ids(ids, n, start + first, per, own);
+            scanned = scan_ids(own, expert, of_warps, lower_of_warps);
         }
-        int scan = count;
+        __syncthreads();  // next is there
+        Counts before = scanned.before;
 #pragma unroll
-        for (int step = 1; step < 32; step <<= 1) {
-            const int other = __shfl_up_sync(0xffffffffu, scan, step);
-            if (lane >= step) scan += other;
+        for (int i = 0; i < MOST_IDS; i++) {
+            const unsigned which = own[i] - expert;
+            const int flat = start + first + i;
+            if (which < GROUPED) {
+                const int row = next[which] + count_of(before, which);
+                before += one_of(which);
+                sources[row] = flat, rows[flat] = row;
+            }
+            if (expert == 0 && own[i] < 0) rows[flat] = -1;
         }
-        __syncthreads();
-        if (lane == 31) before[warp] = scan;
-        __syncthreads();
-        int row = next + scan - count;
-        for (int w = 0; w < warp; w++) row += before[w];
-        for (int w = 0; w < GROUP_THREADS / 32; w++) next += before[w];
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++)
-            if (own[i] == expert) sources[row] = first + i, rows[first + i] = row++;
+        __syncthreads();  // next is read
+        if (threadIdx.x < GROUPED) next[threadIdx.x] += count_of(scanned.total, threadIdx.x);
     }
+    if (blockIdx.x == gridDim.x - 1)
+        for (int i = end + threadIdx.x; i < n; i += GROUP_THREADS) sources[i] = -1;
 }
