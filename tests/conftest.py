@@ -147,7 +147,7 @@ SLOW_MODULES = {
     "test_cpu_steps.py",
     "test_delta_on_host.py",
     "test_device_calls.py",
-    "test_gemma_kernels_on_host.py",
+    "test_row_kernels_on_host.py",
     "test_kernel_races.py",
     "test_latent_on_host.py",
     "test_latent_prompt_on_host.py",

@@ -68,8 +68,11 @@ class GroupRowLinks:
 
     def __init__(self, group: Group):
         def add_norm(h, weight, eps, out, *, moved, half, delta=None, extra=None, **how):
-            y, weighted = torch.zeros_like(h), {n: how.pop(n, None) for n in ("rows", "weights")}
-            if extra is not None:
+            names = ("rows", "weights", "shares")
+            y, weighted = torch.zeros_like(h), {n: how.pop(n, None) for n in names}
+            if weighted["weights"] is not None:
+                weighted["extra"] = extra
+            elif extra is not None:
                 y += extra.float()
             if delta is not None:
                 prompt_on_cpu.add_norm(y, None, 0.0, None, delta=delta, **weighted)

@@ -48,15 +48,19 @@ def add_norm(
     delta=None,
     rows=None,
     weights=None,
+    extra=None,
+    shares=None,
     exact=None,
     permuted=False,
+    plain=None,
     centered=False,
     bias=None,
     post_weight=None,
     post_eps=0.0,
     scale=1.0,
 ):
-    assert not permuted and (delta is None or weights is not None or len(delta) == len(h))
+    assert not permuted and plain is None
+    assert delta is None or weights is not None or len(delta) == len(h)
     if delta is not None:
         y = (
             delta.float()
@@ -65,6 +69,8 @@ def add_norm(
             .masked_fill(rows[..., None] < 0, 0)
             .sum(1)
         )
+        if extra is not None:
+            y = y + (1 if shares is None else shares.sigmoid()[:, None]) * extra.float()
         h += y if post_weight is None else step_on_cpu.normed(y, post_weight, post_eps)
         h *= scale
     if out is not None:

@@ -182,6 +182,44 @@ def test_outputs_of_experts_are_added_in_order(rng, half):
 @gpu
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("width", [64, 2048, 5120, 12296])
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_added_next_to_experts(rng, half, width, shared):
+    tokens, k = 9, 3
+    h, weight, extra = (
+        randn(rng, tokens, width),
+        randn(rng, width),
+        randn(rng, tokens, width, dtype=half),
+    )
+    delta, weights = randn(rng, tokens * k, width, dtype=half), randn(rng, tokens, k).abs()
+    rows = torch.randperm(tokens * k, generator=rng, device="cuda").to(torch.int32).view(tokens, k)
+    shares = randn(rng, tokens) if shared else None
+    factor = 1.0 if shares is None else shares.double().sigmoid()[:, None]
+    expected = h.double() + factor * extra.double()
+    expected = expected + (delta.double()[rows.long()] * weights[..., None]).sum(1)
+    out, plain = (poisoned(tokens, n, dtype=half) for n in (padded(width), width))
+    prompt_rows.add_norm(
+        h,
+        weight,
+        1e-5,
+        out,
+        delta=delta,
+        rows=rows,
+        weights=weights,
+        extra=extra,
+        shares=shares,
+        permuted=True,
+        plain=plain,
+    )
+    close(h, expected)
+    close(plain, F.rms_norm(h.double(), (width,), weight.double(), 1e-5))
+    filled = F.pad(plain, (0, padded(width) - width))
+    assert torch.equal(out, filled[:, permutation(padded(width), "cuda")])
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("given", [torch.float16, torch.bfloat16, torch.float32])
 def test_conversion(rng, half, given):
     x, out = randn(rng, 5, 7, 24, dtype=given) * 100, poisoned(35, 24, dtype=half)

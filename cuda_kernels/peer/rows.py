@@ -116,8 +116,10 @@ class PeerRows:
         rows: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         extra: torch.Tensor | None = None,
+        shares: torch.Tensor | None = None,
         exact: torch.Tensor | None = None,
         permuted: bool = False,
+        plain: torch.Tensor | None = None,
         post_weight: torch.Tensor | None = None,
         post_eps: float = 0.0,
         scale: float = 1.0,
@@ -126,17 +128,18 @@ class PeerRows:
         `prompt.add_norm`.
 
         This rank adds `delta` (with `rows` and `weights` the outputs of experts), and `extra`
-        half[T, width]; without both it adds nothing. Parts move in the type `moved`. All ranks call
-        with as many rows of one width, and the same type and `post_weight`.
+        half[T, width], if given with `shares`; without both it adds nothing. Parts move in the type
+        `moved`. All ranks call with as many rows of one width, and the same type and `post_weight`.
         """
-        given = {"weights": weights, "rows": rows, "extra": extra, "exact": exact, "out": out}
+        given = {"weights": weights, "rows": rows, "extra": extra, "shares": shares}
+        given |= {"exact": exact, "plain": plain, "out": out}
         for first in range(0, len(h), self.rows):
             last = min(first + self.rows, len(h))
             some = {n: None if x is None else x[first:last] for n, x in given.items()}
-            plain = delta if delta is None or weights is not None else delta[first:last]
+            whole = delta if delta is None or weights is not None else delta[first:last]
             self._add(
                 h[first:last],
-                plain,
+                whole,
                 some,
                 weight,
                 eps,
@@ -175,10 +178,12 @@ class PeerRows:
             some["rows"],
             np.int32(0 if weights is None else weights.shape[1]),
             some["extra"],
+            some["shares"],
             weight,
             np.float32(eps),
             some["out"],
             np.int32(permuted),
+            some["plain"],
             some["exact"],
             np.int32(width),
             post_weight,

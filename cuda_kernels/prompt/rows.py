@@ -25,6 +25,7 @@ _NORM_UNITS, _NORM_THREADS, UNIT = (1, 2, 4, 8), 256, 8
 def _rows_spec(half: torch.dtype) -> KernelSpec:
     names = (
         *(f"add_norm_{n}" for n in _NORM_UNITS),
+        *(f"add_more_norm_{n}" for n in _NORM_UNITS),
         *(f"add_layer_norm_{n}" for n in _NORM_UNITS),
         *(f"add_post_norm_{n}" for n in _NORM_UNITS),
         *(f"{activation}_gate" for activation in ACTIVATIONS),
@@ -61,8 +62,11 @@ def add_norm(
     delta: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
+    extra: torch.Tensor | None = None,
+    shares: torch.Tensor | None = None,
     exact: torch.Tensor | None = None,
     permuted: bool = False,
+    plain: torch.Tensor | None = None,
     centered: bool = False,
     bias: torch.Tensor | None = None,
     post_weight: torch.Tensor | None = None,
@@ -74,16 +78,24 @@ def add_norm(
 
     delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n,
     width] of experts: row rows[t, k] of it, times weights[t, k], is added to token t, k ascending;
-    rows below 0 are left out. Without `out`, h += delta is all. permuted: the columns of `out` in
-    the order of `grouped.py`, and its rows as long as whole groups of 128, filled up with 0.
-    centered: the mean is subtracted from h first, and `bias` float32[width], if given, added in the
-    end; not after a norm of what is added. With `post_weight`, h = (h + rms_norm(y)) * scale for
-    what would be added, y, with these weights and `post_eps`.
+    rows below 0 are left out. Before them `extra` half[T, width] is added, if given, with `shares`
+    float32[T] times sigmoid(shares). Without `out`, h += delta is all. permuted: the columns of
+    `out` in the order of `grouped.py`, and its rows as long as whole groups of 128, filled up with
+    0; `plain` half[T, width] then gets them as they are, if given. centered: the mean is subtracted
+    from h first, and `bias` float32[width], if given, added in the end; not after a norm of what is
+    added. With `post_weight`, h = (h + rms_norm(y)) * scale for what would be added, y, with these
+    weights and `post_eps`.
     """
     if post_weight is None and scale != 1:
         raise ValueError("add_norm has a scale only after a norm of what is added")
     if post_weight is not None and (centered or delta is None):
         raise ValueError("a norm of what is added needs a delta, and no norm with a mean after it")
+    more = extra is not None or plain is not None
+    if more and (centered or post_weight is not None or (extra is not None and weights is None)):
+        raise ValueError(
+            "add_norm adds more only next to the outputs of experts, and has no more outputs with"
+            " other norms"
+        )
     tokens, width = h.shape
     given = out if out is not None else delta
     if given is None:
@@ -91,7 +103,9 @@ def add_norm(
     half = given.dtype
     units = next(n for n in _NORM_UNITS if n * _NORM_THREADS * UNIT >= width)
     slots = 0 if delta is None else 1 if weights is None else weights.shape[1]
-    name = "add_layer_norm" if centered else "add_norm" if post_weight is None else "add_post_norm"
+    name = "add_more_norm" if more else "add_layer_norm" if centered else "add_norm"
+    if post_weight is not None:
+        name = "add_post_norm"
     post = () if post_weight is None else (post_weight, np.float32(post_eps), np.float32(scale))
     launch(
         function(_rows_spec(half), f"{name}_{units}", h.device),
@@ -109,6 +123,7 @@ def add_norm(
         np.int32(permuted),
         exact,
         np.int32(width),
+        *((extra, shares, plain) if more else ()),
         *post,
     )
 

@@ -292,13 +292,15 @@ def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
         "gated": slots * hidden * _HALF,
         "delta": slots * width * _HALF,
     }
-    if not _reads_packed(m.experts, device):
+    reads_packed = _reads_packed(m.experts, device)
+    if not reads_packed:
         found["weights"] = s.n_experts * 2 * hidden * width * _HALF
         found["grouped"] = slots * (width + 3 * hidden) * _HALF
     if m.shared is not None:
         of_shared = m.shared.down.cols
         found |= {
-            "shared normed": rows * width * _HALF,
+            "plain": rows * width * _HALF * reads_packed,
+            "shares": rows * _FLOAT * (m.shared_gate is not None),
             "shared gate_up": rows * 2 * of_shared * _HALF,
             "shared gated": rows * of_shared * _HALF,
             "shared delta": rows * width * _HALF,

@@ -16,11 +16,12 @@ __device__ __forceinline__ float norm_sum(float sum, float (&sums)[NORM_THREADS 
 }
 
 // x = v / sqrt(mean(v^2) + eps) * weight for row t, of which this thread has the units threadIdx.x + i * NORM_THREADS; `sum` is its sum of v^2,
-// or of v if CENTERED. Nothing is written if x is null. See `add_norm` for the rest.
+// or of v if CENTERED. Nothing is written if x is null. `plain`: x in the order of columns, next to a permuted one, or null. See `add_norm` for
+// the rest.
 template <int UNITS, bool CENTERED>
 __device__ __forceinline__ void write_normed(float (&v)[UNITS][8], float sum, float (&sums)[NORM_THREADS / 32], long long t,
-                                             const float* weight, const float* bias, float eps, uint4* x, int permuted, float* exact,
-                                             int width) {
+                                             const float* weight, const float* bias, float eps, uint4* x, int permuted, uint4* plain,
+                                             float* exact, int width) {
     const int units = width / 8, stored = permuted ? (width + 127) / 128 * 16 : units;  // of a row of x
     if (x == nullptr) return;
     sum = norm_sum(sum, sums);
@@ -57,9 +58,19 @@ __device__ __forceinline__ void write_normed(float (&v)[UNITS][8], float sum, fl
         if (permuted) {  // elements 32q + 4j + r go to 16j + 2q + (r & 1) + 8 (r >> 1)
             u32* group = reinterpret_cast<u32*>(x + t * stored + unit / 16 * 16) + unit % 4 * 16 + unit % 16 / 4;
             group[0] = packed.x, group[4] = packed.y, group[8] = packed.z, group[12] = packed.w;
+            if (plain != nullptr && unit < units) plain[t * units + unit] = packed;
         } else {
             x[t * units + unit] = packed;
         }
         if (exact != nullptr && unit < units) store8(exact + t * width + unit * 8, v[i]);
     }
+}
+
+// y = the row t of what is added next to other things, half[T, width]; with shares float32[T], times sigmoid(shares[t]).
+__device__ __forceinline__ void extra_unit(const uint4* extra, const float* shares, long long t, int unit, int units, float (&y)[8]) {
+    unpack8<HALF>(extra[t * units + unit], y);
+    if (shares == nullptr) return;
+    const float share = 1.0f / (1.0f + __expf(-shares[t]));
+#pragma unroll
+    for (int j = 0; j < 8; j++) y[j] *= share;
 }

@@ -139,10 +139,11 @@ __device__ __forceinline__ void meet(float (&y)[UNITS][8], long long t, u32 numb
     }
 }
 
-// As `add_norm` of prompt.cu, with what all ranks add. This rank adds `delta`, as there, and `extra` half[T, width], either of which can be null.
+// As `add_norm` of prompt.cu, with what all ranks add. This rank adds `delta` and `extra`, as there, either of which can be null.
 template <int UNITS, bool POST>
 __device__ __forceinline__ void peer_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const uint4* extra,
-                                          const float* weight, float eps, uint4* x, int permuted, float* exact, int width,
+                                          const float* shares, const float* weight, float eps, uint4* x, int permuted, uint4* plain,
+                                          float* exact, int width,
                                           const float* post_weight, float post_eps, float by, const Exchange& e) {
     __shared__ float sums[NORM_THREADS / 32];
     __shared__ u32 taken, ended;
@@ -163,7 +164,7 @@ __device__ __forceinline__ void peer_norm(float* h, const uint4* delta, const fl
         for (int j = 0; j < 8; j++) y[i][j] = 0;
         if (unit >= units) continue;
         float d[8];
-        if (extra != nullptr) unpack8<HALF>(extra[t * units + unit], y[i]);
+        if (extra != nullptr) extra_unit(extra, shares, t, unit, units, y[i]);
         if (weights == nullptr) {
             if (delta == nullptr) continue;
             unpack8<HALF>(delta[t * units + unit], d);
@@ -209,17 +210,18 @@ __device__ __forceinline__ void peer_norm(float* h, const uint4* delta, const fl
         }
         store8(h + unit * 8, v[i]);
     }
-    write_normed<UNITS, false>(v, sum, sums, t, weight, nullptr, eps, x, permuted, exact, width);
+    write_normed<UNITS, false>(v, sum, sums, t, weight, nullptr, eps, x, permuted, plain, exact, width);
     if (threadIdx.x == 0 && atomicAdd(e.state + 2, 1) + 1 == gridDim.x) e.state[0] = number, e.state[1] = 0, e.state[2] = 0;
 }
 
 #define PEER_NORM(NAME, UNITS, POST) \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
-    NAME##_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const uint4* extra, const float* weight, \
-                   float eps, uint4* x, int permuted, float* exact, int width, const float* post_weight, float post_eps, float by, u32* state, \
-                   u32* missing, const u64* peers, u64 most, u64 place, int rank, int ranks, int moved) { \
+    NAME##_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const uint4* extra, const float* shares, \
+                   const float* weight, float eps, uint4* x, int permuted, uint4* plain, float* exact, int width, const float* post_weight, \
+                   float post_eps, float by, u32* state, u32* missing, const u64* peers, u64 most, u64 place, int rank, int ranks, int moved) { \
         const Exchange e{state, missing, peers, most, place, rank, ranks, moved}; \
-        peer_norm<UNITS, POST>(h, delta, weights, rows, n_slots, extra, weight, eps, x, permuted, exact, width, post_weight, post_eps, by, e); \
+        peer_norm<UNITS, POST>(h, delta, weights, rows, n_slots, extra, shares, weight, eps, x, permuted, plain, exact, width, post_weight, \
+                               post_eps, by, e); \
     }
 PEER_NORM(peer_norm, 1, false)
 PEER_NORM(peer_norm, 2, false)

@@ -3,20 +3,21 @@
 // The residual stream h is float32[T, width]; everything else is HALF. The output of a branch is
 // added to h. It has either one row per token or `n_slots` rows per token, the outputs of its
 // experts: h[t] += sum over k of weights[t, k] * delta[rows[t, k]], k ascending; rows[t, k] < 0
-// adds nothing.
+// adds nothing. `add_more_norm` also adds `extra`, one row per token.
 #include "prompt/norm.cuh"
 #include "units/gating.cuh"
 
 // h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in
 // float32 where `exact` is given. `permuted`: x with the columns of each 128 in the order of
-// prompt/grouped.cu, its rows filled up with zeros to whole groups of 128. One CUDA block per
-// token. UNITS units per thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add; weights = null: one row per token, row t.
+// prompt/grouped.cu, its rows filled up with zeros to whole groups of 128; `plain`, if given, is x
+// without that. One CUDA block per token. UNITS units per thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add; weights = null: one row per token, row t. extra, only next to weights,
+// or null.
 // POST: what is added is divided by its root mean square and multiplied by `post_weight` first, and the sum is multiplied by `by`.
 // CENTERED: x = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias (Ba et al., 2016), bias float32[width] or null.
 template <int UNITS, bool CENTERED, bool POST>
 __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots,
-                                         const float* weight, const float* bias, float eps, uint4* x, int permuted, float* exact,
-                                         int width, const float* post_weight = nullptr, float post_eps = 0, float by = 1) {
+                                         const uint4* extra, const float* shares, const float* weight, const float* bias, float eps, uint4* x,
+                                         int permuted, uint4* plain, float* exact, int width, const float* post_weight = nullptr, float post_eps = 0, float by = 1) {
     __shared__ float sums[NORM_THREADS / 32];
     const long long t = blockIdx.x;
     const int units = width / 8;
@@ -26,8 +27,12 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
             unpack8<HALF>(delta[t * units + unit], y);
             return;
         }
+        if (extra != nullptr) {
+            extra_unit(extra, shares, t, unit, units, y);
+        } else {
 #pragma unroll
-        for (int j = 0; j < 8; j++) y[j] = 0;
+            for (int j = 0; j < 8; j++) y[j] = 0;
+        }
         for (int k = 0; k < n_slots; k++) {
             const long long row = rows[t * n_slots + k];
             if (row < 0) continue;
@@ -73,25 +78,33 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
 #pragma unroll
         for (int j = 0; j < 8; j++) sum += CENTERED ? v[i][j] : v[i][j] * v[i][j];
     }
-    write_normed<UNITS, CENTERED>(v, sum, sums, t, weight, bias, eps, x, permuted, exact, width);
+    write_normed<UNITS, CENTERED>(v, sum, sums, t, weight, bias, eps, x, permuted, plain, exact, width);
 }
 
 #define ADD_NORM(UNITS) \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
                      uint4* x, int permuted, float* exact, int width) { \
-        add_norm<UNITS, false, false>(h, delta, weights, rows, n_slots, weight, nullptr, eps, x, permuted, exact, width); \
+        add_norm<UNITS, false, false>(h, delta, weights, rows, n_slots, nullptr, nullptr, weight, nullptr, eps, x, permuted, nullptr, exact, \
+                                      width); \
+    } \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
+    add_more_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
+                          uint4* x, int permuted, float* exact, int width, const uint4* extra, const float* shares, uint4* plain) { \
+        add_norm<UNITS, false, false>(h, delta, weights, rows, n_slots, extra, shares, weight, nullptr, eps, x, permuted, plain, exact, \
+                                      width); \
     } \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_layer_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, \
                            const float* bias, float eps, uint4* x, int permuted, float* exact, int width) { \
-        add_norm<UNITS, true, false>(h, delta, weights, rows, n_slots, weight, bias, eps, x, permuted, exact, width); \
+        add_norm<UNITS, true, false>(h, delta, weights, rows, n_slots, nullptr, nullptr, weight, bias, eps, x, permuted, nullptr, exact, \
+                                     width); \
     } \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_post_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
                           uint4* x, int permuted, float* exact, int width, const float* post_weight, float post_eps, float by) { \
-        add_norm<UNITS, false, true>(h, delta, weights, rows, n_slots, weight, nullptr, eps, x, permuted, exact, width, post_weight, \
-                                     post_eps, by); \
+        add_norm<UNITS, false, true>(h, delta, weights, rows, n_slots, nullptr, nullptr, weight, nullptr, eps, x, permuted, nullptr, exact, \
+                                     width, post_weight, post_eps, by); \
     }
 ADD_NORM(1)
 ADD_NORM(2)

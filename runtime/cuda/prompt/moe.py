@@ -20,6 +20,7 @@ from ....cuda_kernels.prompt import scores as prompt_scores
 from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN
 from ...layers.moe import MoE
+from ...layers.norm import LayerNorm
 from ...weights.linear import Linear
 from ...weights.stacked_linear import ExpertLinear
 from ...weights.taps import GroupedRows
@@ -43,6 +44,8 @@ class PromptMoE(Staged):
         self.routing = routing_of(m.router)
         if not prompt_experts.route_fits(m.spec.n_experts, m.spec.n_used, self.routing):
             raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
+        if m.shared is not None and isinstance(branch.norm, LayerNorm):
+            raise Slow("a shared expert after a norm with a mean")
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         if m.router.linear.device != context.device:
             raise Placed(f"the weights of {m.router.linear.role} are not on {context.device}")
@@ -93,10 +96,14 @@ class PromptMoE(Staged):
             return
         with self.present():
             exact = self.context.buffer("normed f32", tuple(stream.h.shape), torch.float32)
-            x = stream.normed(self.norm, exact, permuted=self.fused)
+            plain = None
+            if self.shared is not None and self.fused:
+                plain = self.context.buffer("plain", tuple(exact.shape), self.context.dtype)
+            x = stream.normed(self.norm, exact, permuted=self.fused, plain=plain)
             ids, weights = self.routed(exact)
-            self._add_shared(stream, exact)
-            stream.add(*self.mixed(x, ids, weights), post_norm=self.branch.post_norm)
+            extra, shares = self._shared_rows(x if plain is None else plain, exact)
+            mixed, post_norm = self.mixed(x, ids, weights), self.branch.post_norm
+            stream.add(*mixed, extra=extra, shares=shares, post_norm=post_norm)
 
     def input_shape(self, tokens: int) -> tuple[int, int]:
         """Return the shape of what `mixed` reads."""
@@ -160,23 +167,24 @@ class PromptMoE(Staged):
             places = self._places(self.down.cols)
             self.context.taps.show(down.observed, gated, GroupedRows(ends), places)
 
-    def _add_shared(self, stream: Stream, exact: torch.Tensor) -> None:
-        """Add the expert that works on every token."""
+    def _shared_rows(
+        self, x: torch.Tensor, exact: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the results of the expert that works on every token, and their shares before the
+        sigmoid, for `Stream.add`.
+        """
         if self.shared is None:
-            return
+            return None, None
         gate_up, gating, down, share = self.shared
-        shared_gate = self.m.shared_gate
-        x = self.context.buffer("shared normed", tuple(exact.shape), self.context.dtype)
-        x.copy_(exact)
         gate, up = gate_up(x).chunk(2, dim=1)
         gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
         prompt_rows.join_gate(gate, up, gated, gating)
-        y = down(gated)
+        shares, shared_gate = None, self.m.shared_gate
         if share is not None and shared_gate is not None:
             self.context.taps.show(shared_gate.observed, exact)
-            y *= (exact @ share).sigmoid()[:, None].to(y.dtype)
-        stream.add(y)
-        stream.settled()
+            shares = self.context.buffer("shares", (len(x),), torch.float32)
+            torch.mv(exact, share, out=shares)
+        return down(gated), shares
 
     def _fused(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
         """Weights are decoded within the products: half[rows grouped by expert, width]."""

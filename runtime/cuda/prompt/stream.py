@@ -44,18 +44,22 @@ class Stream:
         self._parts: list[dict[str, Any]] | None = None
 
     def normed(
-        self, norm: Norm, exact: torch.Tensor | None = None, permuted: bool = False
+        self,
+        norm: Norm,
+        exact: torch.Tensor | None = None,
+        permuted: bool = False,
+        plain: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return norm(h) in half (`permuted` for grouped products), and write it in float32 to
-        `exact` if that is given. Valid until the next call.
+        `exact` and not permuted to `plain` if these are given. Valid until the next call.
         """
-        if isinstance(norm, LayerNorm) and self._added.keys() & {"post_weight", "links"}:
+        if isinstance(norm, LayerNorm) and self._added.keys() & {"post_weight", "links", "extra"}:
             self.settled()
         rows, width = self.h.shape
         stored = prompt_grouped.padded(width) if permuted else width
         out = self.context.buffer("normed", (rows, stored), self.context.dtype)
         if "links" in self._added:
-            self._meet(norm, out, exact=exact, permuted=permuted)
+            self._meet(norm, out, exact=exact, permuted=permuted, plain=plain)
             return out
         prompt_rows.add_norm(
             self.h,
@@ -64,6 +68,7 @@ class Stream:
             out,
             exact=exact,
             permuted=permuted,
+            plain=plain,
             centered=isinstance(norm, LayerNorm),
             bias=norm.bias if isinstance(norm, LayerNorm) else None,
             **self._added,
@@ -91,14 +96,18 @@ class Stream:
         rows: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         *,
+        extra: torch.Tensor | None = None,
+        shares: torch.Tensor | None = None,
         post_norm: Norm | None = None,
     ) -> None:
-        """h += post_norm(delta), or of its weighted rows (see `prompt.add_norm`). The next norm
-        does it; the tensors must not change before.
+        """h += post_norm(delta), or of its weighted rows and `extra` (see `prompt.add_norm`). The
+        next norm does it; the tensors must not change before.
         """
         found: dict[str, Any] = {"delta": delta}
         if weights is not None:
             found |= {"rows": rows, "weights": weights}
+        if extra is not None:
+            found |= {"extra": extra, "shares": shares}
         if post_norm is not None:
             found |= {"post_weight": post_norm.weight, "post_eps": post_norm.eps}
         if self._parts is not None:
@@ -147,7 +156,8 @@ class Stream:
         plain = [part for part in parts if "weights" not in part]
         weighted = [part for part in parts if "weights" in part]
         found: dict[str, Any] = {"links": links, "moved": moved}
-        if len(plain) < 2 and len(weighted) < 2:
+        extra = [part for part in weighted if "extra" in part]
+        if len(plain) + len(extra) < 2 and len(weighted) < 2:
             if weighted:
                 found |= weighted[0]
             if plain:

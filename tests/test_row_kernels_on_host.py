@@ -1,4 +1,4 @@
-"""Kernels that Gemma models brought, without a GPU: compiled by g++, called as on a GPU."""
+"""Kernels of rows without a GPU: compiled by g++, called as on a GPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from iqforge.cuda_kernels.step import between as step_between
 
 from . import prompt_on_cpu, step_on_cpu
 from .kernels_on_host import library
+from .permuted_columns import permutation
 
 # kernel: its parameters
 KERNELS = {
@@ -31,6 +32,11 @@ KERNELS = {
         "float* h, const uint4* delta, const float* weights, const int* rows, int slots, const"
         " float* weight, float eps, uint4* x, int permuted, float* exact, int width, const float*"
         " post_weight, float post_eps, float by"
+    ),
+    "add_more_norm_1": (
+        "float* h, const uint4* delta, const float* weights, const int* rows, int slots, const"
+        " float* weight, float eps, uint4* x, int permuted, float* exact, int width, const uint4*"
+        " extra, const float* shares, uint4* plain"
     ),
     "sum_normed": (
         "const float* first, const float* first_weight, float first_eps, float* second, const"
@@ -130,6 +136,39 @@ def test_norms_of_what_is_added(compiled):
         results.append((stream, out))
     for (found, expected), close in zip(zip(*results, strict=True), (1e-5, 1.6e-2), strict=True):
         torch.testing.assert_close(found, expected, rtol=close, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_added_next_to_experts(compiled, shared):
+    """One expert of the second token is not chosen."""
+    tokens, width = 3, 512
+    h, weight, extra = draw(tokens, width), draw(width, seed=2), draw(tokens, width, seed=3)
+    delta, weights = draw(2 * tokens, width, seed=4).bfloat16(), draw(tokens, 2, seed=5)
+    options = {
+        "delta": delta,
+        "rows": torch.tensor([[5, 0], [-1, 3], [1, 4]], dtype=torch.int32),
+        "weights": weights,
+        "extra": extra.bfloat16(),
+        "shares": draw(tokens, seed=6) if shared else None,
+    }
+    stream, expected, out = h.clone(), h.clone(), torch.empty(tokens, width, dtype=torch.bfloat16)
+    prompt_on_cpu.add_norm(expected, weight, 1e-5, out, **options)
+    permuted, plain = torch.full_like(out, float("nan")), torch.full_like(out, float("nan"))
+    prompt_rows.add_norm(stream, weight, 1e-5, permuted, permuted=True, plain=plain, **options)
+    torch.testing.assert_close(stream, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(plain, out, rtol=1.6e-2, atol=1e-5)
+    assert torch.equal(permuted, plain[:, permutation(width)])
+
+
+def test_more_is_added_only_next_to_experts():
+    h, half = draw(3, 512), draw(3, 512).bfloat16()
+    for options in (
+        {"delta": half, "extra": half},
+        {"plain": half, "centered": True},
+        {"delta": half, "plain": half, "post_weight": draw(512)},
+    ):
+        with pytest.raises(ValueError, match="only next to the outputs of experts"):
+            prompt_rows.add_norm(h, draw(512), 1e-5, half, **options)
 
 
 def test_sums_of_norms(compiled):
