@@ -102,10 +102,26 @@ def gather_rows(x, sources, n_slots, out):
 
 
 def rotate_heads(
-    qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=None, eps=0.0, value_eps=None
+    qkv,
+    q,
+    k,
+    v,
+    first,
+    cos,
+    sin,
+    *,
+    neox,
+    gated=False,
+    q_norm=None,
+    k_norm=None,
+    eps=0.0,
+    value_eps=None,
 ):
     (tokens, n_heads, size), n_kv, value_size = q.shape, k.shape[1], v.shape[2]
     assert tokens == len(qkv) and tokens % len(cos) == 0 and q.dtype == k.dtype == v.dtype
+    if gated:
+        queries, rest = qkv.split([2 * n_heads * size, qkv.shape[1] - 2 * n_heads * size], 1)
+        qkv = torch.cat([queries.unflatten(1, (-1, 2, size))[:, :, 0].flatten(1), rest], 1)
     if qkv.shape[1] == (n_heads + n_kv) * size and value_size == size and n_kv:  # values are keys
         qkv = torch.cat([qkv, qkv[:, n_heads * size :]], 1)
     sizes = n_heads * size, n_kv * size, n_kv * value_size

@@ -345,6 +345,27 @@ def test_values_that_are_keys(rng, half, size):
 
 @gpu
 @needs_device
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("size", [64, 256])
+def test_gates_of_queries_are_left_out(rng, half, size):
+    tokens, n_heads, n_kv = 9, 6, 2
+    queries = randn(rng, tokens, n_heads, 2, size, dtype=half)
+    others, weight = randn(rng, tokens, 2 * n_kv * size, dtype=half), randn(rng, size)
+    angle, found = randn(rng, tokens, size // 2) * 9, []
+    for rows in (queries, queries[:, :, 0]):
+        q = poisoned(tokens, n_heads, size, dtype=half)
+        k, v = (poisoned(tokens, n_kv, size, dtype=half) for _ in range(2))
+        qkv = torch.cat([rows.flatten(1), others], 1)
+        options = {"q_norm": weight, "k_norm": weight, "eps": 1e-6, "gated": rows is queries}
+        prompt_attention.rotate_heads(
+            qkv, q, k, v, 0, angle.cos(), angle.sin(), neox=True, **options
+        )
+        found.append((q, k, v))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@gpu
+@needs_device
 @pytest.mark.parametrize("tokens,n,width", [(2048, 128, 2048), (301, 60, 2880), (5, 512, 7168)])
 def test_scores_of_routers(rng, tokens, n, width):
     device = torch.device("cuda", torch.cuda.current_device())

@@ -19,10 +19,10 @@ from .permuted_columns import permutation
 # kernel: its parameters
 KERNELS = {
     "heads_neox_64": (
-        "const uint4* qkv, int tokens, int heads, int kv, int pitch, int value_at, int size, int"
-        " value_size, int n_rot, const float* cos, const float* sin, int per, const float* q_norm,"
-        " const float* k_norm, float eps, float value_eps, void* q, void* k, void* v, long long"
-        " first"
+        "const uint4* qkv, int tokens, int heads, int kv, int pitch, int query_step, int key_at,"
+        " int value_at, int size, int value_size, int n_rot, const float* cos, const float* sin,"
+        " int per, const float* q_norm, const float* k_norm, float eps, float value_eps, void* q,"
+        " void* k, void* v, long long first"
     ),
     "softmax_scores": (
         "float* scores, unsigned short* out, int keys, int queries, int first, int window, float"
@@ -96,9 +96,11 @@ def draw(*shape, seed=1):
     [(512, 0), (320, 192), (192, 320)],
     ids=["values are keys", "shorter values", "longer values"],
 )
-def test_long_heads(compiled, size, value_size):
+@pytest.mark.parametrize("gated", [False, True])
+def test_long_heads(compiled, size, value_size, gated):
     tokens, heads, kv = 3, 3, 1
-    qkv = draw(tokens, (heads + kv) * size + kv * value_size).bfloat16()
+    of_queries = heads * size * (1 + gated)
+    qkv = draw(tokens, of_queries + kv * size + kv * value_size).bfloat16()
     angle, norms, results = draw(tokens, size // 2), [draw(size, seed=2), draw(size, seed=3)], []
     for module in (prompt_attention, prompt_on_cpu):
         q, k, v = (
@@ -106,6 +108,7 @@ def test_long_heads(compiled, size, value_size):
             for n, length in ((heads, size), (kv, size), (kv, value_size or size))
         )
         options = {"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-6, "value_eps": 1e-5}
+        options["gated"] = gated
         module.rotate_heads(qkv, q, k, v, 0, angle.cos(), angle.sin(), neox=True, **options)
         results.append((q, k, v))
     for found, expected in zip(*results, strict=True):

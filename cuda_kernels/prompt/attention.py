@@ -58,6 +58,7 @@ def rotate_heads(
     sin: torch.Tensor,
     *,
     neox: bool,
+    gated: bool = False,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -70,18 +71,21 @@ def rotate_heads(
     are keys before norm and rotation; q: [T, heads, size]; k: [rows, kv, size] and v: [rows, kv,
     value_size], of which rows first .. first + T are written; q, k and v of one dtype (float16,
     bfloat16 or float32). cos, sin: float32[n, n_rot / 2] for the positions of a sequence: T is a
-    multiple of n. value_eps: values are divided by their root mean square. Raise ValueError for
-    rows that do not fit the heads.
+    multiple of n. gated: a gate of `size` elements follows every head of queries and is left out.
+    value_eps: values are divided by their root mean square. Raise ValueError for rows that do not
+    fit the heads.
     """
     tokens, n_heads, size = q.shape
     n_kv, value_size, given = k.shape[1], v.shape[2], qkv.shape[1]
-    value_at = (n_heads + n_kv) * size
+    query_step = 2 * size if gated else size
+    key_at = n_heads * query_step
+    value_at = key_at + n_kv * size
     if given == value_at and value_size == size:  # values are keys
-        value_at = n_heads * size
+        value_at = key_at
     elif given != value_at + n_kv * value_size:
         raise ValueError(
-            f"rows of {given} elements for {n_heads} heads of queries and {n_kv} of keys of {size},"
-            f" and values of {value_size}"
+            f"rows of {given} elements for {n_heads} heads of queries{' with gates' * gated} and"
+            f" {n_kv} of keys of {size}, and values of {value_size}"
         )
     units = next(n for n in _HEAD_UNITS if UNIT * n >= max(size, value_size))
     jobs = tokens * -(-(n_heads + 2 * n_kv) // (32 // min(units, 32) * _ROPE_ROUNDS))
@@ -98,6 +102,8 @@ def rotate_heads(
         np.int32(n_heads),
         np.int32(n_kv),
         np.int32(given // UNIT),
+        np.int32(query_step // UNIT),
+        np.int32(key_at // UNIT),
         np.int32(value_at // UNIT),
         np.int32(size),
         np.int32(value_size),

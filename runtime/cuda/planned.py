@@ -175,7 +175,6 @@ def _attention(
         if settings.k.is_quantized or settings.v.is_quantized:
             found["attention"] += of_result + 2 * of_result * s.gate
     if s.gate:
-        found["queries without gates"] = rows * (q + kv) * _HALF
         found["attention"] += 2 * of_result * (not own)
     if s.key_length != s.value_length and not own:  # torch's reads and returns one length
         longest = max(s.key_length, s.value_length)

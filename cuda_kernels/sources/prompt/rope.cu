@@ -1,7 +1,7 @@
 // Norm and rotate the query and key heads of a prompt, and store queries, keys and values.
 //
 // The joined products come as HALF[T, n_heads * size + n_kv * size + n_kv * value_size], or without values, which are keys before norm and
-// rotation then. Queries go to q[T, heads, size], keys and values to rows `first + t` of k[rows, kv heads, size] and v[rows, kv heads, value_size]
+// rotation then; a gate of `size` may follow each head of queries. Queries go to q[T, heads, size], keys and values to rows `first + t` of k[rows, kv heads, size] and v[rows, kv heads, value_size]
 // (a sequence's cache, or a buffer), all in STORED: 1 is float16, 0 bfloat16, 2 float32.
 //
 // LANES lanes share a head, EACH times 8 elements each; a warp takes several heads of one token, for which it reads cos and sin once.
@@ -16,9 +16,9 @@ __device__ __forceinline__ void store_unit(void* to, long long unit, const float
 
 // NEOX pairs element j with j + n_rot / 2, otherwise 2j with 2j + 1; elements beyond n_rot stay. size and value_size <= 8 * LANES * EACH,
 // multiples of 8; n_rot a multiple of 16. Norm weights float32[size] or null. cos, sin float32[tokens of a sequence, n_rot / 2]. pitch: units of
-// 8 elements of a row of the products; values begin at unit value_at. value_eps: from 0 on, values are divided by their root mean square.
+// 8 elements of a row of the products; query_step: those from a head of queries to the next; keys and values begin at units key_at and value_at. value_eps: from 0 on, values are divided by their root mean square.
 template <int LANES, int EACH, bool NEOX>
-__device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int value_at, int size, int value_size, int n_rot,
+__device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int query_step, int key_at, int value_at, int size, int value_size, int n_rot,
                                       const float* cos, const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps,
                                       float value_eps, void* q, void* k, void* v, long long first) {
     constexpr int TOGETHER = 32 / LANES;
@@ -33,11 +33,12 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
     uint4 raw[ROUNDS][EACH];
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
-        const int head = first_head + i * TOGETHER, value = head - n_heads - n_kv, units = (value < 0 ? size : value_size) / 8;
+        const int head = first_head + i * TOGETHER, key = head - n_heads, value = key - n_kv, units = (value < 0 ? size : value_size) / 8;
+        const int at = key < 0 ? head * query_step : value < 0 ? key_at + key * units : value_at + value * units;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             const int unit = own + e * LANES;
-            if (unit < units && head < all) raw[i][e] = qkv[t * pitch + (value < 0 ? head * units : value_at + value * units) + unit];
+            if (unit < units && head < all) raw[i][e] = qkv[t * pitch + at + unit];
         }
     }
     float c[EACH][8], s[EACH][8];  // of this lane's elements (NEOX) or pairs (the first four)
@@ -137,10 +138,10 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
 
 #define HEADS(NAME, LANES, EACH, NEOX) \
     extern "C" __global__ void __launch_bounds__(32 * ROPE_WARPS) \
-    NAME(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int value_at, int size, int value_size, int n_rot, const float* cos, \
+    NAME(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int query_step, int key_at, int value_at, int size, int value_size, int n_rot, const float* cos, \
          const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps, float value_eps, void* q, void* k, void* v, \
          long long first) { \
-        heads<LANES, EACH, NEOX>(qkv, tokens, n_heads, n_kv, pitch, value_at, size, value_size, n_rot, cos, sin, per_sequence, q_norm, k_norm, \
+        heads<LANES, EACH, NEOX>(qkv, tokens, n_heads, n_kv, pitch, query_step, key_at, value_at, size, value_size, n_rot, cos, sin, per_sequence, q_norm, k_norm, \
                                  eps, value_eps, q, k, v, first); \
     }
 HEADS(heads_norm_8, 8, 1, false)

@@ -10,7 +10,7 @@ import torch
 
 from ....cuda_kernels.prompt import attention as prompt_attention
 from ....cuda_kernels.prompt import rows as prompt_rows
-from ...layers.attention import Attention, temperature
+from ...layers.attention import Attention
 from ...layers.batch import Batch
 from ...state.cache import KVCache
 from ...state.copies import copy_together
@@ -18,6 +18,7 @@ from ..common import cached
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
 from .graphs import Stage, Staged, may_hold
+from .heads import Heads, Products
 from .scores import attend, gated, has_flash
 from .stream import Stream, check_norm, last_rows
 from .weights import Product
@@ -26,15 +27,6 @@ _FLOATS = (torch.float16, torch.bfloat16)
 # Most bytes of keys and values in a pass that reads its own from buffers: of more, their copy to
 # the cache takes longer than the host's launches.
 OWN_BYTES = 2 << 20
-
-
-class _Products(NamedTuple):
-    """The products q, k and v, half[T, ...] of all rows; or k and v, and `queries` half[S, ...] of
-    the last row of each sequence.
-    """
-
-    joined: torch.Tensor
-    queries: torch.Tensor | None = None
 
 
 class _Results(NamedTuple):
@@ -57,7 +49,6 @@ class PromptAttention(Staged):
         m: Attention = branch.module
         check_norm(branch.norm, context)
         linears = [x for x in ((m.q, m.k, m.v) if m.qkv is None else (m.qkv,)) if x is not None]
-        self.rope = m.rope
         n_rot = 0 if m.rope is None else m.rope.n_rot
         if not (
             prompt_attention.heads_fit(m.spec.key_length, n_rot)
@@ -82,7 +73,7 @@ class PromptAttention(Staged):
             self.q = Product("last queries", linears, context, slice(0, n))
             self.kv = Product("qkv", linears, context, slice(n, None))
         self.output = Product("delta", [m.output], context)
-        self.post_norm = branch.post_norm
+        self.heads, self.post_norm = Heads(m, context), branch.post_norm
         self.sinks = None if m.sinks is None else m.sinks.float()
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
@@ -127,19 +118,19 @@ class PromptAttention(Staged):
         """Read the products from their buffers: a graph may have computed them."""
         rows = batch.n_sequences * batch.n_tokens
         if not stream.narrows:
-            products = _Products(self.qkv.out(rows))
+            products = Products(self.qkv.out(rows))
         elif self.kv is None:
-            products = _Products(self.q.out(len(stream.h)))
+            products = Products(self.q.out(len(stream.h)))
         else:
-            products = _Products(self.kv.out(rows), self.q.out(len(stream.h)))
-        products, gates = self._without_gates(products) if self.m.spec.gate else (products, None)
+            products = Products(self.kv.out(rows), self.q.out(len(stream.h)))
+        gates = self.heads.gates(products)
         out = self._mixed(stream)  # in the dtype of activations, in a buffer that stays
         to, own = _Results(out, gates), self._own_type(batch)
         if self.m.spec.kv_from is not None:
             mixed = self._borrowed(products, batch, self.m.spec.kv_from, to)
         elif own is not None:
             k, v = self._keys_and_values(rows, own)
-            mixed = self._attend(self._heads(products, k, v, 0, batch), k, v, batch, to)
+            mixed = self._attend(self.heads.stored(products, k, v, 0, batch), k, v, batch, to)
         elif batch.states is None:
             mixed = self._fresh(products, batch, to)
         else:
@@ -156,26 +147,10 @@ class PromptAttention(Staged):
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add_product(self.output, self._mixed(stream), self.post_norm)
 
-    def _without_gates(self, products: _Products) -> tuple[_Products, torch.Tensor]:
-        """Return products with queries only, and the gates half[rows, heads, length] that follow
-        each query head.
-        """
-        s, (joined, queries) = self.m.spec, products
-        n = s.heads * s.key_length
-        if queries is not None:
-            pairs = queries.view(-1, s.heads, 2, s.key_length)
-            return _Products(joined, pairs[:, :, 0].reshape(-1, n)), pairs[:, :, 1]
-        pairs = joined[:, : 2 * n].unflatten(1, (s.heads, 2, s.key_length))
-        shape = len(joined), joined.shape[1] - n
-        plain = self.context.buffer("queries without gates", shape, joined.dtype)
-        plain[:, :n].unflatten(1, (s.heads, s.key_length)).copy_(pairs[:, :, 0])
-        plain[:, n:].copy_(joined[:, 2 * n :])
-        return _Products(plain), pairs[:, :, 1]
-
     def _mixed(self, stream: Stream) -> torch.Tensor:
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
 
-    def _fresh(self, qkv: _Products, batch: Batch, to: _Results) -> torch.Tensor:
+    def _fresh(self, qkv: Products, batch: Batch, to: _Results) -> torch.Tensor:
         """Sequences that begin here and are not kept. Keys and values are what a cache with the
         settings of the batch would return.
         """
@@ -190,7 +165,7 @@ class PromptAttention(Staged):
         # Shared ones are kept until later layers have run.
         owner = f" of layer {batch.layer}" if m.spec.kv_shared else ""
         k, v = self._keys_and_values(total, dtype, owner)
-        q = self._heads(qkv, k, v, 0, batch)
+        q = self.heads.stored(qkv, k, v, 0, batch)
         if m.spec.kv_shared:
             batch.scratch["kv", batch.layer] = k, v, None
         return self._attend(q, k, v, batch, to)
@@ -206,7 +181,7 @@ class PromptAttention(Staged):
         )
         return k, v
 
-    def _borrowed(self, qkv: _Products, batch: Batch, source: int, to: _Results) -> torch.Tensor:
+    def _borrowed(self, qkv: Products, batch: Batch, source: int, to: _Results) -> torch.Tensor:
         """Attention to keys and values that the layer `source` has stored in this pass."""
         cache: KVCache | None
         if batch.states is None:
@@ -223,12 +198,12 @@ class PromptAttention(Staged):
         k, v = (x.to(self.context.device) for x in (k, v))
         if k.dtype not in _FLOATS:
             k, v = k.half(), v.half()
-        q = self._queries(qkv.joined, batch, k.dtype if cache is None else torch.float32)
+        q = self.heads.queries(qkv.joined, batch, k.dtype if cache is None else torch.float32)
         if cache is None:
             return self._attend(q, k, v, batch, to)
         return cache.result(self._attend(cache.query(q).to(k.dtype), k, v, batch).float())
 
-    def _cached(self, qkv: _Products, batch: Batch, to: _Results) -> torch.Tensor:
+    def _cached(self, qkv: Products, batch: Batch, to: _Results) -> torch.Tensor:
         """Tokens of one sequence after those in its cache, which first stores their keys and
         values.
         """
@@ -237,7 +212,7 @@ class PromptAttention(Staged):
         if not _reads(cache):
             return self._converted(qkv, cache, batch.start, n, batch)
         return self._attend(
-            self._heads(qkv, cache.k, cache.v, batch.start, batch),
+            self.heads.stored(qkv, cache.k, cache.v, batch.start, batch),
             cache.k[seen],
             cache.v[seen],
             batch,
@@ -250,7 +225,7 @@ class PromptAttention(Staged):
         return max(0, start - window + 1) if window else 0
 
     def _converted(
-        self, qkv: _Products, cache: KVCache, first: int, n: int, batch: Batch
+        self, qkv: Products, cache: KVCache, first: int, n: int, batch: Batch
     ) -> torch.Tensor:
         """Other caches get what is stored in them from float32; attention reads them in float16."""
         m = self.m
@@ -258,7 +233,7 @@ class PromptAttention(Staged):
             torch.empty(len(qkv.joined), m.spec.kv_heads, length, device=qkv.joined.device)
             for length in (m.spec.key_length, m.spec.value_length)
         )
-        q = self._heads(qkv, k, v, 0, batch)
+        q = self.heads.stored(qkv, k, v, 0, batch)
         cached.store(cache, first, k, v)
         # Shared ones are kept until later layers have run.
         kept = m.spec.kv_shared and batch.states is None
@@ -266,77 +241,6 @@ class PromptAttention(Staged):
         if kept:
             batch.scratch["kv", batch.layer] = k, v, cache
         return cache.result(self._attend(cache.query(q).half(), k, v, batch).float())
-
-    def _heads(
-        self, qkv: _Products, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch
-    ) -> torch.Tensor:
-        """Queries [rows that have them, heads, key_length] in the dtype of k; keys and values go to
-        k and v from row `first`.
-        """
-        m = self.m
-        if qkv.queries is not None:  # keys and values of all positions, queries of the last one
-            none = k.new_empty(len(qkv.joined), 0, m.spec.key_length)
-            self._rotated(qkv.joined, none, k, v, first, *self._angles(batch))
-            return self._queries(qkv.queries, batch, k.dtype)
-        q = self._query_buffer(qkv.joined, k.dtype)
-        self._rotated(qkv.joined, q, k, v, first, *self._angles(batch))
-        return self._tempered(q, batch)
-
-    def _queries(self, products: torch.Tensor, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
-        """Queries of products that have nothing else: of all rows, or of the last one of each
-        sequence.
-        """
-        q, (cos, sin) = self._query_buffer(products, dtype), self._angles(batch)
-        if len(products) == batch.n_sequences:
-            cos, sin = cos[-1:], sin[-1:]
-        none = q.new_empty(len(products), 0, self.m.spec.key_length)
-        self._rotated(products, q, none, none, 0, cos, sin)
-        return self._tempered(q, batch)
-
-    def _query_buffer(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        shape = len(rows), self.m.spec.heads, self.m.spec.key_length
-        return self.context.buffer("queries", shape, dtype)
-
-    def _rotated(
-        self,
-        products: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        first: int,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-    ) -> None:
-        m = self.m
-        prompt_attention.rotate_heads(
-            products,
-            q,
-            k,
-            v,
-            first,
-            cos,
-            sin,
-            neox=self.rope is not None and self.rope.style == "neox",
-            q_norm=None if m.q_norm is None else m.q_norm.weight,
-            k_norm=None if m.k_norm is None else m.k_norm.weight,
-            eps=0.0 if m.q_norm is None else m.q_norm.eps,
-            value_eps=m.value_eps if m.spec.value_norm else None,
-        )
-
-    def _tempered(self, q: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if self.m.spec.temperature is not None:
-            last = len(q) == batch.n_sequences
-            positions = batch.sequence_positions[-1:] if last else batch.positions
-            q *= temperature(self.m.spec.temperature, positions)[:, None, None].to(q.dtype)
-        return q
-
-    def _angles(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines float32[n, n_rot / 2] of the positions of each sequence."""
-        positions = batch.sequence_positions
-        if self.rope is None:
-            none = torch.empty(len(positions), 0, device=positions.device)
-            return none, none
-        return self.context.angles(self.rope.of_context(batch.contexts[0]), positions)
 
     def _attend(
         self,

@@ -1,0 +1,106 @@
+"""Heads of queries, keys and values of attention: norms, rotation, and the cache, in one kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ....cuda_kernels.prompt import attention as prompt_attention
+from ...layers.attention import Attention, temperature
+from ...layers.batch import Batch
+from ..common.context import Context
+
+
+class Products(NamedTuple):
+    """The products q, k and v, half[T, ...] of all rows; or k and v, and `queries` half[S, ...] of
+    the last row of each sequence.
+    """
+
+    joined: torch.Tensor
+    queries: torch.Tensor | None = None
+
+
+class Heads:
+    """The heads of one layer of attention."""
+
+    def __init__(self, m: Attention, context: Context):
+        self.m, self.context = m, context
+
+    def gates(self, products: Products) -> torch.Tensor | None:
+        """Return the gates half[rows, heads, length] that follow each head of queries."""
+        s, rows = self.m.spec, products.joined if products.queries is None else products.queries
+        if not s.gate:
+            return None
+        return rows[:, : s.query_rows].unflatten(1, (s.heads, 2, s.key_length))[:, :, 1]
+
+    def stored(
+        self, products: Products, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch
+    ) -> torch.Tensor:
+        """Return queries [rows that have them, heads, key_length] in the dtype of k; keys and
+        values go to k and v from row `first`.
+        """
+        if products.queries is not None:
+            none = k.new_empty(len(products.joined), 0, self.m.spec.key_length)
+            self._rotate(products.joined, none, k, v, first, *self._angles(batch))
+            return self.queries(products.queries, batch, k.dtype)
+        q = self._buffer(products.joined, k.dtype)
+        self._rotate(products.joined, q, k, v, first, *self._angles(batch))
+        return self._tempered(q, batch)
+
+    def queries(self, rows: torch.Tensor, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
+        """Return the queries of products that have nothing else: of all rows, or of the last one
+        of each sequence.
+        """
+        q, (cos, sin) = self._buffer(rows, dtype), self._angles(batch)
+        if len(rows) == batch.n_sequences:
+            cos, sin = cos[-1:], sin[-1:]
+        none = q.new_empty(len(rows), 0, self.m.spec.key_length)
+        self._rotate(rows, q, none, none, 0, cos, sin)
+        return self._tempered(q, batch)
+
+    def _buffer(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        shape = len(rows), self.m.spec.heads, self.m.spec.key_length
+        return self.context.buffer("queries", shape, dtype)
+
+    def _rotate(
+        self,
+        products: torch.Tensor,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        first: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> None:
+        m = self.m
+        prompt_attention.rotate_heads(
+            products,
+            q,
+            k,
+            v,
+            first,
+            cos,
+            sin,
+            neox=m.rope is not None and m.rope.style == "neox",
+            gated=m.spec.gate,
+            q_norm=None if m.q_norm is None else m.q_norm.weight,
+            k_norm=None if m.k_norm is None else m.k_norm.weight,
+            eps=0.0 if m.q_norm is None else m.q_norm.eps,
+            value_eps=m.value_eps if m.spec.value_norm else None,
+        )
+
+    def _tempered(self, q: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if self.m.spec.temperature is not None:
+            last = len(q) == batch.n_sequences
+            positions = batch.sequence_positions[-1:] if last else batch.positions
+            q *= temperature(self.m.spec.temperature, positions)[:, None, None].to(q.dtype)
+        return q
+
+    def _angles(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosines and sines float32[n, n_rot / 2] of the positions of each sequence."""
+        positions = batch.sequence_positions
+        if self.m.rope is None:
+            none = torch.empty(len(positions), 0, device=positions.device)
+            return none, none
+        return self.context.angles(self.m.rope.of_context(batch.contexts[0]), positions)
