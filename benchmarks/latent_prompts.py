@@ -7,8 +7,8 @@ Models have random weights in IQ4_K: all layers of deepseek-v2-lite, and three o
 are dense. All their layers have all queries (`all_logits`); otherwise the last one has a single
 query, which is absorbed long before others are. So the vocabulary is small. Prints Markdown:
 milliseconds of a prompt in both forms, which take turns, the least of several; then the faster form
-and by which factor. * marks where `is_absorbed` of runtime/cuda/prompt/latent_absorbed.py chooses
-the other one; its constants follow from this.
+and by which factor. * marks where `is_absorbed` (runtime/cuda/prompt/mixers/latent_absorbed.py)
+chooses the other one; its constants follow from this.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def both(model, tokens: torch.Tensor, n: int, state, repetitions: int) -> tuple[
 
 def seconds(model, tokens: torch.Tensor, state, absorbed: bool) -> float:
     """Return the time of a prompt in a form."""
-    from iqforge.runtime.cuda.prompt import latent_absorbed
+    from iqforge.runtime.cuda.prompt.mixers import latent_absorbed
 
     latent_absorbed.forced = absorbed
     try:
@@ -103,7 +103,7 @@ def seconds(model, tokens: torch.Tensor, state, absorbed: bool) -> float:
 
 def compared(n: int, depth: int, heads: int, naive: float, absorbed: float) -> str:
     """Return the faster form, by which factor, and * where the other one would be chosen."""
-    from iqforge.runtime.cuda.prompt.latent_absorbed import is_absorbed
+    from iqforge.runtime.cuda.prompt.mixers.latent_absorbed import is_absorbed
 
     wins = absorbed < naive
     name, factor = ("absorbed", naive / absorbed) if wins else ("naive", absorbed / naive)

@@ -16,7 +16,7 @@ from ..formats.tensor_names import TensorName
 from ..formats.types import GGMLType
 from .cuda import planned
 from .cuda.common.registry import Slow, check_description
-from .cuda.prompt import rounded
+from .cuda.prompt.common import rounded
 from .layers.attention import Attention
 from .layers.block import Branch
 from .layers.mla import MLA

@@ -43,7 +43,7 @@ class OpenModel:
     f16, the fast path: fused kernels with activations of that type. int8 on the CPU: products
     with quantized weights in 8 bits, those of steps (`cpu.plan`) and of more than four rows
     (`weights.rounded`), and layers of many rows in compiled code (`layers.many_rows`), in float32.
-    int8 on a GPU: as bf16, with dense products of prompts in 8 bits (`cuda.prompt.rounded`).
+    int8 on a GPU: as bf16, with dense products of prompts in 8 bits (`cuda.prompt.common.rounded`).
     placement: which tensors are on the GPU. switches: how layers are evaluated. cache: types of
     keys and values, for `new_state` and also for calls without a state (`forward`, `hidden`; None:
     float32). ubatch: the most tokens of a sequence that go through the model at a time. context:

@@ -8,7 +8,7 @@ from ..errors import UsageError, printable
 
 PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 # int8: products in 8 bits, on the CPU those with quantized weights (`simd.tiles`, `simd.dots`), on
-# a GPU dense ones of prompts (`cuda.prompt.rounded`), with all else in bfloat16.
+# a GPU dense ones of prompts (`cuda.prompt.common.rounded`), with all else in bfloat16.
 ON_CPU = ("f32", "int8")
 ON_GPU = (*PRECISIONS, "int8")
 

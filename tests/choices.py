@@ -13,7 +13,7 @@ import torch
 from iqforge.cuda_kernels.attention import index
 from iqforge.cuda_kernels.prompt import experts as prompt_experts
 from iqforge.cuda_kernels.step.router import StepRouter
-from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.path import StepPath
 from iqforge.runtime.layers import indexer
 from iqforge.runtime.layers.moe import MoE

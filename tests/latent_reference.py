@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 from iqforge.cuda_kernels.attention.mla_shape import SHORTEST, LatentShape
 from iqforge.runtime.cuda.common.context import Context
-from iqforge.runtime.cuda.prompt.latent_absorbed import AbsorbedRows
+from iqforge.runtime.cuda.prompt.mixers.latent_absorbed import AbsorbedRows
 from iqforge.runtime.layers.attention import temperature
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope

@@ -20,7 +20,7 @@ from iqforge.runtime.cpu.offloaded import OffloadedExperts
 from iqforge.runtime.cuda.common import context as context_module
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.prompt import path as prompt_path
-from iqforge.runtime.cuda.prompt import stream as prompt_stream
+from iqforge.runtime.cuda.prompt.common import stream as prompt_stream
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.cuda.step import launches as step_launches
 from iqforge.runtime.cuda.step.path import StepPath

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.prompt import experts as prompt_experts
-from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.links import SharedMemoryLinks
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling

@@ -20,9 +20,9 @@ from iqforge.cuda_kernels.prompt import experts as prompt_experts
 from iqforge.cuda_kernels.prompt import mla as prompt_mla
 from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.cuda_kernels.prompt import rows as prompt_rows
-from iqforge.runtime.cuda.prompt import delta as prompt_delta
-from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
-from iqforge.runtime.cuda.prompt.stream import Stream
+from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
+from iqforge.runtime.cuda.prompt.common.stream import Stream
+from iqforge.runtime.cuda.prompt.mixers import delta as prompt_delta
 from iqforge.runtime.layers.attention import attend, visible
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.ffn import gated

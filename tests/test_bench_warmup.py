@@ -16,7 +16,7 @@ from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
-from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.graphs import StepGraphs
 from iqforge.runtime.model import Model
 

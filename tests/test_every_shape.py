@@ -17,7 +17,7 @@ from iqforge.runtime.cuda import engine  # noqa: F401, it declares executors
 from iqforge.runtime.cuda.common.delta_shapes import delta_heads
 from iqforge.runtime.cuda.common.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
-from iqforge.runtime.cuda.prompt import delta as prompt_delta
+from iqforge.runtime.cuda.prompt.mixers import delta as prompt_delta
 from iqforge.runtime.layers.attention import Attention
 from iqforge.runtime.layers.delta_net import DeltaNet
 from iqforge.runtime.layers.mla import MLA

@@ -16,7 +16,7 @@ pytestmark = [
 from iqforge.cuda_kernels.attention.mla import StepLatentAttention, splits_of  # noqa: E402
 from iqforge.runtime.bench import shapes  # noqa: E402
 from iqforge.runtime.bench.synthetic import SyntheticSource  # noqa: E402
-from iqforge.runtime.cuda.prompt import latent_absorbed  # noqa: E402
+from iqforge.runtime.cuda.prompt.mixers import latent_absorbed  # noqa: E402
 from iqforge.runtime.layers.specs import MLASpec  # noqa: E402
 from iqforge.runtime.model import Model  # noqa: E402
 from iqforge.runtime.state.cache import CacheSettings  # noqa: E402

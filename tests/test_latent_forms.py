@@ -3,8 +3,8 @@
 import pytest
 import torch
 from iqforge.cuda_kernels.attention.mla_shape import MOST_ROWS, LatentShape, fits
-from iqforge.runtime.cuda.prompt import latent_absorbed
-from iqforge.runtime.cuda.prompt.latent_absorbed import (
+from iqforge.runtime.cuda.prompt.mixers import latent_absorbed
+from iqforge.runtime.cuda.prompt.mixers.latent_absorbed import (
     FEWEST_KEYS,
     KEYS_OF_QUERY,
     MOST_QUERIES,

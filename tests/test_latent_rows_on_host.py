@@ -9,7 +9,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.attention import mla as attention_mla
 from iqforge.cuda_kernels.attention.mla_shape import LatentShape
-from iqforge.runtime.cuda.prompt import latent_absorbed
+from iqforge.runtime.cuda.prompt.mixers import latent_absorbed
 from iqforge.runtime.layers.specs import MLASpec
 
 from .kernels_on_host import LIMIT, library, pointer

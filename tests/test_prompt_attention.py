@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from iqforge.runtime.cuda.prompt import scores
+from iqforge.runtime.cuda.prompt.mixers import scores
 from iqforge.runtime.layers.attention import attend_with_scores
 from iqforge.runtime.layers.specs import AttentionSpec
 

@@ -13,9 +13,9 @@ import torch
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
-from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
+from iqforge.runtime.cuda.prompt.common.stream import Stream
 from iqforge.runtime.cuda.prompt.path import PromptPath
-from iqforge.runtime.cuda.prompt.stream import Stream
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.recurrent import RecurrentState

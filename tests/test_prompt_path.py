@@ -17,10 +17,10 @@ from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import planned
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
-from iqforge.runtime.cuda.prompt import attention as prompt_attention
-from iqforge.runtime.cuda.prompt import mla as prompt_mla
-from iqforge.runtime.cuda.prompt import rounded
-from iqforge.runtime.cuda.prompt import weights as prompt_weights
+from iqforge.runtime.cuda.prompt.common import rounded
+from iqforge.runtime.cuda.prompt.common import weights as prompt_weights
+from iqforge.runtime.cuda.prompt.mixers import attention as prompt_attention
+from iqforge.runtime.cuda.prompt.mixers import mla as prompt_mla
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.layers import attention
 from iqforge.runtime.model import Model, load_model

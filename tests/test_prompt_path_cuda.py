@@ -13,8 +13,8 @@ from iqforge.cuda_kernels.prompt import flash_plan
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.bench.write import write_random_model
-from iqforge.runtime.cuda.prompt import scores as prompt_scores
 from iqforge.runtime.cuda.prompt.locked import Pieces
+from iqforge.runtime.cuda.prompt.mixers import scores as prompt_scores
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.placement import ALL, Request
@@ -137,7 +137,7 @@ def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
     """Passes of 50 rows, which are full ones, and others run eagerly, captured, replayed, and after
     others took their place.
     """
-    from iqforge.runtime.cuda.prompt import graphs as prompt_graphs
+    from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 
     lengths = (150, 49, 49, 49, 150, 30, 30, 30, 49, 49, 49)
     with monkeypatch.context() as patch, model(spec, ubatch=50) as m:

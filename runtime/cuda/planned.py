@@ -29,13 +29,13 @@ from ..state.cache import CacheSettings
 from ..weights.linear import Linear
 from ..weights.stacked_linear import ExpertLinear
 from .common.expert_terms import inputs_of
-from .prompt.index import SCORE_BYTES as INDEX_BYTES
-from .prompt.latent_absorbed import CHOSEN_ROWS, MOST_QUERIES, buffers_of_rows, is_absorbed
+from .prompt.common.weights import rows_of_slice
 from .prompt.locked import BUFFER_BYTES as COPY_BYTES
-from .prompt.mla import BUFFER_BYTES
-from .prompt.scores import SCORE_BYTES, has_flash
+from .prompt.mixers.index import SCORE_BYTES as INDEX_BYTES
+from .prompt.mixers.latent_absorbed import CHOSEN_ROWS, MOST_QUERIES, buffers_of_rows, is_absorbed
+from .prompt.mixers.mla import BUFFER_BYTES
+from .prompt.mixers.scores import SCORE_BYTES, has_flash
 from .prompt.together import STREAM_BYTES
-from .prompt.weights import rows_of_slice
 
 _HALF, _FLOAT = 2, 4
 _CHUNK = 64  # tokens of a delta net at a time

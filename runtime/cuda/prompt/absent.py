@@ -9,7 +9,7 @@ from ...layers.batch import Batch
 from ..common.context import Context
 from ..common.executor import Executor
 from ..common.registry import PROMPT, PlacedBranch, executor
-from .stream import Stream
+from .common.stream import Stream
 
 
 @executor(PROMPT, AbsentMixer)

@@ -12,11 +12,11 @@ from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.norm import Norm
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from .common.graphs import Stage, Staged
+from .common.stream import SlowBranch, Stream
 from .ffn import PromptFFN
-from .graphs import Stage, Staged
 from .moe import PromptMoE
 from .offloaded import PromptOffloadedMoE, prompt_moe
-from .stream import SlowBranch, Stream
 
 
 @executor(PROMPT, DenseAndExperts)

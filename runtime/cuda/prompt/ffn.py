@@ -10,9 +10,9 @@ from ...layers.ffn import GatedFFN, PlainFFN
 from ..common.context import Context
 from ..common.expert_terms import gating_of
 from ..common.registry import PROMPT, PlacedBranch, executor
-from .graphs import Stage, Staged
-from .stream import Stream, check_norm
-from .weights import Product
+from .common.graphs import Stage, Staged
+from .common.stream import Stream, check_norm
+from .common.weights import Product
 
 
 @executor(PROMPT, GatedFFN)

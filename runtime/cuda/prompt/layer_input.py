@@ -12,8 +12,8 @@ from ..common.context import Context
 from ..common.executor import Executor
 from ..common.expert_terms import gating_of
 from ..common.registry import PROMPT, Placed, PlacedBranch, executor
-from .stream import Stream
-from .weights import Product
+from .common.stream import Stream
+from .common.weights import Product
 
 
 class PromptLayerInputs:

@@ -18,8 +18,8 @@ from ...parallel.payload import FEW_ROWS
 from ...weights.ranges import opened
 from ..common.context import Context
 from ..common.registry import PlacedBranch
-from .graphs import Stage, Staged
-from .stream import Stream
+from .common.graphs import Stage, Staged
+from .common.stream import Stream
 
 if TYPE_CHECKING:
     from ...parallel.group import Group

@@ -28,9 +28,9 @@ from ..common.context import Context
 from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
 from ..common.registry import Placed, PlacedBranch, Slow
-from .graphs import Stage, Staged
-from .stream import SlowBranch, Stream, check_norm
-from .weights import Product, packed, stacked
+from .common.graphs import Stage, Staged
+from .common.stream import SlowBranch, Stream, check_norm
+from .common.weights import Product, packed, stacked
 
 
 class PromptMoE(Staged):

@@ -23,10 +23,10 @@ from ..common.context import Context
 from ..common.expert_terms import terms_of
 from ..common.held import on_cpu
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
-from .graphs import Stage
+from .common.graphs import Stage
+from .common.stream import Stream
 from .locked import LockedMemory, Pieces
 from .moe import PromptMoE
-from .stream import Stream
 
 _Event = torch.cuda.Event | torch.Event
 # With fewer rows, products on the CPU take less time than copies of all experts.

@@ -25,23 +25,15 @@ from ...weights.ranges import opened, recording
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.registry import PROMPT, PlacedBranch, Slow, choose_all, placed
-from . import (  # noqa: F401, they declare executors
-    absent,
-    attention,
-    delta,
-    dense_and_experts,
-    ffn,
-    layer_input,
-    mla,
-    offloaded,
-)
+from . import absent, dense_and_experts, ffn, layer_input, offloaded  # noqa: F401, see below
+from .common.graphs import MOST_KINDS, Part, PassKind, PromptGraphs, Segment, Stage, Staged, launch
+from .common.stream import Scaled, SlowBranch, Stream
+from .common.weights import PromptOutput, packed
 from .dense_and_experts import copies_experts
-from .graphs import MOST_KINDS, Part, PassKind, PromptGraphs, Segment, Stage, Staged, launch
 from .layer_input import PromptLayerInputs
 from .links import Summed, row_links_of
-from .stream import Scaled, SlowBranch, Stream
+from .mixers import attention, delta, mla  # noqa: F401, they declare executors, as do those above
 from .together import Piece, fits, most_pieces, run_layers
-from .weights import PromptOutput, packed
 
 _Made = TypeVar("_Made")
 

@@ -13,8 +13,8 @@ from ...layers.batch import Batch
 from ...layers.mla import MLA
 from ...network.network import Network
 from ..common.context import Angles, Context
-from .graphs import Stage
-from .stream import Stream
+from .common.graphs import Stage
+from .common.stream import Stream
 
 STREAM_BYTES = 64 << 20  # of all residual streams
 

@@ -8,8 +8,8 @@ import functools
 
 import torch
 
-from ....cuda_kernels.common.delta_heads import DeltaHeads
-from ....cuda_kernels.prompt.delta import (
+from .....cuda_kernels.common.delta_heads import DeltaHeads
+from .....cuda_kernels.prompt.delta import (
     DeltaKernels,
     DeltaWeights,
     delta_rule,
@@ -17,16 +17,16 @@ from ....cuda_kernels.prompt.delta import (
     rates_product,
     shared_limit,
 )
-from ...layers.batch import Batch
-from ...layers.delta_net import DeltaNet
-from ...state.copies import copy_together
-from ...state.recurrent import RecurrentState
-from ..common.context import Context
-from ..common.delta_shapes import check_devices, delta_heads, inputs, rates
-from ..common.registry import PROMPT, PlacedBranch, Slow, executor
-from .graphs import Stage, Staged
-from .stream import Stream, check_norm, last_rows
-from .weights import Product
+from ....layers.batch import Batch
+from ....layers.delta_net import DeltaNet
+from ....state.copies import copy_together
+from ....state.recurrent import RecurrentState
+from ...common.context import Context
+from ...common.delta_shapes import check_devices, delta_heads, inputs, rates
+from ...common.registry import PROMPT, PlacedBranch, Slow, executor
+from ..common.graphs import Stage, Staged
+from ..common.stream import Stream, check_norm, last_rows
+from ..common.weights import Product
 
 
 @executor(PROMPT, DeltaNet)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.attention import index
-from ...layers.batch import Batch
-from ...layers.indexer import Indexer
-from ...state.cache import CacheSettings, KVCache
-from ...state.latent import read_keys, settings_of, write_keys
-from ..common.context import Context
-from ..common.registry import Placed, Slow
-from ..step.index import shape_of
-from .stream import last_rows
-from .weights import Product
+from .....cuda_kernels.attention import index
+from ....layers.batch import Batch
+from ....layers.indexer import Indexer
+from ....state.cache import CacheSettings, KVCache
+from ....state.latent import read_keys, settings_of, write_keys
+from ...common.context import Context
+from ...common.registry import Placed, Slow
+from ...step.index import shape_of
+from ..common.stream import last_rows
+from ..common.weights import Product
 
 SCORE_BYTES = 256 * 2**20  # of products of queries and keys at a time
 

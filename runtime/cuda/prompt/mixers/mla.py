@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.attention import mla_shape
-from ....cuda_kernels.attention.shape import shared_limit
-from ....cuda_kernels.prompt import flash as prompt_flash
-from ....cuda_kernels.prompt import flash_plan
-from ....cuda_kernels.prompt import mla as prompt_mla
-from ...layers.attention import temperature
-from ...layers.batch import Batch
-from ...layers.latent import PerHead
-from ...layers.mla import MLA
-from ...state.cache import KVCache
-from ...state.hadamard import hadamard
-from ...state.latent import LatentCache, read_keys, settings_of
-from ..common import cached
-from ..common.context import Context
-from ..common.latent_weights import HeadMatrices
-from ..common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
-from .graphs import Stage, Staged, may_hold
+from .....cuda_kernels.attention import mla_shape
+from .....cuda_kernels.attention.shape import shared_limit
+from .....cuda_kernels.prompt import flash as prompt_flash
+from .....cuda_kernels.prompt import flash_plan
+from .....cuda_kernels.prompt import mla as prompt_mla
+from ....layers.attention import temperature
+from ....layers.batch import Batch
+from ....layers.latent import PerHead
+from ....layers.mla import MLA
+from ....state.cache import KVCache
+from ....state.hadamard import hadamard
+from ....state.latent import LatentCache, read_keys, settings_of
+from ...common import cached
+from ...common.context import Context
+from ...common.latent_weights import HeadMatrices
+from ...common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
+from ..common.graphs import Stage, Staged, may_hold
+from ..common.stream import Stream, check_norm, last_rows
+from ..common.weights import Product
 from .index import PromptIndexer
 from .latent_absorbed import AbsorbedRows, attend_shown, is_absorbed
 from .scores import attend_in_memory
-from .stream import Stream, check_norm, last_rows
-from .weights import Product
 
 BUFFER_BYTES = 512 * 2**20  # of keys and values of heads at a time
 _MOST_HEAD = 256  # elements, of flash attention

@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ....cuda_kernels.prompt import attention as prompt_attention
-from ....cuda_kernels.prompt import flash as prompt_flash
-from ....cuda_kernels.prompt import flash_plan
-from ....cuda_kernels.prompt import rows as prompt_rows
-from ...layers.specs import AttentionSpec
+from .....cuda_kernels.prompt import attention as prompt_attention
+from .....cuda_kernels.prompt import flash as prompt_flash
+from .....cuda_kernels.prompt import flash_plan
+from .....cuda_kernels.prompt import rows as prompt_rows
+from ....layers.specs import AttentionSpec
 
 CUDNN_ROWS = 2048  # rows of a pass from which on planning cuDNN's attention pays
 SCORE_BYTES = 128 << 20  # of scores in memory

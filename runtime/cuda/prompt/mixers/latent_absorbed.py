@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import torch
 
-from ....cuda_kernels.attention import mla as attention_mla
-from ....cuda_kernels.attention import mla_shape
-from ....cuda_kernels.attention.mla import LatentRows
-from ....cuda_kernels.attention.mla_shape import MOST_ROWS, MOST_SPLITS, PAIRS, LatentShape
-from ....cuda_kernels.attention.shape import shared_limit
-from ...layers.latent import PerHead
-from ...layers.mla import MLA
-from ...layers.specs import MLASpec
-from ...weights.stacked_linear import HeadLinear
-from ...weights.taps import GroupedRows
-from ..common.context import Context
+from .....cuda_kernels.attention import mla as attention_mla
+from .....cuda_kernels.attention import mla_shape
+from .....cuda_kernels.attention.mla import LatentRows
+from .....cuda_kernels.attention.mla_shape import MOST_ROWS, MOST_SPLITS, PAIRS, LatentShape
+from .....cuda_kernels.attention.shape import shared_limit
+from ....layers.latent import PerHead
+from ....layers.mla import MLA
+from ....layers.specs import MLASpec
+from ....weights.stacked_linear import HeadLinear
+from ....weights.taps import GroupedRows
+from ...common.context import Context
 from .scores import attend_in_memory
 
 CHOSEN_ROWS = 512  # rows at a time that attend to chosen positions

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ....cuda_kernels.prompt import grouped as prompt_grouped
-from ....cuda_kernels.prompt import rows as prompt_rows
-from ...layers.batch import Batch
-from ...layers.norm import LayerNorm, Norm
-from ...weights.ranges import opened, ranged
-from ..common.context import PIECE_BYTES, Context
-from ..common.executor import Executor
-from ..common.registry import Placed, PlacedBranch, Slow
+from .....cuda_kernels.prompt import grouped as prompt_grouped
+from .....cuda_kernels.prompt import rows as prompt_rows
+from ....layers.batch import Batch
+from ....layers.norm import LayerNorm, Norm
+from ....weights.ranges import opened, ranged
+from ...common.context import PIECE_BYTES, Context
+from ...common.executor import Executor
+from ...common.registry import Placed, PlacedBranch, Slow
 
 if TYPE_CHECKING:
-    from ...parallel.group import Group
+    from ....parallel.group import Group
     from .weights import Product
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ....cuda_kernels.packed.matrix import PackedMatrix
-from ....cuda_kernels.prompt import rounded as prompt_rounded
-from ..common.context import Context
+from .....cuda_kernels.packed.matrix import PackedMatrix
+from .....cuda_kernels.prompt import rounded as prompt_rounded
+from ...common.context import Context
 
 ROWS = 4096  # of weights in one product
 

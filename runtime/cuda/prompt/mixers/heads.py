@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from ....cuda_kernels.prompt import attention as prompt_attention
-from ...layers.attention import Attention, temperature
-from ...layers.batch import Batch
-from ..common.context import Context
+from .....cuda_kernels.prompt import attention as prompt_attention
+from ....layers.attention import Attention, temperature
+from ....layers.batch import Batch
+from ...common.context import Context
 
 
 class Products(NamedTuple):

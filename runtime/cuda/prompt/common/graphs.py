@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ...layers.batch import Batch
-from ...layers.rope import Rope
-from ...state.cache import CacheSettings
-from ...weights.ranges import ranged
-from ..common.context import Angles, Context
-from ..common.executor import Executor
+from ....layers.batch import Batch
+from ....layers.rope import Rope
+from ....state.cache import CacheSettings
+from ....weights.ranges import ranged
+from ...common.context import Angles, Context
+from ...common.executor import Executor
 from .stream import Stream
 
 Stage = Callable[[Stream, Batch], None]

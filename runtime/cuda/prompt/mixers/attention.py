@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 import torch
 
-from ....cuda_kernels.prompt import attention as prompt_attention
-from ....cuda_kernels.prompt import rows as prompt_rows
-from ...layers.attention import Attention
-from ...layers.batch import Batch
-from ...state.cache import KVCache
-from ...state.copies import copy_together
-from ..common import cached
-from ..common.context import Context
-from ..common.registry import PROMPT, PlacedBranch, Slow, executor
-from .graphs import Stage, Staged, may_hold
+from .....cuda_kernels.prompt import attention as prompt_attention
+from .....cuda_kernels.prompt import rows as prompt_rows
+from ....layers.attention import Attention
+from ....layers.batch import Batch
+from ....state.cache import KVCache
+from ....state.copies import copy_together
+from ...common import cached
+from ...common.context import Context
+from ...common.registry import PROMPT, PlacedBranch, Slow, executor
+from ..common.graphs import Stage, Staged, may_hold
+from ..common.stream import Stream, check_norm, last_rows
+from ..common.weights import Product
 from .heads import Heads, Products
 from .scores import attend, gated, has_flash
-from .stream import Stream, check_norm, last_rows
-from .weights import Product
 
 _FLOATS = (torch.float16, torch.bfloat16)
 # Most bytes of keys and values in a pass that reads its own from buffers: of more, their copy to

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import torch
 
-from ....cuda_kernels.packed.decode import decode_matrix
-from ....cuda_kernels.packed.matrix import PackedMatrix
-from ....cuda_kernels.prompt import rounded as prompt_rounded
-from ...weights.linear import Embedding, Linear
-from ...weights.stacked_linear import ExpertLinear
-from ..common.context import Context
-from ..common.held import held
-from ..common.registry import Slow
+from .....cuda_kernels.packed.decode import decode_matrix
+from .....cuda_kernels.packed.matrix import PackedMatrix
+from .....cuda_kernels.prompt import rounded as prompt_rounded
+from ....weights.linear import Embedding, Linear
+from ....weights.stacked_linear import ExpertLinear
+from ...common.context import Context
+from ...common.held import held
+from ...common.registry import Slow
 from .rounded import rounded_product
 
 SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time

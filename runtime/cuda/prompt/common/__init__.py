@@ -1,0 +1,1 @@
+"""What all layers of prompts share: the residual stream, weights, graphs."""

@@ -1,0 +1,1 @@
+"""What mixes rows of a sequence in prompts: attention, latent attention, delta nets."""
