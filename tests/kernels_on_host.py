@@ -233,7 +233,7 @@ extern "C" void group(const int* ids, int n, int experts, int* ends, int* source
 
 # Operands of 16 x 8 x 8, cut off to TF32 as tensor cores do. Written before the source.
 TF32 = """
-inline void copy_chunk(char* to, const float* from) { memcpy(to, from, 16); }
+inline void copy_chunk(char* to, const char* from) { memcpy(to, from, 16); }
 struct Operands { unsigned a[4], b[2]; };
 inline double cut(unsigned x) { return __uint_as_float(x & 0xffffe000u); }
 inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -253,14 +253,46 @@ inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[
 }
 """
 
+# Operands of 16 x 8 x 16 in bfloat16. Written before the source.
+BF16 = """
+inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    const Operands mine{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    auto number = [](unsigned pair, int which) {
+        return (double)__uint_as_float(which ? pair & 0xffff0000u : pair << 16);
+    };
+    exchange(mine, [&](const Operands (&w)[32], int lane) {
+        for (int i = 0; i < 4; i++) {
+            const int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+            double sum = c[i];
+            for (int k = 0; k < 16; k++) {
+                const unsigned left = w[row % 8 * 4 + k % 8 / 2].a[(row >= 8) + 2 * (k >= 8)];
+                const unsigned right = w[column * 4 + k % 8 / 2].b[k >= 8];
+                sum += number(left, k % 2) * number(right, k % 2);
+            }
+            c[i] = (float)sum;
+        }
+        return 0;
+    });
+}
+"""
+
 
 RUN_SCORES = """
-extern "C" void run(const float* x, const float* w, int tokens, int n, int width, int depth,
-                    int parts, float* out) {
+template <bool BF16>
+void run(const float* x, const char* w, int tokens, int n, int width, int depth, int parts,
+         float* out) {
     const int row_tiles = (tokens + TOKENS - 1) / TOKENS;
     for (int part = 0; part < parts; part++)
         launch_on_host(row_tiles, (n + COLUMNS - 1) / COLUMNS, THREADS, [&] {
-            scores_of_rows(x, w, tokens, n, width, depth, out);
+            scores<BF16>(shared, x, w, tokens, n, width, depth, out);
         }, part);
+}
+extern "C" void run_f32(const float* x, const char* w, int tokens, int n, int width, int depth,
+                        int parts, float* out) {
+    run<false>(x, w, tokens, n, width, depth, parts, out);
+}
+extern "C" void run_bf16(const float* x, const char* w, int tokens, int n, int width, int depth,
+                         int parts, float* out) {
+    run<true>(x, w, tokens, n, width, depth, parts, out);
 }
 """

@@ -367,11 +367,12 @@ def test_gates_of_queries_are_left_out(rng, half, size):
 @gpu
 @needs_device
 @pytest.mark.parametrize("tokens,n,width", [(2048, 128, 2048), (301, 60, 2880), (5, 512, 7168)])
-def test_scores_of_routers(rng, tokens, n, width):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_of_routers(rng, tokens, n, width, dtype):
     device = torch.device("cuda", torch.cuda.current_device())
     if not prompt_scores.fits(n, width, device):
         pytest.skip("the device has too little shared memory")
-    x, w = randn(rng, tokens, width), randn(rng, n, width)
+    x, w = randn(rng, tokens, width), randn(rng, n, width, dtype=dtype)
     parts = prompt_scores.parts_of(tokens, width, n, device)
     found = [poisoned(parts, tokens, n, dtype=torch.float32) for _ in range(2)]
     for out in found:

@@ -8,30 +8,38 @@ import pytest
 import torch
 from iqforge.cuda_kernels.prompt import scores as prompt_scores
 
-from .kernels_on_host import RUN_SCORES, TF32, library, pointer
+from .kernels_on_host import BF16, RUN_SCORES, TF32, library, pointer
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
     # the header for the CPU has a warp_sum already
     spec = replace(prompt_scores.SPEC, defines=(("warp_sum", "prompt_warp_sum"),))
-    return library(tmp_path_factory.mktemp("scores"), spec, RUN_SCORES, before=TF32)
+    return library(tmp_path_factory.mktemp("scores"), spec, RUN_SCORES, before=TF32 + BF16)
 
 
 @pytest.mark.parametrize(
     ("tokens", "n", "width", "processors"), [(70, 128, 448, 8), (5, 60, 160, 100), (64, 129, 32, 1)]
 )
-def test_scores_are_float32(kernel, tokens, n, width, processors):
-    x, w = torch.randn(tokens, width), torch.randn(n, width)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_are_float32(kernel, tokens, n, width, processors, dtype):
+    x, stored = torch.randn(tokens, width), torch.randn(n, width).to(dtype)
+    w, run = stored.float(), kernel.run_f32 if dtype == torch.float32 else kernel.run_bf16
     parts, depth = prompt_scores.plan(tokens, n, width, processors)
     out = torch.full((parts, tokens, n), float("nan"))
-    kernel.run(pointer(x), pointer(w), tokens, n, width, depth, parts, pointer(out))
+    run(pointer(x), pointer(stored), tokens, n, width, depth, parts, pointer(out))
     expected = x.double() @ w.double().T
     bound = x.double().abs() @ w.double().abs().T
     assert float(((out.double().sum(0) - expected).abs() / bound).max()) < 2**-21
     # Products of single TF32 numbers are far from that.
     x, w = ((a.view(torch.int32) & -(2**13)).view(torch.float32).double() for a in (x, w))
     assert float(((x @ w.T - expected).abs() / bound).max()) > 2**-16
+
+
+def test_weights_are_shortened_without_loss():
+    w = torch.randn(4, 32)
+    assert prompt_scores.shortened(w) is w
+    assert torch.equal(prompt_scores.shortened(w.bfloat16().float()), w.bfloat16())
 
 
 def test_a_part_is_no_shorter_than_needed():

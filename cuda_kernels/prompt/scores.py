@@ -13,11 +13,16 @@ from ..compile.spec import KernelSpec
 
 _TOKENS, _COLUMNS, _DEPTH = 64, 128, 32  # of a block's tile
 _THREADS = 256
-_SHARED = 4 * (_TOKENS + _COLUMNS) * (_DEPTH * 4 + 64)
+_ROW_BYTES = {torch.float32: _DEPTH * 4 + 64, torch.bfloat16: _DEPTH * 2 + 32}
 _FEWEST_STAGES = 4  # of a part
 MOST_PARTS, MOST_COLUMNS = 16, 512
 
-SPEC = KernelSpec("prompt_scores_of_rows", ("prompt/scored.cu",), (), ("scores_of_rows",))
+SPEC = KernelSpec(
+    "prompt_scores_of_rows",
+    ("prompt/scored.cu",),
+    (),
+    ("scores_of_rows", "scores_of_rows_bf16"),
+)
 
 
 def specs() -> list[KernelSpec]:
@@ -25,10 +30,23 @@ def specs() -> list[KernelSpec]:
     return [SPEC]
 
 
+def _shared_bytes(dtype: torch.dtype) -> int:
+    """Return the shared memory of a block for weights of this dtype."""
+    return 4 * (_TOKENS * _ROW_BYTES[torch.float32] + _COLUMNS * _ROW_BYTES[dtype])
+
+
 def fits(n: int, width: int, device: torch.device) -> bool:
     """Return whether `scores` takes this many columns of scores, and rows of this width."""
     shared = _facts(device).shared_memory_per_block_optin
-    return n <= MOST_COLUMNS and width % _DEPTH == 0 and shared >= _SHARED
+    return n <= MOST_COLUMNS and width % _DEPTH == 0 and shared >= _shared_bytes(torch.float32)
+
+
+def shortened(weights: torch.Tensor) -> torch.Tensor:
+    """Return weights float32[n, width] in bfloat16 if that loses nothing, else as they are: scores
+    then take half as many products. The host waits for the device.
+    """
+    short = weights.bfloat16()
+    return short if torch.equal(short.float(), weights) else weights
 
 
 def plan(tokens: int, n: int, width: int, multiprocessors: int) -> tuple[int, int]:
@@ -45,13 +63,14 @@ def parts_of(tokens: int, width: int, n: int, device: torch.device) -> int:
 
 
 def scores(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
-    """Compute the scores of rows x float32[T, width] for weights float32[n, width], whose sum over
-    the parts is x W^T: out float32[parts_of(...), T, n].
+    """Compute the scores of rows x float32[T, width] for weights [n, width] in float32 or bfloat16,
+    whose sum over the parts is x W^T: out float32[parts_of(...), T, n].
     """
     (tokens, width), n = x.shape, len(weights)
     parts, depth = plan(tokens, n, width, _facts(x.device).multi_processor_count)
+    name = "scores_of_rows_bf16" if weights.dtype == torch.bfloat16 else "scores_of_rows"
     launch(
-        function(SPEC, "scores_of_rows", x.device),
+        function(SPEC, name, x.device),
         (-(-tokens // _TOKENS), -(-n // _COLUMNS), parts),
         _THREADS,
         x,
@@ -61,7 +80,7 @@ def scores(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         np.int32(width),
         np.int32(depth),
         out,
-        shared=_SHARED,
+        shared=_shared_bytes(weights.dtype),
     )
 
 

@@ -2,11 +2,11 @@
 
 `SHAPE:TYPE[,layers=N][,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`:
 matrices are of TYPE, except for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is
-Q8_0, a float type if TYPE is one), norms, biases, routers and convolutions, which are F32, tensors
-with NAME in their names, and rows that blocks of TYPE do not divide, which are IQ4_NL (Q8_0 up to
-128 elements). With MXFP4 only experts are of it, other matrices Q8_0. With `layers=N` the model has
-only its first N layers, so that one that is larger than a device can be measured in part, as in
-`deepseek-v3:IQ4_K,layers=12`.
+Q8_0, a float type if TYPE is one), norms, biases, routers and convolutions, which are F32 with
+values of bfloat16, as checkpoints have them, tensors with NAME in their names, and rows that blocks
+of TYPE do not divide, which are IQ4_NL (Q8_0 up to 128 elements). With MXFP4 only experts are of
+it, other matrices Q8_0. With `layers=N` the model has only its first N layers, so that one that is
+larger than a device can be measured in part, as in `deepseek-v3:IQ4_K,layers=12`.
 
 One pool of random rows per type and row length serves all tensors, each of which begins at another
 row: a 40 GB model takes seconds and some megabytes. On a CPU the pool may stay in the caches, so
@@ -21,6 +21,7 @@ import zlib
 import numpy as np
 
 from ...errors import NotFoundError, ShapeError, UsageError
+from ...formats.codecs import codec
 from ...formats.source import Source, TensorInfo
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from ...formats.types import GGMLType, ggml_type
@@ -185,9 +186,14 @@ def _check(tensor: TensorInfo) -> None:
 def _pool_rows(
     type: GGMLType, n_rows: int, n_cols: int, mean: float, seed: tuple[int, int]
 ) -> np.ndarray:
-    """Draw the rows of a pool, the same ones for the same arguments."""
-    rms = 0.1 * abs(mean) if mean else 1 / math.sqrt(n_cols)
-    return random_rows(type, n_rows, n_cols, rms, np.random.default_rng(seed), mean=mean)
+    """Draw the rows of a pool, the same ones for the same arguments. F32 rows have values of
+    bfloat16, as in files made of most checkpoints.
+    """
+    rms, rng = 0.1 * abs(mean) if mean else 1 / math.sqrt(n_cols), np.random.default_rng(seed)
+    if type.name != "F32":
+        return random_rows(type, n_rows, n_cols, rms, rng, mean=mean)
+    halves = random_rows("BF16", n_rows, n_cols, rms, rng, mean=mean)
+    return codec.encode_float(type, codec.decode(ggml_type("BF16"), halves, n_cols))
 
 
 def _distinct_rows(tensor: TensorInfo) -> int:

@@ -233,8 +233,8 @@ class PromptMoE(Staged):
 
 
 def _floats(linear: Linear) -> torch.Tensor | None:
-    """Return the matrix of a router float32[n_experts, width] that `prompt_scores` takes as it is
-    stored; None if it is of another type or shape.
+    """Return the matrix of a router [n_experts, width], in float32 as it is stored or in bfloat16
+    without loss, for `prompt_scores`; None if it is of another type or shape.
     """
     held = linear.matrix.packed
     if held is None or held.device.type != "cuda":
@@ -242,7 +242,8 @@ def _floats(linear: Linear) -> torch.Tensor | None:
     if held.type.name != "F32" or not prompt_scores.fits(held.rows, held.cols, held.device):
         return None
     values = held.data.view(torch.float32).view(held.rows, held.cols)
-    return values if linear.scale is None else values * linear.scale
+    values = values if linear.scale is None else values * linear.scale
+    return prompt_scores.shortened(values)
 
 
 def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch.Tensor:
