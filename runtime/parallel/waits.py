@@ -78,16 +78,23 @@ class Waits:
         return f"waits/{rank}"
 
     def _tell(self) -> None:
-        """Say in the store that this rank waits, and take it back when it has gone on."""
-        said = 0  # the call about which it was said
+        """Tell the store again and again how it is, until this is closed."""
+        said = 0
         while not self._closed.wait(self._soon / 2):
-            begun, call = self._begun, self._calls
             try:
-                if said and (begun is None or call != said):
-                    self._store.delete_key(self._key(self._rank))
-                    said = 0
-                if not said and begun is not None and time.monotonic() - begun >= self._soon:
-                    self._store.set(self._key(self._rank), "")
-                    said = call
+                said = self.tell(said)
             except RuntimeError:  # the store was in a rank that is gone: the call fails as well
                 return
+
+    def tell(self, said: int) -> int:
+        """Say in the store that this rank waits, or take it back when it has gone on. said: the
+        number of the call about which it was said, 0 for none. Returns the same for now.
+        """
+        begun, call = self._begun, self._calls
+        if said and (begun is None or call != said):
+            self._store.delete_key(self._key(self._rank))
+            said = 0
+        if not said and begun is not None and time.monotonic() - begun >= self._soon:
+            self._store.set(self._key(self._rank), "")
+            said = call
+        return said
