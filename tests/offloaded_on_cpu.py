@@ -37,7 +37,7 @@ def _hand_over(exchange, h, norm, eps, ids, weights):
 
 @kernel
 def _take_back(exchange, to):
-    until = time.monotonic() + 20
+    until = time.monotonic() + 240
     while 0 <= int(exchange.reply) < int(exchange.number):
         assert time.monotonic() < until
         time.sleep(0)

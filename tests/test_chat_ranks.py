@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.chat.session import Answer, ChatSession
 from iqforge.runtime.chat.template import ChatTemplate
 from iqforge.runtime.model import Model
+from iqforge.runtime.parallel import decision as decision_module
 from iqforge.runtime.parallel.decision import Decision
 from iqforge.runtime.parallel.launch import run_ranks
 from iqforge.runtime.parallel.share import Share
@@ -97,7 +98,20 @@ def test_all_ranks_end_an_answer_at_the_same_token():
     assert first == second and 3 < first[0] < 280 and first[1] == "interrupted"
 
 
-def test_a_decision_is_asked_for_now_and_then():
+class Clock:
+    """The clock of decisions: `pass_by` moves it."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        clock = SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(decision_module, "time", clock)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_decision_is_asked_for_now_and_then(monkeypatch):
+    Clock(monkeypatch)  # stands still: steps are quick
     asked = []
 
     def work(rank: int, meeting: ThreadMeeting) -> list[bool]:
@@ -114,8 +128,8 @@ def test_a_decision_is_asked_for_now_and_then():
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.1])
-def test_slow_steps_ask_every_time(wait):
-    asked = []
+def test_slow_steps_ask_every_time(wait, monkeypatch):
+    asked, clock = [], Clock(monkeypatch)
 
     def share(values: torch.Tensor) -> torch.Tensor:
         asked.append(values.tolist())
@@ -123,7 +137,7 @@ def test_slow_steps_ask_every_time(wait):
 
     decision = Decision(share, lambda: False)
     for _ in range(4):
-        time.sleep(wait)
+        clock.pass_by(wait)
         decision()
     assert (len(asked) == 4) == (wait > 0)
 

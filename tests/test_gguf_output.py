@@ -109,7 +109,7 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.gguf.sharded_writer import ShardedWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-kind, path, delay, limit = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+kind, path, stop, limit = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 tensors = [TensorInfo(f"t{i}", (64, 4096), ggml_type("F32")) for i in range(4)]
@@ -124,15 +124,18 @@ try:
             for _ in range(4):
                 sink.write(tensor, np.ones((16, 4096), np.float32))
                 print("wrote", flush=True)
-                time.sleep(delay)
+                stop -= 1
+                if not stop:
+                    time.sleep(600)
 except OutputError as error:
     print("refused", error)
 """
 
 
-def _child(kind: str, path: Path, delay: float = 0.0, limit: int = 0) -> subprocess.Popen:
+def _child(kind: str, path: Path, stop: int = 0, limit: int = 0) -> subprocess.Popen:
+    """Start a process that writes; it waits after so many writes, if this is not 0."""
     return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, kind, str(path), str(delay), str(limit)],
+        [sys.executable, "-c", _CHILD, kind, str(path), str(stop), str(limit)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -143,7 +146,7 @@ def _child(kind: str, path: Path, delay: float = 0.0, limit: int = 0) -> subproc
 def test_file_size_limit(tmp_path, kind):
     """The kernel itself refuses a write in the middle of a tensor."""
     child = _child(kind, tmp_path / "m.gguf", limit=600_000)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=300)
     assert child.returncode == 0 and "Traceback" not in err
     assert (
         "refused" in out and "m.gguf" in out and "too large" in out and "bytes are written" in out
@@ -154,11 +157,11 @@ def test_file_size_limit(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["one", "shards"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_in_mid_write(tmp_path, kind, number):
-    child = _child(kind, tmp_path / "m.gguf", delay=0.1)
+    child = _child(kind, tmp_path / "m.gguf", stop=6)
     for _ in range(6):  # into the second tensor, which is the second shard
         assert child.stdout.readline() == "wrote\n"
     child.send_signal(number)
-    child.communicate(timeout=60)
+    child.communicate(timeout=300)
     left = os.listdir(tmp_path)
     assert child.returncode != 0
     assert (
@@ -167,7 +170,7 @@ def test_interrupted_in_mid_write(tmp_path, kind, number):
         else left and all(name.endswith(".part") for name in left)
     )
     again = _child(kind, tmp_path / "m.gguf")
-    again.communicate(timeout=60)
+    again.communicate(timeout=300)
     assert again.returncode == 0
     names = ["m.gguf"] if kind == "one" else [f"m.gguf-0000{i}-of-00004.gguf" for i in range(1, 5)]
     assert sorted(os.listdir(tmp_path)) == names

@@ -46,7 +46,9 @@ def fresh():
 
 
 def converted(context, *arguments, **options) -> multiprocessing.Process:
-    process = context.Process(target=iqforge.convert_model, args=arguments, kwargs=options)
+    process = context.Process(
+        target=iqforge.convert_model, args=(*arguments, "bf16"), kwargs=options
+    )
     process.start()
     return process
 
@@ -64,16 +66,20 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
     whole = min(seconds_of_a_run(fresh, folder, out, expected, limits) for _ in range(2))
     chance = random.Random(7)
     broken_off = 0
-    for number in range(KILLS // 2):
+    for number in range(10 * KILLS):
+        if broken_off == KILLS // 2:
+            break
         if number % 3 == 0:  # with and without the files of an earlier run
             for file in out.iterdir():
                 file.unlink()
         before = {file.name for file in out.glob("*.gguf")}
-        process = converted(fresh, folder, out / "x.gguf", "bf16", **limits)
+        began, process = time.monotonic(), converted(fresh, folder, out / "x.gguf", **limits)
         time.sleep(chance.uniform(0.1, 1) * whole)
         process.kill()  # SIGKILL; nothing if it has ended by itself
         process.join()
         broken_off += process.exitcode != 0
+        if process.exitcode == 0:  # the machine is less busy than it was
+            whole = min(whole, time.monotonic() - began)
         for name in {file.name for file in out.glob("*.gguf")}:
             assert (out / name).read_bytes() == expected[name], (
                 f"{name} after kill {number} (before: {sorted(before)})"
@@ -85,7 +91,7 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
         else:
             with pytest.raises(IqforgeError):
                 open_gguf(out / first)
-    assert broken_off >= KILLS // 4
+    assert broken_off == KILLS // 2
     iqforge.convert_model(folder, out / "x.gguf", "bf16", **limits)
     assert read_all(out) == expected  # nothing is left next to them
 
@@ -118,6 +124,7 @@ def test_calibrating_killed_at_random_moments(tmp_path: Path, fresh):
         process.join()
         killed += process.exitcode != 0
         if process.exitcode == 0:
+            whole *= 0.9  # the machine is less busy than it was
             assert out.read_bytes() == expected
             out.unlink()
         if killed == KILLS:
@@ -133,7 +140,7 @@ def seconds_of_a_run(
     context, folder: Path, out: Path, expected: dict[str, bytes], limits: dict
 ) -> float:
     started = time.monotonic()
-    process = converted(context, folder, out / "x.gguf", "bf16", **limits)
+    process = converted(context, folder, out / "x.gguf", **limits)
     process.join()
     assert process.exitcode == 0 and read_all(out) == expected
     return time.monotonic() - started

@@ -68,7 +68,7 @@ def ask(exchange: Exchange, x: torch.Tensor, chosen: torch.Tensor, shares: torch
     n = len(x)
     exchange.x[:n], exchange.chosen[:n], exchange.shares[:n] = x, chosen, shares
     exchange.request += 1
-    until = time.monotonic() + 20
+    until = time.monotonic() + 240
     while int(exchange.reply) != int(exchange.request):
         assert time.monotonic() < until
         time.sleep(0)
@@ -107,7 +107,7 @@ def test_a_program_that_nobody_asks_can_be_released(model, two_threads, monkeypa
         waiting.join(0.05)
         assert waiting.is_alive()
         steps.release()
-        waiting.join(10)
+        waiting.join(240)
         assert not waiting.is_alive()
         raise KeyboardInterrupt
     with pytest.raises(DeviceError, match=r"has not asked .* in 0\.01 s"), steps.turn(lambda: None):
@@ -204,7 +204,7 @@ def test_a_step_that_is_interrupted_leaves_nobody_waiting(three, monkeypatch, re
         patch.setattr(*where, interrupted)
         with pytest.raises(type(error) if isinstance(error, Exception) else error):
             follow(steps, state, TOKENS[n:])
-    assert device.seconds < 5 and not TURN.locked()
+    assert device.seconds < 120 and not TURN.locked()  # it would wait for 240
     found = follow(steps, state if replayed else model.new_state(64), TOKENS[n:])
     torch.testing.assert_close(found, truth[n:], rtol=1e-3, atol=1e-4)
 

@@ -57,7 +57,7 @@ def test_a_command_without_a_writable_home_or_package(tmp_path):
 
     def run() -> tuple[str, set[Path]]:
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("cannot be written") == 1
@@ -94,7 +94,7 @@ def test_a_user_without_a_home_folder(tmp_path):
     environment |= {"PYTHONPATH": str(site), "TMPDIR": str(scratch)}
     command = [sys.executable, "-c", NO_HOME]
     done = subprocess.run(
-        command, cwd=here, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=here, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert not list(here.iterdir()) and list(scratch.rglob("*.nbc"))

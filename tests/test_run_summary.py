@@ -66,7 +66,8 @@ def test_the_five_worst_tensors_and_the_notes():
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_verbose_prints_lines_for_tensors(verbose, capsys):
+def test_verbose_prints_lines_for_tensors(verbose, capsys, monkeypatch):
+    monkeypatch.setattr("iqforge.quantize.report.bars.time.monotonic", lambda: 0.0)
     printer = RunPrinter(verbose=verbose)
     printer.begin([report.planned for report in REPORT.tensors])
     for index, report in enumerate(REPORT.tensors):

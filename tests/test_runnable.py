@@ -66,4 +66,4 @@ def test_torch_is_not_imported_for_it(checkpoint, tmp_path):
         " sys.exit('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(checkpoint), str(tmp_path / "a.gguf")]
-    assert subprocess.run(command, timeout=120).returncode == 0
+    assert subprocess.run(command, timeout=600).returncode == 0

@@ -123,7 +123,7 @@ def test_threads_of_python_take_turns():
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(60)
+        caller.join(300)
     assert not wrong and not any(caller.is_alive() for caller in callers)
 
 

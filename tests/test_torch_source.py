@@ -147,24 +147,28 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path, form: str)
 
 
 CUT = """
-import os, sys, threading, time
+import itertools, os, sys, threading, time
 import iqforge
 from iqforge.formats import random_access
 weights, out = sys.argv[1:]
-read, begun = random_access.RandomAccessFile.read, threading.Event()
+read, begun, ended = random_access.RandomAccessFile.read, threading.Event(), threading.Event()
+reads = itertools.count()
 
 def slow(self, *arguments):
-    begun.set()
+    if next(reads) == 8:
+        begun.set()
     time.sleep(0.002)
+    if begun.is_set():  # others that have come before may be reading
+        ended.wait()
     return read(self, *arguments)
 
 def cut():
     begun.wait()
-    time.sleep(0.01)
     os.truncate(weights, os.path.getsize(weights) // 3)
+    ended.set()
 
 random_access.RandomAccessFile.read = slow
-threading.Thread(target=cut).start()
+threading.Thread(target=cut, daemon=True).start()
 iqforge.convert_model(os.path.dirname(weights), out)
 """
 
