@@ -335,6 +335,7 @@ def test_compiling_is_announced_in_a_line_of_its_own(checkpoint, tmp_path, monke
     """Searches of all types to choose from, and of probes; GPUs have their own."""
     monkeypatch.setattr(auto_compiling.CompileWatch, "factor", 1.0)
     monkeypatch.setattr(auto_compiling, "missing_tasks", list)  # as on a new machine
+    monkeypatch.setattr(Model, "count_missing_code", lambda model: 5)
     asked = []
 
     def seconds(missing):
@@ -345,7 +346,9 @@ def test_compiling_is_announced_in_a_line_of_its_own(checkpoint, tmp_path, monke
     make = partial(iqforge.plan_auto, checkpoint[0], tmp_path, target_bpw=6, texts=[checkpoint[1]])
     plan = make(types=TYPES)
     stages = sum(stage.seconds for stage in plan.stages)
-    assert 100 < plan.compiling < 120 and plan.seconds == pytest.approx(stages + plan.compiling)
+    types_of_products = len(TYPES) + 1
+    assert plan.compiling == pytest.approx(100 + 5 * 0.6 + types_of_products * 1.1)
+    assert plan.seconds == pytest.approx(stages + plan.compiling)
     assert re.search("compiling, once +1.[78] min", str(plan))
     chosen = {(type, weighted) for type in TYPES for weighted in (True, False)}
     assert {type for type, _ in asked.pop() - chosen} == {"IQ3_K"}

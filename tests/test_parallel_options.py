@@ -433,9 +433,9 @@ def test_all_ranks_learn_that_one_cannot_share_its_memory(where):
     def rank(own):
         def exchange(data):
             passed[own].append(data)
-            meet.wait(10)
+            meet.wait(240)
             both = [passed[0][-1], passed[1][-1]]
-            meet.wait(10)
+            meet.wait(240)
             return both
 
         made = []
