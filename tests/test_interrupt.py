@@ -22,7 +22,7 @@ def listens():
 program._listen = listens
 program.run()
 """
-MOMENTS = 20
+MOMENTS = 12
 
 
 def started(code: str, *words: str) -> subprocess.Popen:
