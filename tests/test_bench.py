@@ -6,6 +6,7 @@ import csv
 import gc
 import io
 import json
+import logging
 import re
 import sqlite3
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from iqforge.cli import main
 from iqforge.errors import EvaluationError, NonFiniteError
+from iqforge.formats.commands import progress
 from iqforge.runtime.bench.bench import Runner, deviation, run_test
 from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.options import SweepOptions
@@ -187,8 +189,18 @@ def test_ranges(capsys):
     ]
 
 
-def test_fields_are_those_of_the_reference(capsys):
+def test_fields_are_those_of_the_reference(capsys, monkeypatch):
     words = ("-p", "8", "-n", "2", "-r", "2", "-mqkv", "1", "-fmoe", "0")
+
+    def compiles(*arguments, **options):
+        logging.getLogger("iqforge.runtime").info("compiling what runs on this processor, once")
+        return run_test(*arguments, **options)
+
+    # As on a slow machine that has compiled nothing: no line comes between results on stderr.
+    monkeypatch.setattr(progress, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("iqforge.runtime.bench.bench.run_test", compiles)
+    err = bench(capsys, *words).err
+    assert "compiling" in err and " % in " in err
     captured = bench(capsys, *words, "-o", "csv", "-oe", "json")
     rows = list(csv.reader(io.StringIO(captured.out)))
     assert (

@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output-err",
         default="none",
         metavar="FORMAT",
-        help="the same on stderr (default: none)",
+        help="the same on stderr, without lines about how far a test is (default: none)",
     )
     parser.add_argument(
         "-w", dest="warm", type=int, choices=(0, 1), default=1, help=argparse.SUPPRESS

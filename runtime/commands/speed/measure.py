@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -81,7 +83,8 @@ def measured(
                     n_batch=setting["n_batch"],
                     warmup=bool(args.warm) and options.warmup,
                 )
-                with watched(opened, what, planned_passes(one, test, opened.ubatch)):
+                plan = planned_passes(one, test, opened.ubatch)
+                with watched(opened, what, plan) if args.output_err == "none" else _only_results():
                     [result] = api.benchmark_model(
                         opened, options=one, cache=cache_settings(setting), progress=say
                     )
@@ -101,6 +104,20 @@ def measured(
         torch.set_num_threads(cores)
         if opened is not None:
             opened.close()
+
+
+@contextmanager
+def _only_results() -> Iterator[None]:
+    """Let nothing on stderr come between results, such as what is compiled or how far a test is:
+    a program may read them there. Warnings do.
+    """
+    logger = logging.getLogger("iqforge")
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _say(what: str, line: str) -> None:
