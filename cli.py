@@ -250,7 +250,7 @@ def _log_to_stderr() -> Iterator[None]:
     """
     logger, handler = logging.getLogger(__package__), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    before = logger.level, logger.propagate
+    level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if os.environ.get("IQFORGE_DEBUG") else logging.INFO)
     logger.propagate = False
@@ -258,4 +258,5 @@ def _log_to_stderr() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.level, logger.propagate = before
+        logger.setLevel(level)  # loggers below remember what they may say until it is called
+        logger.propagate = propagate

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import logging
 import os
 import re
 import shutil
@@ -423,3 +424,12 @@ def test_empty_names_of_files_are_errors_that_show(words, message, tmp_path, mon
     named = {"MODEL": model, "EMPTY": ""}
     assert main([*(named.get(word, word) for word in words.split()), "--device", "cpu"]) == 1
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_messages_end_with_the_command():
+    """Loggers remember what they may say."""
+    log = logging.getLogger("iqforge.runtime.simd.operations")
+    before = log.isEnabledFor(logging.INFO)
+    with cli._log_to_stderr():
+        assert log.isEnabledFor(logging.INFO)
+    assert log.isEnabledFor(logging.INFO) == before
