@@ -116,7 +116,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     ranks = Ranks.here()
     assert ranks is not None
-    group = Group(ranks, CPU, timeout=60)
+    group = Group(ranks, CPU, timeout=600)
     patch = pytest.MonkeyPatch()
     prompt_on_cpu.install(patch)
     patch.setattr(group_module, "FEW_ROWS", 4)

@@ -138,8 +138,9 @@ def main() -> None:
         folder, *names = sys.argv[2:]
         Path(folder, f"{ranks.rank}.json").write_text(json.dumps(models(names, ranks)))
         return
-    # Without these two, longer than the test allows.
-    group = Group(ranks, torch.device("cpu"), timeout=3 if case in ("late", "stopped") else 600)
+    # Long enough for ranks that start one after the other; without these two, longer than the test
+    # allows.
+    group = Group(ranks, torch.device("cpu"), timeout=20 if case in ("late", "stopped") else 600)
     if case == "collectives":
         Path(sys.argv[2], f"{ranks.rank}.json").write_text(json.dumps(collectives(group)))
     group.wait()

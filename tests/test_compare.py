@@ -257,7 +257,7 @@ def test_nothing_is_cut_off_in_a_browser(compared, width, scheme, tmp_path):
     command += [f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=3000"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000"]
     run = subprocess.run(
-        [*command, "--dump-dom", f"file://{frame}"], capture_output=True, text=True, timeout=60
+        [*command, "--dump-dom", f"file://{frame}"], capture_output=True, text=True, timeout=300
     )
     [found] = re.findall(r'found="([^"]*)"', run.stdout)
     assert found == f"over: dark: {str(scheme == 0).lower()} width: {width}"

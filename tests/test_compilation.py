@@ -29,7 +29,7 @@ def run_in_new_cache(code: str, cache: Path) -> dict:
     paths = [PACKAGES, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
