@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, NotFoundError, printable
+from ...formats.git_lfs import lfs_hint
 
 MAX_JSON_BYTES = 1 << 30
 _MISSING = object()
@@ -36,14 +37,15 @@ def read_json(
             raise ConfigError(
                 f"is {path.stat().st_size} bytes long; more than {limit} are not read", file=path
             )
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text, object_pairs_hook=unique if unique_keys else None)
+        data = path.read_bytes()
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique if unique_keys else None)
     except RecursionError:
         raise ConfigError("is nested too deeply", file=path) from None
     except ValueError as error:  # JSON and UTF-8 errors alike
-        raise ConfigError(f"is not JSON: {printable(error)}", file=path) from None
+        raise ConfigError(f"is not JSON: {printable(error)}{lfs_hint(data)}", file=path) from None
     if not isinstance(found, dict):
         raise ConfigError(f"holds a JSON {type(found).__name__}, not an object", file=path)
     return found

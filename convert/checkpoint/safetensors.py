@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import MalformedFileError, NotFoundError, TruncatedFileError, printable
+from ...formats.git_lfs import lfs_hint
 from ..tensors.stored import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
 
 MAX_HEADER_BYTES = 100_000_000  # limit of the format's own implementation
@@ -74,7 +75,9 @@ def _header_length(path: Path, first: bytes, size: int) -> int:
     (length,) = struct.unpack("<Q", first)
     if length > MAX_HEADER_BYTES:
         raise MalformedFileError(
-            f"header length {length} exceeds the limit of {MAX_HEADER_BYTES}", file=path, offset=0
+            f"header length {length} exceeds the limit of {MAX_HEADER_BYTES}{lfs_hint(first)}",
+            file=path,
+            offset=0,
         )
     if length > size - 8:
         raise TruncatedFileError(

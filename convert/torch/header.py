@@ -33,6 +33,7 @@ from ...errors import (
     UnsupportedTypeError,
     printable,
 )
+from ...formats.git_lfs import lfs_hint
 from ..tensors.stored import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
 from .pickle import load_state_dict
 from .storages import TorchView
@@ -106,7 +107,9 @@ def _check_kind(path: Path, first: bytes, size: int) -> None:
                 file=path,
             )
     raise MalformedFileError(
-        f"starts with {first!r}; a PyTorch checkpoint is a zip archive", file=path, offset=0
+        f"starts with {first!r}; a PyTorch checkpoint is a zip archive{lfs_hint(first)}",
+        file=path,
+        offset=0,
     )
 
 

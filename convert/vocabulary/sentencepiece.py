@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import MalformedFileError, NotFoundError, TruncatedFileError, UnsupportedTypeError
+from ...formats.git_lfs import lfs_hint
 from .tokens import MAX_TOKENS, NORMAL
 
 MAX_FILE_BYTES = 1 << 28
@@ -145,7 +146,8 @@ class _Message:
                 position += length
             else:
                 raise MalformedFileError(
-                    f"field {number} has wire type {wire}; it is not a SentencePiece model",
+                    f"field {number} has wire type {wire}; it is not a SentencePiece model"
+                    + lfs_hint(bytes(self._data[:64])),
                     file=self._path,
                     offset=start,
                 )

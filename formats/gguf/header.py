@@ -28,6 +28,7 @@ from ...errors import (
     UnknownTypeError,
     printable,
 )
+from ..git_lfs import lfs_hint
 from ..source import TensorInfo
 from ..types import ggml_type
 from ..values import Value, ValueType
@@ -102,7 +103,7 @@ def check_magic(magic: bytes, file: str) -> None:
             f"the file has {len(magic)} bytes; a GGUF file has at least 24", file=file
         )
     if magic != MAGIC:
-        hint = " (a byte-swapped GGUF file?)" if magic == MAGIC[::-1] else ""
+        hint = " (a byte-swapped GGUF file?)" if magic == MAGIC[::-1] else lfs_hint(magic)
         raise MalformedFileError(
             f"not a GGUF file: it starts with {magic!r}{hint}", file=file, offset=0
         )
