@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -77,46 +78,60 @@ def measure_perplexity(
                 on_chunk=on_chunk,
             )
     content, path = _content(text, prompt)
-    if against is not None:
-        with opened_model(against, load) as other, opened_model(model, load) as loaded:
-            return divergence.measure_divergence_between(
+    with _named(path):
+        if against is not None:
+            with opened_model(against, load) as other, opened_model(model, load) as loaded:
+                return divergence.measure_divergence_between(
+                    loaded,
+                    other,
+                    content,
+                    n_ctx=options.n_ctx,
+                    chunks=options.chunks,
+                    batch_tokens=batch,
+                    progress=progress,
+                    on_chunk=on_chunk,
+                )
+        if options.ppl_stride:
+            if base is not None:
+                raise UsageError(
+                    "a base file has no windows that overlap: it cannot have ppl_stride"
+                )
+            from ..runtime.evaluate.strided import measure_strided
+
+            with opened_model(model, load) as loaded:
+                return measure_strided(
+                    loaded,
+                    content,
+                    options.ppl_stride,
+                    n_ctx=options.n_ctx,
+                    chunks=options.chunks,
+                    batch_tokens=options.batch_tokens,
+                    progress=progress,
+                )
+        if base is not None and path:
+            refuse_same_file(base, [path])
+        with opened_model(model, load) as loaded:
+            return perplexity.measure_perplexity(
                 loaded,
-                other,
                 content,
                 n_ctx=options.n_ctx,
                 chunks=options.chunks,
                 batch_tokens=batch,
+                save_logits=base if loaded.is_first else None,
+                compact=options.kl_divergence_compact,
                 progress=progress,
-                on_chunk=on_chunk,
             )
-    if options.ppl_stride:
-        if base is not None:
-            raise UsageError("a base file has no windows that overlap: it cannot have ppl_stride")
-        from ..runtime.evaluate.strided import measure_strided
 
-        with opened_model(model, load) as loaded:
-            return measure_strided(
-                loaded,
-                content,
-                options.ppl_stride,
-                n_ctx=options.n_ctx,
-                chunks=options.chunks,
-                batch_tokens=options.batch_tokens,
-                progress=progress,
-            )
-    if base is not None and path:
-        refuse_same_file(base, [path])
-    with opened_model(model, load) as loaded:
-        return perplexity.measure_perplexity(
-            loaded,
-            content,
-            n_ctx=options.n_ctx,
-            chunks=options.chunks,
-            batch_tokens=batch,
-            save_logits=base if loaded.is_first else None,
-            compact=options.kl_divergence_compact,
-            progress=progress,
-        )
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Add the file of the text, if it has one, to the error of a text that is too short."""
+    from ..runtime.evaluate.chunks import ShortTextError
+
+    try:
+        yield
+    except ShortTextError as error:
+        raise ShortTextError(error.message, file=path or None) from None
 
 
 def _content(text: PathLike | None, prompt: str | None) -> tuple[str, str]:

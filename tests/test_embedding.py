@@ -77,6 +77,12 @@ def test_refusals(model, monkeypatch):
         iqforge.embed(model, "")
 
 
+def test_a_file_without_text_is_named(capsys, tmp_path):
+    (tmp_path / "blank.txt").write_text("\n\n")
+    assert main(["embedding", "-m", str(DEMO), "-f", str(tmp_path / "blank.txt")]) == 1
+    assert "blank.txt: there is no text" in capsys.readouterr().err
+
+
 def run(capsys, *words: str) -> str:
     assert main(["embedding", "-m", str(DEMO), "--device", "cpu", *words]) == 0
     return capsys.readouterr().out

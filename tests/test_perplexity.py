@@ -437,6 +437,20 @@ def test_texts_that_cannot_be_evaluated(tiny, tmp_path):
     assert read_text(tmp_path / "crlf.txt") == "a\r\nb\n"
 
 
+@pytest.mark.parametrize("stride", [0, 8])
+def test_a_text_that_is_too_short_is_named(tiny, tmp_path, stride):
+    (tmp_path / "empty.txt").write_text("")
+    flags = {"ppl_stride": stride}
+    with load_model(tiny / "f32.gguf") as model:
+        with pytest.raises(EvaluationError, match=r"empty\.txt: the text has 1 token, "):
+            iqforge.measure_perplexity(model, tmp_path / "empty.txt", n_ctx=16, **flags)
+        with pytest.raises(EvaluationError, match="^the text has"):
+            iqforge.measure_perplexity(model, None, prompt="a", n_ctx=16, **flags)
+        if not stride:
+            with pytest.raises(EvaluationError, match=r"empty\.txt: the text has"):
+                iqforge.measure_perplexity(model, tmp_path / "empty.txt", against=model, n_ctx=16)
+
+
 def test_models_that_cannot_be_evaluated(tiny, tmp_path):
     with open_gguf(tiny / "f32.gguf") as source:
         path = write_gguf(

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError("--embd-separator is empty")
     texts = [text for text in content.split(separator) if text]
     if not texts:
-        raise UsageError("there is no text")
+        raise UsageError("there is no text", file=args.file)
     on_one_device(args, "embeddings are computed by one process")
     with open_model(args, api) as model:
         found = api.embed(model, texts, options=options)

@@ -52,6 +52,10 @@ class ChunkProgress:
 ProgressCallback = Callable[[ChunkProgress], None]
 
 
+class ShortTextError(EvaluationError):
+    """A text with too few tokens to measure anything."""
+
+
 @dataclass(frozen=True)
 class Chunks:
     """`tokens` int64[n_chunks, n_ctx], as the text has them; `bos` replaces the first of each in
@@ -70,7 +74,7 @@ class Chunks:
         cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None, skip: int = 0
     ) -> Chunks:
         """Cut tokens into at most `limit` chunks (all if it is not positive) after the first
-        `skip`. EvaluationError for fewer than skip + 2 chunks.
+        `skip`. ShortTextError for fewer than skip + 2 chunks.
         """
         if n_ctx < 4:
             raise EvaluationError(f"the context size is {n_ctx}, expected at least 4 tokens")
@@ -78,7 +82,7 @@ class Chunks:
             raise EvaluationError(f"cannot skip {skip} chunks, expected 0 or more")
         if len(tokens) < (skip + 2) * n_ctx:
             skipped = f" after {skip} chunks" if skip else ""
-            raise EvaluationError(
+            raise ShortTextError(
                 f"the text has {len(tokens)} token{'s' * (len(tokens) != 1)}, a context size of"
                 f" {n_ctx} needs at least {(skip + 2) * n_ctx}{skipped}"
             )

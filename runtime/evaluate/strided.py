@@ -9,7 +9,15 @@ import numpy as np
 from ...errors import EvaluationError
 from ..model import Model
 from ..state.cache import PADDING
-from .chunks import DEFAULT_BATCH, DEFAULT_CONTEXT, Chunks, Clock, ProgressCallback, bos_token
+from .chunks import (
+    DEFAULT_BATCH,
+    DEFAULT_CONTEXT,
+    Chunks,
+    Clock,
+    ProgressCallback,
+    ShortTextError,
+    bos_token,
+)
 from .perplexity import Perplexity, RunningScore, check_finite, refuse_peers
 from .scores import Moments, exp_or_inf, negative_log_likelihood
 
@@ -46,8 +54,9 @@ def measure_strided(
         raise EvaluationError(f"the stride is {stride}, expected 1 to {window - 1}")
     tokens = model.tokenizer.encode(text) if isinstance(text, str) else text
     if len(tokens) < 2 * window:
-        raise EvaluationError(
-            f"the text has {len(tokens)} tokens, windows of {window} need at least {2 * window}"
+        raise ShortTextError(
+            f"the text has {len(tokens)} token{'s' * (len(tokens) != 1)}, windows of {window} need"
+            f" at least {2 * window}"
         )
     n_windows = -(-(len(tokens) - window) // stride)
     n_windows = min(n_windows, chunks) if chunks > 0 else n_windows
