@@ -45,6 +45,11 @@ class PlannedOutput:
         """Path and bytes of every file that is written; none if there is nothing to do."""
         return [(layout.path, layout.n_bytes) for layout in self.files.written]
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of every file that is written; none in a dry run without a name."""
+        return tuple(path for path, _ in self.sizes) if self.out is not None else ()
+
 
 def plan_outputs(
     model: Source,

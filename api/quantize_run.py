@@ -69,7 +69,10 @@ class QuantizeRun:
             setup=setup,
             files=[size for file in self.files for size in file.sizes],
         )
-        return [replace(report, estimate=found) for report in reports]
+        return [
+            replace(report, estimate=found, files=file.paths)
+            for report, file in zip(reports, self.files)
+        ]
 
     def made(
         self, roundings: Sequence[RoundingPlan], calibration: Calibration | None, own: bool
@@ -137,7 +140,10 @@ class QuantizeRun:
                 if self.options.validate
             ]
             finish_all(sinks, checks)
-            reports = dict(zip(active, made))
+            reports = {
+                number: replace(report, files=self.files[number].paths)
+                for number, report in zip(active, made)
+            }
             return [reports.get(number, RunReport()) for number in range(len(self.files))]
 
     def _late_roundings(

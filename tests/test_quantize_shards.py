@@ -80,6 +80,9 @@ def test_keep_split(split, whole, tmp_path, capsys):
         main(["quantize", "--pure", "--keep-split", str(split), str(tmp_path / "q.gguf"), "q4_0"])
         == 0
     )
+    said = capsys.readouterr().out
+    assert said.count(f"{tmp_path / 'q-00001-of-00003.gguf'} and 2 more\n") == 2  # size, time
+    assert "q.gguf" not in said
     for number, (path, count) in enumerate(zip(shards(tmp_path), GROUPS)):
         file = SingleFile(str(path))
         keys = {key: value.data for key, value in file.header.metadata.items()}
@@ -103,6 +106,7 @@ def test_keep_split(split, whole, tmp_path, capsys):
         main(["quantize", "--pure", "--keep-split", str(whole), str(tmp_path / "w.gguf"), "q4_0"])
         == 0
     )
+    assert f"written to {tmp_path / 'w-00001-of-00001.gguf'}\n" in capsys.readouterr().out
     assert (tmp_path / "w-00001-of-00001.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
 
 

@@ -14,7 +14,7 @@ from ..options import QuantizeOptions, RepackOptions, Shards, TargetOptions
 from ..plan.changes import Changes
 from ..plan.recipe import AUTO
 from ..report.bars import RunPrinter
-from ..report.printing import MIB, print_estimate, print_totals
+from ..report.printing import MIB, print_estimate, print_totals, written_files
 from ..report.summary import summary_lines
 from .arguments import (
     asks_for_size,
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, api) -> int:
             for t in report.tensors
             if not t.planned.kept
         )
-        written = ", ".join(printable(out) for out, _ in made)
+        written = ", ".join(written_files(out, report) for out, report in made)
         print(
             f"quantize time = {seconds:.2f} s ({elements / max(seconds, 1e-9) / 1e6:.2f} M"
             f" elements/s), written to {written}"

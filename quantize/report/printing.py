@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ...errors import printable
 from ...formats.source import TensorInfo
 from ..run.report import Checked, RunReport, TensorReport
@@ -10,12 +12,22 @@ from ..run.workload import RunEstimate
 MIB = 1 << 20
 
 
+def written_files(out: str, report: RunReport) -> str:
+    """Return the user's name of an output; where it has shards, the first file that is written and
+    the number of the others.
+    """
+    first, *others = report.files or (out,)
+    if Path(first) == Path(out):
+        return printable(out)
+    return printable(first) + (f" and {len(others)} more" if others else "")
+
+
 def print_totals(out: str, report: RunReport) -> None:
     """Print the sizes of one output, and warnings about it."""
     print(f"\nmodel size  = {report.source_bytes / MIB:8.2f} MiB")
     print(
         f"quant size  = {report.target_bytes / MIB:8.2f} MiB ({report.bits_per_weight:.2f} BPW):"
-        f" {printable(out)}"
+        f" {written_files(out, report)}"
     )
     if report.replaced:
         print(

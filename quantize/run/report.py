@@ -50,11 +50,13 @@ class Checked:
 @dataclass(repr=False)
 class RunReport:
     """The tensors of one output of a run. Sizes are bytes of tensor data. estimate: the estimate of
-    a dry run.
+    a dry run. files: paths of what is written, several for shards; reports of equal
+    contents are equal.
     """
 
     tensors: list[TensorReport] = field(default_factory=list)
     estimate: RunEstimate | None = None
+    files: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def source_bytes(self) -> int:
