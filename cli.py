@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from .commandline.colour import painted_error
     from .errors import IqforgeError, printable
+    from .formats.commands.progress import line_break
     from .runtime import let_threads_sleep
 
     let_threads_sleep()  # before any command imports torch
@@ -33,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     called = f"iqforge {words[0]}" if words and words[0] in COMMANDS else "iqforge"
 
     def failed(message: str) -> None:
-        print(painted_error(f"{called}: error:", sys.stderr), message, file=sys.stderr)
+        begin = line_break() + painted_error(f"{called}: error:", sys.stderr)
+        print(begin, message, file=sys.stderr)
 
     try:
         status = _run(words)
@@ -248,7 +250,15 @@ def _log_to_stderr() -> Iterator[None]:
     """Show our own messages while a command runs, not those of libraries. IQFORGE_DEBUG=1 shows
     more of them.
     """
-    logger, handler = logging.getLogger(__package__), logging.StreamHandler()
+    from .formats.commands.progress import line_break
+
+    class Messages(logging.StreamHandler):
+        """Messages begin a line, also where results on the same terminal have not ended theirs."""
+
+        def format(self, record: logging.LogRecord) -> str:
+            return line_break() + super().format(record)
+
+    logger, handler = logging.getLogger(__package__), Messages()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)

@@ -259,6 +259,42 @@ def test_lines_of_results_are_not_continued(monkeypatch):
     assert out.getvalue() == "\ngenerating: 50 % in 5 s, about 5 s left\n"
 
 
+IN_A_LINE = """
+import logging, sys
+from iqforge import cli
+from iqforge.errors import UsageError
+from iqforge.formats.commands.progress import print_result
+
+def run(words):
+    with cli._log_to_stderr():
+        print_result("[1]9.5,")
+        logging.getLogger("iqforge.runtime").info("compiling")
+        logging.getLogger("iqforge.runtime").info("again")
+        print_result("[2]9.4,")
+        raise UsageError("the text ends")
+
+cli._run = run
+sys.exit(cli.main(["generate"]))
+"""
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_messages_begin_a_line(shared):
+    found = subprocess.run(
+        [sys.executable, "-c", IN_A_LINE],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if shared else subprocess.PIPE,
+        text=True,
+    )
+    end = "\n" if shared else ""
+    said = f"{end}INFO: compiling\nINFO: again\n", f"{end}iqforge generate: error: the text ends\n"
+    if shared:
+        assert found.stdout == f"[1]9.5,{said[0]}[2]9.4,{said[1]}"
+    else:
+        assert (found.stdout, found.stderr) == ("[1]9.5,[2]9.4,", "".join(said))
+    assert found.returncode == 1
+
+
 def test_norms_need_no_compiler(gguf, monkeypatch):
     """A model that is opened for a GPU, or to be looked at, does not wait for one."""
 

@@ -37,6 +37,25 @@ def on_one_line() -> bool:
     return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
 
 
+_line_is_open = False
+
+
+def print_result(text: str) -> None:
+    """Print text on stdout that need not end its line, and remember whether it did."""
+    global _line_is_open
+    print(text, end="", flush=True)
+    _line_is_open = not text.endswith("\n") if text else _line_is_open
+
+
+def line_break() -> str:
+    """Return what has to precede a message on stderr: a line break if the message would continue a
+    line of `print_result`, otherwise nothing.
+    """
+    global _line_is_open
+    is_open, _line_is_open = _line_is_open, False
+    return "\n" if is_open and on_one_line() else ""
+
+
 class Estimate:
     """Print on stderr what runs and when it will end: once after 5 seconds, then every minute.
 

@@ -15,6 +15,7 @@ from ...errors import (
     UsageError,
     printable,
 )
+from ...formats.commands.progress import line_break, print_result
 from ...formats.options import did_you_mean
 from ...formats.output import PartFile, refuse_same_file
 from ..text_options import text_of_file
@@ -125,13 +126,13 @@ class Console:
                 interrupted=self._ctrl_c.pressed,
                 **self.context,
             ):
-                print(piece, end="", flush=True)
+                print_result(piece)
         except IqforgeError as error:
             if isinstance(error, DeviceError) and self.session.model.group is not None:
                 raise  # the other ranks may wait for this one
             self._note(f"error: {error}")
             return False
-        print(flush=True)
+        print_result("\n")
         why = {
             "interrupted": "interrupted",
             "context": f"the context of {self.session.context} tokens is full, and the answer is"
@@ -262,7 +263,7 @@ class Console:
         return line.removesuffix("\n")
 
     def _note(self, text: str) -> None:
-        print(f"[{text}]", file=sys.stderr, flush=True)
+        print(f"{line_break()}[{text}]", file=sys.stderr, flush=True)
 
 
 def _timings(answer: Answer) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError, printable
-from ...formats.commands.progress import count_of, duration, on_one_line
+from ...formats.commands.progress import count_of, duration, line_break, print_result
 from ..options import LoadOptions
 from ..text_options import ChunkOptions
 from . import ignored_flags
@@ -236,11 +236,7 @@ class RunningOutput:
 
     def __call__(self, p: ChunkProgress) -> None:
         if self.values and p.perplexity is not None:
-            print(
-                f"[{p.chunk}]{p.perplexity:.4f},",
-                end="" if p.chunk < p.n_chunks else "\n",
-                flush=True,
-            )
+            print_result(f"[{p.chunk}]{p.perplexity:.4f}," + ("" if p.chunk < p.n_chunks else "\n"))
         if p.chunk == p.n_chunks:
             print(
                 f"{count_of(p.n_chunks, 'chunk')} of {p.n_ctx} tokens in {p.seconds:.2f} s,"
@@ -248,9 +244,8 @@ class RunningOutput:
                 file=sys.stderr,
             )
         elif p.chunk % self.per_pass == 0 and p.seconds >= self.next:
-            shared = self.values and on_one_line()  # do not append to the line of results
             print(
-                ("\n" if shared else "") + f"{count_of(p.n_chunks, 'chunk')} of {p.n_ctx} tokens,"
+                line_break() + f"{count_of(p.n_chunks, 'chunk')} of {p.n_ctx} tokens,"
                 f" {p.tokens_per_second:.0f} tokens/s,"
                 f" ETA {duration(p.seconds_left)}",
                 file=sys.stderr,

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 from ...errors import UsageError, utf_8
-from ...formats.commands.progress import count_of, on_one_line
+from ...formats.commands.progress import count_of, on_one_line, print_result
 from ..driver import start_driver
 from ..options import LoadOptions
 from ..parallel.modes import NO_PROMPT_CACHE, has_ranks
@@ -126,8 +126,8 @@ def run(args: argparse.Namespace, api) -> int:
             for piece in api.generate(
                 model, text, options=options, echo=not args.no_display_prompt, record=record
             ):
-                print(piece, end="", flush=True)
-        print(flush=True)
+                print_result(piece)
+        print_result("\n")
     n = len(record.tokens)  # the first one is the prompt's result
     speed = (
         f", {n - 1} of them in {record.seconds:.2f} s, {record.per_second:.2f} tokens/s"
