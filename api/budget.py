@@ -113,7 +113,9 @@ def recipe_for_target(
         draft = plan_quantization(
             source, replace(changes.recipe(recipe), ignore_imatrix_rules=True), used
         )
-        stats, devices = _errors(source, draft, aim, used, threads, device, progress)
+        n_elements = sum(plan.target.n_elements for plan in draft)
+        most = math.floor((aim.bpw or 0) * n_elements / 8) if n_bytes is None else n_bytes
+        stats, devices = _errors(source, draft, aim, most, used, threads, device, progress)
         sensitivities = _sensitivities(source, draft, aim)
         rounded = None
         if moments is not None:
@@ -137,13 +139,12 @@ def recipe_for_target(
                 )
             return fit_types(recipe, draft, found, sensitivities, budget)
 
-        if n_bytes is None or aim.bpw is not None:
-            n_elements = sum(plan.target.n_elements for plan in draft)
-            return fit(math.floor((aim.bpw or 0) * n_elements / 8))
+        if n_bytes is None:
+            return fit(most)
         # The bytes of metadata depend slightly on the types, so a second round may be needed.
         overhead = 0
         while True:
-            fitted = fit(n_bytes - overhead)
+            fitted = fit(most - overhead)
             metadata = _metadata(
                 model,
                 source,
@@ -153,7 +154,7 @@ def recipe_for_target(
                 changes,
                 provenance,
             )
-            over = FileLayout("", metadata, fitted_targets(fitted, draft)).n_bytes - n_bytes
+            over = FileLayout("", metadata, fitted_targets(fitted, draft)).n_bytes - most
             if over <= 0:
                 return fitted
             overhead += over
@@ -181,16 +182,24 @@ def _errors(
     source: Source,
     draft: Sequence[PlannedTensor],
     target: SizeTarget,
+    most: int,
     imatrix: Imatrix | None,
     threads: int,
     device: str,
     progress: StatsProgress | None,
 ) -> tuple[list[TensorStats], tuple[int, ...]]:
     """Return the errors of the candidates of each free tensor, measured for tensors with the same
-    candidates together, and the GPUs that measured them.
+    candidates together, and the GPUs that measured them. Raise UsageError before anything is
+    measured or compiled if the smallest candidates take more than `most` bytes.
     """
     from ..quantize.cuda.devices import find_devices
-    from ..quantize.plan.budget import SAMPLED_ROWS, allowed_types, candidates, is_free
+    from ..quantize.plan.budget import (
+        SAMPLED_ROWS,
+        allowed_types,
+        candidates,
+        is_free,
+        refuse_less,
+    )
     from ..quantize.report.stats import StatsReport, collect_stats
 
     tensors = [plan.source for plan in draft if is_free(plan)]
@@ -200,6 +209,12 @@ def _errors(
         groups.setdefault(
             tuple(candidates(tensor, weighted, types, bool(target.types))), []
         ).append(tensor)
+    least = sum(plan.target.n_bytes for plan in draft if not is_free(plan)) + sum(
+        min(tensor.with_type(type).n_bytes for type in own_types)
+        for own_types, own in groups.items()
+        for tensor in own
+    )
+    refuse_less(draft, least, most)
     devices = (
         devices_to_measure([(own, own_types) for own_types, own in groups.items()], SAMPLED_ROWS)
         if device == "auto"

@@ -165,6 +165,18 @@ def test_types_of_the_user_are_kept_and_count(models):
     )
 
 
+@pytest.mark.parametrize("target", [{"bpw": 2}, {"size": 1000}])
+def test_an_impossible_target_is_refused_before_anything_is_measured(models, monkeypatch, target):
+    def refuse(*_, **__):
+        raise AssertionError("errors are measured")
+
+    monkeypatch.setattr("iqforge.quantize.report.stats.collect_stats", refuse)
+    with pytest.raises(UsageError, match="smallest possible result has"):
+        iqforge.recipe_for_target(models["llama"], types=TYPES, **target)
+    with pytest.raises(AssertionError, match="errors are measured"):
+        iqforge.recipe_for_target(models["llama"], types=TYPES, bpw=6)
+
+
 def test_an_impossible_target_names_the_smallest_possible(models, caplog):
     with pytest.raises(
         UsageError,

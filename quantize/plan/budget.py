@@ -138,6 +138,18 @@ def candidates(
     return fitting
 
 
+def refuse_less(draft: Sequence[PlannedTensor], least: int, budget: int) -> None:
+    """Raise UsageError if the tensors of the smallest result, `least` bytes, exceed `budget`."""
+    if least <= budget:
+        return
+    elements = sum(plan.target.n_elements for plan in draft)
+    raise UsageError(
+        f"the smallest possible result has {least} bytes of tensors"
+        f" ({8 * least / elements:.4f} bits per weight), but the target is {budget} bytes"
+        f" ({8 * budget / elements:.4f} bits per weight)"
+    )
+
+
 def fitted_targets(fitted: Fitted, draft: Sequence[PlannedTensor]) -> list[TensorInfo]:
     """Return the tensors of the result, given the draft that it was made from."""
     types = fitted.recipe.tensor_types
@@ -177,13 +189,7 @@ def _picked(
         for found in stats
     ]
     least = fixed + sum(min(choice.n_bytes for choice in own) for own in choices)
-    if least > budget:
-        elements = sum(plan.target.n_elements for plan in draft)
-        raise UsageError(
-            f"the smallest possible result has {least} bytes of tensors"
-            f" ({8 * least / elements:.4f} bits per weight), but the target is {budget} bytes"
-            f" ({8 * budget / elements:.4f} bits per weight)"
-        )
+    refuse_less(draft, least, budget)
     return choices, allocate(choices, budget - fixed)
 
 
