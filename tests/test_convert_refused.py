@@ -57,6 +57,22 @@ from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe, write_safetens
             "rope_scaling.low_freq_factor",
         ),
         ({"rope_scaling": 3}, ConfigError, "rope_scaling"),
+        (
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+                "rope_scaling": {"type": "yarn", "factor": 4.0},
+            },
+            ConfigError,
+            "'rope_scaling' and 'rope_parameters' differ: 'type' is \"yarn\" and \"default\"",
+        ),
+        (
+            {
+                "rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0},
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            },
+            ConfigError,
+            "'factor' is 4.0 and 2.0",
+        ),
         ({"tie_word_embeddings": "yes"}, ConfigError, "tie_word_embeddings"),
         ({"vocab_size": 321}, CheckpointError, "321"),
         ({"attention_bias": True}, CheckpointError, "q_proj.bias"),
@@ -69,6 +85,17 @@ def test_configs_that_do_not_fit(tmp_path: Path, config: dict, kind: type, words
     with pytest.raises(kind) as raised:
         opened(tmp_path)
     assert words in str(raised.value)
+
+
+def test_both_spellings_of_the_same_rotation(tmp_path: Path):
+    linear = {"factor": 2.0, "rope_theta": 1e6}
+    config = {
+        "rope_parameters": {"rope_type": "linear"} | linear,
+        "rope_scaling": {"type": "linear", "factor": 2},
+    }
+    make_tiny_llama(tmp_path, config=config)
+    with opened(tmp_path) as source:
+        assert source.metadata["llama.rope.scaling.factor"].data == 2.0
 
 
 def rewritten(folder: Path, change) -> Path:

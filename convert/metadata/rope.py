@@ -4,6 +4,7 @@ version 5.
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -36,6 +37,8 @@ class RopeConfig:
         section = config.section("rope_parameters")
         if section is not None and layers is not None and layers in section:
             section = section.section(layers)
+        elif section is not None:
+            _refuse_others(section, config)
         self._section = section or config.section("rope_scaling")
         self.kind = (
             "default"
@@ -124,6 +127,25 @@ class RopeConfig:
             (np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1
         )
         return one / ((one - smooth) / np.float32(factor) + smooth)
+
+
+def _refuse_others(section: Config, config: Config) -> None:
+    """Raise ConfigError if a config with `rope_parameters` also has a `rope_scaling` that says
+    something else, as where users add YaRN to a checkpoint: programs differ in which one they read.
+    """
+    older = config.section("rope_scaling")
+    if older is None:
+        return
+    for key, value in older.values.items():
+        own = "rope_type" if key == "type" else key
+        found = section.values.get(own, "default" if own == "rope_type" else None)
+        if value is not None and value != found:
+            raise ConfigError(
+                f"'rope_scaling' and 'rope_parameters' differ: '{printable(key)}' is"
+                f" {printable(json.dumps(value))} and {printable(json.dumps(found))}; put what"
+                " holds into 'rope_parameters', and delete 'rope_scaling'",
+                file=config.file,
+            )
 
 
 class LongRopeConfig(RopeConfig):
