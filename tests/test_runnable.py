@@ -9,7 +9,7 @@ import iqforge
 import pytest
 from iqforge.api import runnable
 from iqforge.cli import main
-from iqforge.errors import TokenizerError
+from iqforge.errors import ArchitectureError, TokenizerError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime.architectures import architectures
 
@@ -58,6 +58,15 @@ def test_vocabularies_without_a_tokenizer(checkpoint, tmp_path, caplog, monkeypa
     caplog.clear()
     iqforge.convert_model(checkpoint, tmp_path / "b.gguf", vocab_only=True)
     assert "cannot run" not in caplog.text
+
+
+def test_a_vocabulary_alone(checkpoint, tmp_path, capsys):
+    vocabulary, copy = tmp_path / "v.gguf", tmp_path / "copy.gguf"
+    iqforge.convert_model(checkpoint, vocabulary, vocab_only=True)
+    with pytest.raises(ArchitectureError, match="v.gguf: has no tensors"):
+        iqforge.load_model(vocabulary)
+    assert main(["quantize", str(vocabulary), str(copy), "Q8_0"]) == 0
+    assert f"written to {copy}\n" in capsys.readouterr().out and copy.exists()
 
 
 def test_torch_is_not_imported_for_it(checkpoint, tmp_path):

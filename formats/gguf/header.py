@@ -100,7 +100,8 @@ def check_magic(magic: bytes, file: str) -> None:
     """
     if len(magic) < 4:
         raise TruncatedFileError(
-            f"the file has {len(magic)} bytes; a GGUF file has at least 24", file=file
+            f"the file has {len(magic)} byte{'s' * (len(magic) != 1)}; a GGUF file has at least 24",
+            file=file,
         )
     if magic != MAGIC:
         hint = " (a byte-swapped GGUF file?)" if magic == MAGIC[::-1] else lfs_hint(magic)

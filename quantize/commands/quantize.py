@@ -85,7 +85,11 @@ def run(args: argparse.Namespace, api) -> int:
     finally:
         for printer in printers:
             printer.close()
-    made = [(out, report) for (out, _), report in zip(outputs, reports) if report.tensors]
+    made = [
+        (out, report)
+        for (out, _), report in zip(outputs, reports)
+        if report.tensors or report.files  # a vocabulary alone has no tensors
+    ]
     for number, (out, report) in enumerate(made):
         print("\n" * bool(number or args.verbose) + "\n".join(summary_lines(report)))
         print_totals(out, report)

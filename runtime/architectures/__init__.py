@@ -76,10 +76,12 @@ def declaration(name: str, file: str) -> Declaration:
 
 
 def build_network(p: Hyperparameters, w: Weights) -> Network:
-    """Build the network of an opened file. ArchitectureError if its architecture cannot run or if
-    it has tensors that the architecture does not use.
+    """Build the network of an opened file. ArchitectureError if its architecture cannot run, if it
+    has no tensors, or if it has tensors that the architecture does not use.
     """
     declared = declaration(p.architecture, p.file)
+    if not w.source.tensors:
+        raise ArchitectureError("has no tensors: a vocabulary alone cannot run", file=p.file)
     network = declared.build(Decoder.read(p, w, layer_norm=declared.layer_norm))
     w.check_all_used()
     return network
