@@ -83,6 +83,12 @@ def test_a_file_without_text_is_named(capsys, tmp_path):
     assert "blank.txt: there is no text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["embedding", "generate", "tokenize", "perplexity"])
+def test_a_prompt_that_is_not_utf8(command, capsys):
+    assert main([command, "-m", str(DEMO), "-p", "hi \udcff"]) == 1  # what Python makes of 0xff
+    assert "error: -p is not UTF-8 after 3 characters\n" in capsys.readouterr().err
+
+
 def run(capsys, *words: str) -> str:
     assert main(["embedding", "-m", str(DEMO), "--device", "cpu", *words]) == 0
     return capsys.readouterr().out

@@ -24,7 +24,7 @@ from .flags import (
     note,
     open_model,
 )
-from .prompt_flags import unescape
+from .prompt_flags import typed_text
 from .tasks import TASKS, add_task_flags, score_tasks, task_kind
 from .watch import watched
 
@@ -170,8 +170,8 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def _prompt(args: argparse.Namespace) -> str | None:
-    """Return the text of -p. UsageError for backslashes in it that are no UTF-8."""
-    return args.prompt if args.prompt is None or args.no_escape else unescape(args.prompt)
+    """Return the text of -p. UsageError if it, or what backslashes in it say, is not UTF-8."""
+    return None if args.prompt is None else typed_text(args.prompt, escape=not args.no_escape)
 
 
 def _say_windows(model: Model, options: PerplexityOptions) -> None:

@@ -15,6 +15,17 @@ T = TypeVar("T", bound=TextOptions)
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 
 
+def typed_text(prompt: str, *, escape: bool) -> str:
+    """Return the text of -p, with what backslashes in it stand for if `escape`. Raise
+    UsageError if it is not UTF-8.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # Python has bytes that are not UTF-8 as surrogates
+        raise UsageError(f"-p is not UTF-8 after {error.start} characters") from None
+    return unescape(prompt) if escape else prompt
+
+
 def prompt_text(args: argparse.Namespace, *, needed: bool = True) -> str | None:
     """Return the text of -p, or of the file of -f. None without either, unless one is needed. Raise
     UsageError for both, or for neither where one is needed.
@@ -30,7 +41,7 @@ def prompt_text(args: argparse.Namespace, *, needed: bool = True) -> str | None:
     if needed and not given:
         raise UsageError("either -p PROMPT or -f FILE is needed")
     if args.prompt is not None:
-        return args.prompt if args.no_escape else unescape(args.prompt)
+        return typed_text(args.prompt, escape=not args.no_escape)
     if not given:
         return None
     from ..evaluate.chunks import read_text

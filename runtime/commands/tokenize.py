@@ -9,7 +9,7 @@ import sys
 
 from ...errors import EvaluationError, NotFoundError, UsageError, utf_8
 from .flags import add_model_flag
-from .prompt_flags import unescape
+from .prompt_flags import typed_text, unescape
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def _shown(piece: bytes) -> str:
 
 def _text(args: argparse.Namespace) -> str:
     if args.prompt is not None:
-        return args.prompt
+        return typed_text(args.prompt, escape=False)
     name = "standard input" if args.stdin else os.fspath(args.file)
     try:
         if args.stdin:
