@@ -43,7 +43,7 @@ def test_help(script, monkeypatch, capsys):
     "command",
     [
         *("attention", "copy_rate", "cuda_runtime", "expert_slots", "latent_prompts", "matvec"),
-        *("reads", "step_times llama-8b:IQ4_K,layers=2", "step_types"),
+        *("prompt_rows", "reads", "step_times llama-8b:IQ4_K,layers=2", "step_types"),
     ],
 )
 def test_scripts_for_gpus_say_that_there_is_none(command, monkeypatch):
