@@ -98,15 +98,16 @@ def test_convolutions_and_norms_of_a_delta_net():
     torch.testing.assert_close(normed, l2_norm(heads), rtol=1e-5, atol=1e-6)
 
 
-def test_the_delta_rule():
+@pytest.mark.parametrize("size", [32, 48])
+def test_the_delta_rule(size):
     shape, heads = (2, 40), 3
     q, k = (F.normalize(torch.randn(*shape, heads, 12), dim=-1) for _ in range(2))
     v, decay, beta = (
-        torch.randn(*shape, heads, 32),
+        torch.randn(*shape, heads, size),
         -torch.rand(*shape, heads),
         torch.rand(2, 40, 3),
     )
-    memory = torch.randn(2, heads, 12, 32)
+    memory = torch.randn(2, heads, 12, size)
     before, expected = memory.clone(), by_steps(q, k, v, decay, beta, memory)
     with many_rows.compiled_rows():
         found = many_rows.delta_rule(q, k, v, decay, beta, memory)

@@ -275,9 +275,8 @@ def _ask_for_rows(network: Network) -> None:
     ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
     splits = {rope.style != "norm" for rope in ropes if isinstance(rope, Rope)}
     modules = [branch.module for block in network.blocks for branch in block.branches]
-    recurrent, experts = (
-        any(isinstance(module, kind) for module in modules) for kind in (DeltaNet, MoE)
-    )
+    recurrent = {m.spec.value_length for m in modules if isinstance(m, DeltaNet)}
+    experts = any(isinstance(module, MoE) for module in modules)
     many_rows.ask_for_operations(splits, recurrent, experts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -57,9 +57,12 @@ def _operations():
     return rows, attention, threads
 
 
-def ask_for_operations(rotations: Iterable[bool], recurrent: bool, experts: bool) -> None:
+def ask_for_operations(
+    rotations: Iterable[bool], recurrent: Collection[int], experts: bool
+) -> None:
     """Ask for the operations of layers (see `simd.operations.rehearsed`): rotations that split
-    heads in halves or not, and whether layers are recurrent, or have experts.
+    heads in halves or not, the elements of a value in recurrent layers, and whether layers have
+    experts.
     """
     rows, attention, _ = _operations()
     for ask in (rows.norm, rows.gate, attention.attention):
@@ -71,8 +74,9 @@ def ask_for_operations(rotations: Iterable[bool], recurrent: bool, experts: bool
     if recurrent:
         from ..simd.prompt import delta
 
-        for ask in (rows.convolution, delta.rule):
-            ask()
+        rows.convolution()
+        for size in recurrent:
+            delta.rule(size)
 
 
 def _run(operation: int, *arguments: int) -> None:
@@ -188,7 +192,7 @@ def delta_rule(
     q, k, v, decay, beta = (x.contiguous() for x in (q, k, v, decay, beta))
     memory, out = memory.clone(memory_format=torch.contiguous_format), torch.empty_like(v)
     addresses = (x.data_ptr() for x in (q, k, v, decay, beta, memory, out))
-    _run(delta.rule(), *addresses, *q.shape, v.shape[-1])
+    _run(delta.rule(v.shape[-1]), *addresses, *q.shape, v.shape[-1])
     return out, memory
 
 
