@@ -143,20 +143,3 @@ def test_only_where_it_was_asked_for():
         assert many_rows.rms_norm(x[:4], torch.ones(64), 1e-5) is None
         assert many_rows.rms_norm(x[:, :40], torch.ones(40), 1e-5) is None
         assert many_rows.rms_norm(x.double(), torch.ones(64), 1e-5) is None
-
-
-def test_sums_of_rows_of_experts_are_the_same_bits():
-    """In order of slots, whatever the order of rows."""
-    n, slots, size = 40, 3, 64
-    rows, weights = torch.randn(n * slots, size), torch.rand(n, slots)
-    order = torch.randperm(n * slots)
-    with many_rows.compiled_rows():
-        found = many_rows.combine(rows, order, weights)
-    by_slot = torch.empty_like(rows)
-    by_slot[order] = rows
-    by_slot = by_slot.view(n, slots, size)
-    expected = weights[:, 0, None] * by_slot[:, 0]
-    for slot in range(1, slots):
-        expected += weights[:, slot, None] * by_slot[:, slot]
-    assert found is not None and torch.equal(found, expected)
-    assert many_rows.combine(rows, order, weights) is None

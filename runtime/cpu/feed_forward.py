@@ -17,12 +17,6 @@ _ACTIVATIONS = {
     "relu_squared": activations.relu_squared,
     "swiglu_oai": activations.swiglu_oai,
 }
-_SCORES = {
-    "softmax": experts.SOFTMAX,
-    "sigmoid": experts.SIGMOID,
-    "selected": experts.SELECTED,
-    "sqrt_softplus": experts.SQRT_SOFTPLUS,
-}
 
 
 def _activate(
@@ -102,16 +96,11 @@ def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
     chosen = memory.own_floats("chosen", 2 * used + 16 + used + 16 + 4 * spec.n_experts)
     weights = chosen.at(2 * used + 16)
     plan.add(
-        operation(
-            experts.route,
-            f"route_{spec.score}" + ("_groups" if spec.groups > 1 else ""),
-            SCORE=_SCORES[spec.score],
-            GROUPED=int(spec.groups > 1),
-        ),
+        experts.routing(spec.score, spec.groups > 1),
         *(logits.address, memory.vector(router.bias), spec.n_experts, used),
         *(spec.groups, spec.groups_used, spec.group_best, int(norm), float(spec.scale)),
         *(chosen.address, weights.address, weights.at(used + 16).address, chosen.thread_step),
-        *(least, float(threshold)),
+        *(least, float(threshold), 0),
         meet=False,
     )
     slots = plan_experts(plan, module, x, chosen)

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from ..layers import many_rows
+from ..layers import expert_rows, many_rows
 from ..layers.attention import Attention
 from ..layers.block import Block
 from ..layers.delta_net import DeltaNet
@@ -21,6 +21,7 @@ from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.norm import Norm
 from ..layers.rope import Rope
+from ..network.experts import moe_layers
 from ..network.network import Network
 from ..simd import tiles, together
 from ..simd.operations import compile_together, not_compiled, operation, rehearsed
@@ -276,8 +277,16 @@ def _ask_for_rows(network: Network) -> None:
     splits = {rope.style != "norm" for rope in ropes if isinstance(rope, Rope)}
     modules = [branch.module for block in network.blocks for branch in block.branches]
     recurrent = {m.spec.value_length for m in modules if isinstance(m, DeltaNet)}
-    experts = any(isinstance(module, MoE) for module in modules)
-    many_rows.ask_for_operations(splits, recurrent, experts)
+    experts = list(moe_layers(network))
+    dense = [*modules, *(moe.shared for moe in experts)]
+    gated = [m.down.matrix for m in dense if isinstance(m, GatedFFN)]
+    gated += [m.output.matrix for m in modules if isinstance(m, DeltaNet)]
+    gated += [moe.experts.down.matrices[0] for moe in experts]
+    gates = {isinstance(matrix, Matrix) and matrix.is_rounded for matrix in gated}
+    if experts:  # few rows of one are multiplied as they are stored
+        gates.add(False)
+    many_rows.ask_for_operations(splits, recurrent, gates)
+    expert_rows.ask_for_operations({moe.spec for moe in experts})
 
 
 def _check(block: Block) -> None:

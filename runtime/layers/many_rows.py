@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from ..weights.linear import Linear
+from ..weights.rounded import Rounded
+
 LEAST_ROWS = 16
 # Multiplications of a thread between two looks at Ctrl-C: a second or less. Fewer leave threads
 # with too few tiles to share them evenly.
@@ -39,7 +42,8 @@ def compiled_rows() -> Iterator[None]:
         _chosen.compiled = before
 
 
-def _usable(x: torch.Tensor, *sizes: int) -> bool:
+def usable(x: torch.Tensor, *sizes: int) -> bool:
+    """Return whether compiled code is used for rows x, with dimensions of these sizes."""
     return (
         _chosen.compiled
         and x.device.type == "cpu"
@@ -58,17 +62,21 @@ def _operations():
 
 
 def ask_for_operations(
-    rotations: Iterable[bool], recurrent: Collection[int], experts: bool
+    rotations: Iterable[bool], recurrent: Collection[int], gates: Collection[bool]
 ) -> None:
     """Ask for the operations of layers (see `simd.operations.rehearsed`): rotations that split
-    heads in halves or not, the elements of a value in recurrent layers, and whether layers have
-    experts.
+    heads in halves or not, the elements of a value in recurrent layers, and whether products with
+    what gates let through are in 8 bits or not.
     """
     rows, attention, _ = _operations()
-    for ask in (rows.norm, rows.gate, attention.attention):
-        ask()
-    if experts:
-        rows.combination()
+    rows.norm()
+    attention.attention()
+    if True in gates:
+        from ..simd.prompt.rounded import gated_rounding
+
+        gated_rounding()
+    if False in gates:
+        rows.gate()
     for split_halves in rotations:
         rows.rotation(split_halves)
     if recurrent:
@@ -79,7 +87,8 @@ def ask_for_operations(
             delta.rule(size)
 
 
-def _run(operation: int, *arguments: int) -> None:
+def run(operation: int, *arguments: int) -> None:
+    """Run an operation with these arguments, on all threads."""
     _, _, threads = _operations()
     program = threads.Program([(operation, np.array(arguments, dtype=np.int64))])
     threads.run(program, torch.get_num_threads())
@@ -87,18 +96,18 @@ def _run(operation: int, *arguments: int) -> None:
 
 def total(h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return h + y, both float32[rows, width], in the memory of y where compiled code is used."""
-    return y.add_(h) if _usable(h) else h + y
+    return y.add_(h) if usable(h) else h + y
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
     """Return the RMS norm of x float32[..., n]."""
     n = x.shape[-1]
-    if not _usable(x, n):
+    if not usable(x, n):
         return None
     x, (rows, _, _) = x.contiguous(), _operations()
     out = torch.empty_like(x)
     bits = int(np.float32(eps).view(np.int32))
-    _run(
+    run(
         rows.norm(),
         x.data_ptr(),
         x.numel() // n,
@@ -115,7 +124,7 @@ def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor | None:
     the last dimension and eps.
     """
     n = x.shape[-1]
-    if not _usable(x[0], n):
+    if not usable(x[0], n):
         return None
     found = rms_norm(x.flatten(0, 1), torch.full((n,), n**-0.5), eps / n)
     return None if found is None else found.view(x.shape)
@@ -127,38 +136,32 @@ def rotate(
     """Return x float32[rows, heads, n] with the first n_rot elements of heads rotated by
     float32[rows, n_rot / 2].
     """
-    if x.ndim != 3 or not _usable(x, x.shape[-1], n_rot // 2):
+    if x.ndim != 3 or not usable(x, x.shape[-1], n_rot // 2):
         return None
     x, (rows, _, _) = x.contiguous(), _operations()
     cos, sin, out = cos.contiguous(), sin.contiguous(), torch.empty_like(x)
     operation = rows.rotation(split_halves)
     addresses = (cos.data_ptr(), sin.data_ptr(), out.data_ptr())
-    _run(operation, x.data_ptr(), *x.shape, n_rot, *addresses)
+    run(operation, x.data_ptr(), *x.shape, n_rot, *addresses)
     return out
 
 
 def gate_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
     """Return silu(gate) * up for float32[rows, n], in the memory of the gate."""
-    if not _usable(gate, gate.shape[-1]) or gate.ndim != 2 or gate.stride(1) + up.stride(1) != 2:
+    if not usable(gate, gate.shape[-1]) or gate.ndim != 2 or gate.stride(1) + up.stride(1) != 2:
         return None
     rows, _, _ = _operations()
-    _run(rows.gate(), gate.data_ptr(), up.data_ptr(), gate.stride(0), up.stride(0), *gate.shape)
+    run(rows.gate(), gate.data_ptr(), up.data_ptr(), gate.stride(0), up.stride(0), *gate.shape)
     return gate
 
 
-def combine(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
-    """Return the sums over slots of weights float32[n, slots] times rows float32[n * slots, size],
-    which are in this order of the slots of all n.
+def gated_product(linear: Linear, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
+    """Return the product of silu(gate) * up float32[n, columns] with a matrix, if that is in
+    8 bits.
     """
-    (n, slots), size = weights.shape, rows.shape[1]
-    if n < LEAST_ROWS or not _usable(rows, size) or len(order) != n * slots:
+    if not usable(gate) or not linear.multiplies_rounded(len(gate)):
         return None
-    operations, _, _ = _operations()
-    numbers = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    rows, weights, out = rows.contiguous(), weights.contiguous(), torch.empty(n, size)
-    addresses = (rows.data_ptr(), size, numbers.data_ptr(), weights.data_ptr())
-    _run(operations.combination(), *addresses, n, slots, out.data_ptr())
-    return out
+    return linear.of_rounded(Rounded.gated(gate, up))
 
 
 def convolve_silu(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
@@ -166,13 +169,13 @@ def convolve_silu(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None
     x float32[sequences, n + taps - 1, channels] and weights float32[channels, taps].
     """
     n, channels = x.shape[1] - weights.shape[1] + 1, x.shape[2]
-    if n < LEAST_ROWS or not _usable(x[0], channels):
+    if n < LEAST_ROWS or not usable(x[0], channels):
         return None
     x, by_tap, (rows, _, _) = x.contiguous(), weights.t().contiguous(), _operations()
     out = x.new_empty(len(x), n, channels)
     for one, to in zip(x, out, strict=True):
         addresses = (one.data_ptr(), by_tap.data_ptr(), to.data_ptr())
-        _run(rows.convolution(), *addresses, n, weights.shape[1], channels)
+        run(rows.convolution(), *addresses, n, weights.shape[1], channels)
     return out
 
 
@@ -185,14 +188,14 @@ def delta_rule(
     memory: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return what the functions of `delta_rule` return."""
-    if not _usable(q[0], v.shape[-1]) or q.shape[-1] % 4:
+    if not usable(q[0], v.shape[-1]) or q.shape[-1] % 4:
         return None
     from ..simd.prompt import delta
 
     q, k, v, decay, beta = (x.contiguous() for x in (q, k, v, decay, beta))
     memory, out = memory.clone(memory_format=torch.contiguous_format), torch.empty_like(v)
     addresses = (x.data_ptr() for x in (q, k, v, decay, beta, memory, out))
-    _run(delta.rule(v.shape[-1]), *addresses, *q.shape, v.shape[-1])
+    run(delta.rule(v.shape[-1]), *addresses, *q.shape, v.shape[-1])
     return out, memory
 
 
@@ -203,7 +206,7 @@ def attend(
     of the last n of N positions, k float32[sequences, N, kv_heads, d] and v float32[sequences, N,
     kv_heads, dv].
     """
-    if not _usable(q[0]):
+    if not usable(q[0]):
         return None
     found = [_attend(*one, scale, window) for one in zip(q, k, v, strict=True)]
     return found[0][None] if len(found) == 1 else torch.stack(found)
@@ -230,7 +233,7 @@ def _attend(
         by_head = queries[:, : len(some) * group].unflatten(1, (len(some), group))
         torch.mul(some.transpose(0, 1), scale, out=by_head)
         queries[:, len(some) * group :] = 0
-        _run(
+        run(
             attention.attention(),
             *(x.data_ptr() for x in (queries, panels_of_keys, values)),
             *(kv_heads, len(some), group, d, wide, panels, total - n + rows.stop, window),

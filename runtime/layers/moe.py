@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ..weights.linear import Linear
 from ..weights.ranges import RangeName, opened, ranged
 from ..weights.stacked_linear import ExpertLinear
-from . import many_rows
+from . import expert_rows, many_rows
 from .ffn import GatedFFN, gated
 from .specs import FFNSpec, RouterSpec
 
@@ -97,6 +97,10 @@ class Router:
 
     def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what a call does, for logits float32[rows, n_experts]."""
+        if self.reduction is None:
+            found = expert_rows.choose(logits, self.spec, self.bias)
+            if found is not None:
+                return found
         spec, scores = self.spec, self._scores(logits)
         choice = scores if self.bias is None else scores + self.bias
         if spec.groups > 1:
@@ -183,14 +187,23 @@ class MoE:
         return self.spec.n_used / self.spec.n_experts
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.mix(x, *self.router(x))
-        if self.shared is not None:
-            with opened("", type(self.shared).__name__):
-                always = self.shared(x)
-            if self.shared_gate is not None:
-                always = always * self.shared_gate(x).sigmoid()
-            y += always
+        chosen, weights = self.router(x)
+        if self.shared is None:
+            return self.mix(x, chosen, weights)
+        if (y := expert_rows.mix(self, x, chosen, weights, self._always)) is not None:
+            return y
+        y = self.mix(x, chosen, weights)
+        always, gate = self._always(x)
+        y += always if gate is None else always * gate.sigmoid()
         return y
+
+    def _always(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what `shared` gives, and what `shared_gate` does, float32[rows, 1]."""
+        if self.shared is None:
+            raise TypeError("no expert works on every row")
+        with opened("", type(self.shared).__name__):
+            always = self.shared(x)
+        return always, None if self.shared_gate is None else self.shared_gate(x)
 
     def mix(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sum of the experts int64[rows, n_used] for x float32[rows, width]."""
@@ -201,6 +214,8 @@ class MoE:
             with many_rows.compiled_rows() if self.few_rows is not None else nullcontext():
                 y = self.mix(x.to(device), chosen.to(device), weights.to(device))
             return y.to(x.device)
+        if (y := expert_rows.mix(self, x, chosen, weights)) is not None:
+            return y
         first, last = self.owned or (0, self.spec.n_experts)
         n_experts, n_used = last - first, self.spec.n_used
         flat = chosen.reshape(-1) - first
@@ -212,8 +227,6 @@ class MoE:
         counts = torch.bincount(flat, minlength=n_experts)[:n_experts]
         order = order[: int(counts.sum())]
         grouped = self.experts(x.index_select(0, order // n_used), counts)
-        if (y := many_rows.combine(grouped, order, weights)) is not None:
-            return y
         slots = grouped.new_zeros(len(flat), grouped.shape[1])
         slots[order] = grouped  # every (token, slot) is written at most once
         slots = slots.view(len(x), n_used, -1)

@@ -85,6 +85,11 @@ class FFNSpec:
     gated: bool = True
     limit: float = 0.0
 
+    @property
+    def is_silu(self) -> bool:
+        """Whether the activation is silu and nothing else is done."""
+        return self.activation == "silu" and not self.limit
+
 
 @dataclass(frozen=True)
 class MLASpec:

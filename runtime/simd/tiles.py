@@ -1,8 +1,8 @@
 """Products of matrices with many rows in 8-bit integers.
 
-Weights and activations are rounded to 8 bits with a scale for every 32 of a row, as Q8_0 has them:
-code = round(value * 127 / largest magnitude). Sums of 32 products are exact in int32, and are added
-up in float32 in order of the columns, whatever the number of threads.
+Weights and activations (`rounded_rows`) are rounded to 8 bits with a scale for every 32 of a row,
+as Q8_0 has them: code = round(value * 127 / largest magnitude). Sums of 32 products are exact in
+int32, and are added up in float32 in order of the columns, whatever the number of threads.
 
 Weights are packed for VNNI: panels of `COLUMNS` rows of the matrix, in which every four weights of
 a row lie together. Their codes are stored plus 128, without a sign, as the processor's instruction
@@ -24,7 +24,8 @@ from ...formats.types import GGMLType
 from . import vectors as v
 from .operations import operation
 from .products import UNIT, Rows
-from .rounding import largest_magnitude, rounded, store_codes
+from .rounded_rows import round_rows, scale_of
+from .rounding import rounded
 from .units import UNITS
 from .vectors.core import FLOAT, INT8, INT32, INT64, NONE, called, function, has_feature, pointer
 
@@ -123,10 +124,6 @@ def _multiply_tile(builder, weights, groups, codes, scales, starts, out, stride,
     return NONE
 
 
-_largest_magnitude = function(types.float32, v.F32, v.F32)(largest_magnitude)
-_store_row_codes = function(types.int64, types.int64, v.F32, v.F32)(store_codes)
-
-
 @function(types.none, types.int64, v.F32, types.int64, types.int64)
 def _store_codes(builder, address, values, flip, distance):
     """Round 16 values to bytes, flip their bits as the byte `flip` says, and store each four of
@@ -142,15 +139,6 @@ def _store_codes(builder, address, values, flip, distance):
         word = builder.extract_element(words, INT32(i))
         builder.store(word, pointer(builder, to, INT32), align=1)
     return NONE
-
-
-@inlined_function
-def _scales(low, high):
-    """The scale of 32 values and its inverse; the scale is not finite if a value is not."""
-    largest = _largest_magnitude(low, high)
-    if largest == np.float32(0):
-        return np.float32(0), np.float32(0)
-    return largest / np.float32(127), np.float32(127) / largest
 
 
 def pack(arguments, thread, threads):
@@ -171,37 +159,13 @@ def pack(arguments, thread, threads):
             block = row + HEADER_BYTES + b * BLOCK_BYTES
             for u in range(N_UNITS):
                 low, high = unit(row, block, u)
-                scale, inverse = _scales(low, high)
+                scale, inverse = scale_of(low, high)
                 factor = v.splat(inverse)
                 _store_codes(to, v.mul(low, factor), 128, 4 * COLUMNS)
                 _store_codes(to + 16 * COLUMNS, v.mul(high, factor), 128, 4 * COLUMNS)
                 v.store_float(scale_at, scale)
                 to += GROUP_BYTES
                 scale_at += GROUP_BYTES
-
-
-def round_rows(arguments, thread, threads):
-    """Arguments: address of x float32[rows, 32 * groups], rows, groups, addresses of int8 codes
-    like x, of scales float32[rows, groups] and of what sums begin with, int32[rows, groups].
-    """
-    x, rows, groups = (
-        v.integer_at(arguments),
-        v.integer_at(arguments + 8),
-        v.integer_at(arguments + 16),
-    )
-    codes, scales, starts = (
-        v.integer_at(arguments + 24),
-        v.integer_at(arguments + 32),
-        v.integer_at(arguments + 40),
-    )
-    n = rows * groups
-    for i in range(n * thread // threads, n * (thread + 1) // threads):
-        low, high = v.load_floats(x + 128 * i), v.load_floats(x + 128 * i + 64)
-        scale, inverse = _scales(low, high)
-        factor = v.splat(inverse)
-        total = _store_row_codes(codes + 32 * i, v.mul(low, factor), v.mul(high, factor))
-        v.store_float(scales + 4 * i, scale)
-        v.store_long(starts + 4 * i, -128 * total)
 
 
 def multiply_tiles(arguments, thread, threads):

@@ -117,7 +117,7 @@ class Matrix:
         """Return whether `few` takes less time than decoding for n rows, if it can multiply."""
         if not FEW_ROWS < n <= FEW_ROWS_ONCE:
             return n <= FEW_ROWS
-        is_once = self._is_rounded and not self._store.stays_rounded(self.tensor)
+        is_once = self.is_rounded and not self._store.stays_rounded(self.tensor)
         # Rows that are not kept are in 8 bits as before, not in float32.
         return is_once and self._store.kept(self.tensor) is not None
 
@@ -138,7 +138,7 @@ class Matrix:
 
     def rounded(self) -> torch.Tensor | None:
         """The matrix in 8 bits, from the cache; None if products with it are in float32."""
-        if not self._is_rounded:
+        if not self.is_rounded:
             return None
         n_bytes = packed_bytes(self.rows, self.cols)
         if n_bytes > self._store.cache.capacity:
@@ -146,7 +146,8 @@ class Matrix:
         return self._store.cache.get((*self._key, "rounded"), n_bytes, self._packed)
 
     @property
-    def _is_rounded(self) -> bool:
+    def is_rounded(self) -> bool:
+        """Whether products with many rows are in 8 bits, if there is memory for that."""
         type = self._store.type_of(self.tensor)
         return self._store.rounds and can_be_rounded(type, self.rows, self.cols)
 

@@ -9,11 +9,16 @@ Every parameter declares
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from .matrix import MatrixLike, proven_product
 from .ranges import RangeName, ranged
 from .taps import Taps
+
+if TYPE_CHECKING:
+    from .rounded import Rounded
 
 
 class OneMatrix:
@@ -66,7 +71,26 @@ class Linear(OneMatrix):
     @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.observe(x)
-        y, proof = proven_product(self.matrix, x)
+        return self._finished(*proven_product(self.matrix, x))
+
+    def multiplies_rounded(self, n: int) -> bool:
+        """Return whether `of_rounded` takes n rows: they are many, and no observer wants to see
+        them.
+        """
+        matrix = self.matrix
+        if self._taps.observers or matrix.is_few(n):
+            return False
+        return matrix.rounded() is not None
+
+    @ranged
+    def of_rounded(self, rows: Rounded) -> torch.Tensor:
+        """Return what a call does, for rows in 8 bits. TypeError if the matrix cannot be."""
+        if (memory := self.matrix.rounded()) is None:
+            raise TypeError(f"{self.name} is not multiplied in 8 bits")
+        return self._finished(*rows.products([(memory, 0, rows.n)], self.rows))
+
+    def _finished(self, y: torch.Tensor, proof: torch.Tensor) -> torch.Tensor:
+        """Return a product y with what is multiplied and added after it."""
         if self.scale is not None:
             y *= self.scale
         if self.bias is not None:

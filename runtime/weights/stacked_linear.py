@@ -13,6 +13,7 @@ from .taps import Taps
 
 if TYPE_CHECKING:
     from ...cuda_kernels.packed.matrix import PackedMatrix
+    from .rounded import Rounded
 
 
 class ManyMatrices:
@@ -94,7 +95,31 @@ class ExpertLinear(ManyMatrices):
                 for name in self.observed:
                     observe(name, x, experts)
         each = counts.tolist()
-        y, proof = grouped_products(self.matrices, x, each)
+        return self._finished(*grouped_products(self.matrices, x, each), each)
+
+    def multiplies_rounded(self, counts: Sequence[int]) -> bool:
+        """Return whether `of_rounded` takes counts[e] rows of expert e: they are many, and no
+        observer wants to see them.
+        """
+        used = [(m, n) for m, n in zip(self.matrices, counts, strict=True) if n]
+        if self._taps.observers or not used or any(m.stacked or m.is_few(n) for m, n in used):
+            return False
+        return used[0][0].rounded() is not None
+
+    @ranged
+    def of_rounded(self, rows: Rounded, counts: Sequence[int]) -> torch.Tensor:
+        """Return what a call does, for rows in 8 bits."""
+        panels, start = list[tuple[torch.Tensor, int, int]](), 0
+        for matrix, n in zip(self.matrices, counts, strict=True):
+            if n and (memory := matrix.rounded()) is not None:
+                panels.append((memory, start, n))
+            start += n
+        return self._finished(*rows.products(panels, self.rows), counts)
+
+    def _finished(self, y: torch.Tensor, proof: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
+        """Return products y, of each[e] rows of expert e, with what is multiplied and added after
+        them.
+        """
         start = 0
         for expert, count in enumerate(
             each if self.scale is not None or self.bias is not None else ()

@@ -122,34 +122,6 @@ def convolve_silu(arguments, thread, threads):
             v.store_floats(out + r * row + i, _silu(total))
 
 
-def combine_rows(arguments, thread, threads):
-    """Weighted sums of rows, in order of their slots. Arguments: address of the rows, elements of
-    each, address of the number of the row in each slot int64[n, slots] and of its weight
-    float32[n, slots], n, slots, address of the sums float32[n, elements].
-    """
-    rows, size = v.integer_at(arguments), 4 * v.integer_at(arguments + 8)
-    numbers, weights = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
-    n, slots = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
-    out = v.integer_at(arguments + 48)
-    for r in range(n * thread // threads, n * (thread + 1) // threads):
-        for slot in range(r * slots, (r + 1) * slots):
-            at = rows + v.integer_at(numbers + 8 * slot) * size
-            weight = v.splat(v.float_at(weights + 4 * slot))
-            to = out + r * size
-            if slot == r * slots:
-                for i in range(0, size, 64):
-                    v.store_floats(to + i, v.mul(weight, v.load_floats(at + i)))
-            else:
-                for i in range(0, size, 64):
-                    found = v.mul(weight, v.load_floats(at + i))
-                    v.store_floats(to + i, v.add(v.load_floats(to + i), found))
-
-
-def combination() -> int:
-    """Return the operation `combine_rows`."""
-    return operation(combine_rows)
-
-
 def rotation(split_halves: bool) -> int:
     """Return the operation `rotate_rows` for pairs of neighbours, or of halves of a head."""
     name = "rotate_halves" if split_halves else "rotate_neighbours"

@@ -8,9 +8,16 @@ import numpy as np
 
 from ....formats.kernel import inlined_function, part_function
 from .. import vectors as v
+from ..operations import operation
 from .activations import sigmoid
 
 SOFTMAX, SIGMOID, SELECTED, SQRT_SOFTPLUS = range(4)
+_SCORES = {
+    "softmax": SOFTMAX,
+    "sigmoid": SIGMOID,
+    "selected": SELECTED,
+    "sqrt_softplus": SQRT_SOFTPLUS,
+}
 
 # What `operation` binds for `route`: the kind of score, and 1 if experts are in groups. What others
 # need is not compiled.
@@ -63,65 +70,79 @@ def _keep_best_groups(choice, n, groups, used, best):
 
 
 def route(arguments, thread, threads):
-    """Every thread: choose experts from the logits.
+    """Choose experts from the logits: of one row, every thread for itself, or of many rows, which
+    the threads share.
 
     Arguments: logits; biases of the choice or 0; experts, chosen ones; groups, those used, experts
     that count in a group; whether weights are divided by their sum; their factor; the numbers of
     the chosen experts int64, their weights float32, a buffer of 3 floats for each expert, bytes to
     the memory of the next thread for these three together; K and t of smart expert reduction: of
     the experts after the K best, those with no more than t times the first weight get the number -1
-    and the weight 0.
+    and the weight 0; 0, or the number of many rows, whose logits, numbers and weights follow each
+    other. Of many rows, only the buffer is that of a thread.
     """
     logits, biases = v.integer_at(arguments), v.integer_at(arguments + 8)
     n, used = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
     groups, groups_used = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
     group_best, norm = v.integer_at(arguments + 48), v.integer_at(arguments + 56)
     factor, own = v.float_at(arguments + 64), thread * v.integer_at(arguments + 96)
-    chosen, weights = v.integer_at(arguments + 72) + own, v.integer_at(arguments + 80) + own
-    scores = v.integer_at(arguments + 88) + own
+    scores, rows = v.integer_at(arguments + 88) + own, v.integer_at(arguments + 120)
     least, threshold = v.integer_at(arguments + 104), v.float_at(arguments + 112)
+    chosen, weights = v.integer_at(arguments + 72), v.integer_at(arguments + 80)
+    first, end = 0, 1
+    if rows:
+        first, end = rows * thread // threads, rows * (thread + 1) // threads
+        logits, chosen, weights = (
+            logits + 4 * n * first,
+            chosen + 8 * used * first,
+            weights + 4 * used * first,
+        )
+    else:
+        chosen, weights = chosen + own, weights + own
     choice = scores + 4 * n
-    for i in range(n):
-        x = v.float_at(logits + 4 * i)
-        if SCORE == SIGMOID:
-            x = np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
-        if SCORE == SQRT_SOFTPLUS:
-            x = np.float32(math.sqrt(max(x, np.float32(0)) + math.log1p(math.exp(-abs(x)))))
-        v.store_float(scores + 4 * i, x)
-    if SCORE == SOFTMAX:
-        _softmax(scores, n)
-    for i in range(n):
-        bias = v.float_at(biases + 4 * i) if biases else np.float32(0)
-        v.store_float(choice + 4 * i, v.float_at(scores + 4 * i) + bias)
-    if GROUPED == 1:
-        _keep_best_groups(choice, n, groups, groups_used, group_best)
-    total = np.float32(0)
-    for slot in range(used):
-        best = -1
+    for _ in range(first, end):
         for i in range(n):
-            taken = False
-            for other in range(slot):
-                taken |= v.integer_at(chosen + 8 * other) == i
-            if not taken and (
-                best < 0 or v.float_at(choice + 4 * i) > v.float_at(choice + 4 * best)
-            ):
-                best = i
-        v.store_integer(chosen + 8 * slot, best)
-        v.store_float(weights + 4 * slot, v.float_at(scores + 4 * best))
-    if SCORE == SELECTED:
-        _softmax(weights, used)
-    limit = threshold * v.float_at(weights)
-    for slot in range(least, used):
-        if not v.float_at(weights + 4 * slot) > limit:
-            v.store_float(weights + 4 * slot, np.float32(0))
-            v.store_integer(chosen + 8 * slot, -1)
-    if norm:
+            x = v.float_at(logits + 4 * i)
+            if SCORE == SIGMOID:
+                x = np.float32(1) / (np.float32(1) + np.float32(math.exp(-x)))
+            if SCORE == SQRT_SOFTPLUS:
+                x = np.float32(math.sqrt(max(x, np.float32(0)) + math.log1p(math.exp(-abs(x)))))
+            v.store_float(scores + 4 * i, x)
+        if SCORE == SOFTMAX:
+            _softmax(scores, n)
+        for i in range(n):
+            bias = v.float_at(biases + 4 * i) if biases else np.float32(0)
+            v.store_float(choice + 4 * i, v.float_at(scores + 4 * i) + bias)
+        if GROUPED == 1:
+            _keep_best_groups(choice, n, groups, groups_used, group_best)
+        total = np.float32(0)
         for slot in range(used):
-            total += v.float_at(weights + 4 * slot)
+            best = -1
+            for i in range(n):
+                taken = False
+                for other in range(slot):
+                    taken |= v.integer_at(chosen + 8 * other) == i
+                if not taken and (
+                    best < 0 or v.float_at(choice + 4 * i) > v.float_at(choice + 4 * best)
+                ):
+                    best = i
+            v.store_integer(chosen + 8 * slot, best)
+            v.store_float(weights + 4 * slot, v.float_at(scores + 4 * best))
+        if SCORE == SELECTED:
+            _softmax(weights, used)
+        limit = threshold * v.float_at(weights)
+        for slot in range(least, used):
+            if not v.float_at(weights + 4 * slot) > limit:
+                v.store_float(weights + 4 * slot, np.float32(0))
+                v.store_integer(chosen + 8 * slot, -1)
+        if norm:
+            for slot in range(used):
+                total += v.float_at(weights + 4 * slot)
+            for slot in range(used):
+                v.store_float(weights + 4 * slot, v.float_at(weights + 4 * slot) / total)
         for slot in range(used):
-            v.store_float(weights + 4 * slot, v.float_at(weights + 4 * slot) / total)
-    for slot in range(used):
-        v.store_float(weights + 4 * slot, v.float_at(weights + 4 * slot) * factor)
+            v.store_float(weights + 4 * slot, v.float_at(weights + 4 * slot) * factor)
+        logits, chosen, weights = logits + 4 * n, chosen + 8 * used, weights + 4 * used
 
 
 def combine(arguments, thread, threads):
@@ -151,3 +172,9 @@ def combine(arguments, thread, threads):
                 always = v.mul(always, sigmoid(v.splat(v.float_at(gate))))
             total = v.add(total, always)
         v.store_floats(out + 64 * i, total)
+
+
+def routing(score: str, grouped: bool) -> int:
+    """Return the operation `route` for a score of `RouterSpec`. grouped: experts are in groups."""
+    name = f"route_{score}" + ("_groups" if grouped else "")
+    return operation(route, name, SCORE=_SCORES[score], GROUPED=int(grouped))
