@@ -34,6 +34,14 @@ def test_norms(shape):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_norms_of_heads_within_longer_rows():
+    x, weight = torch.randn(N, 3, 64), torch.randn(32)
+    expected = F.rms_norm(x[..., 32:], (32,), weight, 1e-5)
+    with many_rows.compiled_rows():
+        found = many_rows.rms_norm(x[..., 32:], weight, 1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("style", ["norm", "neox"])
 @pytest.mark.parametrize("rotated", [32, 64])
 def test_rotations_are_those_of_torch_bit_for_bit(style, rotated):
@@ -93,25 +101,26 @@ def test_convolutions_and_norms_of_a_delta_net():
     expected = sum(x[:, tap : tap + N] * weights[:, tap] for tap in range(4))
     heads = torch.randn(2, N, 3, 16)
     with many_rows.compiled_rows():
-        convolved, normed = many_rows.convolve_silu(x, weights), l2_norm(heads)
+        convolved = many_rows.convolve_silu(x[:, :3], x[:, 3:], weights)
+        normed = l2_norm(heads)
     torch.testing.assert_close(convolved, F.silu(expected), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(normed, l2_norm(heads), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [32, 48])
-def test_the_delta_rule(size):
-    shape, heads = (2, 40), 3
-    q, k = (F.normalize(torch.randn(*shape, heads, 12), dim=-1) for _ in range(2))
-    v, decay, beta = (
-        torch.randn(*shape, heads, size),
-        -torch.rand(*shape, heads),
-        torch.rand(2, 40, 3),
-    )
+@pytest.mark.parametrize(("size", "tiled"), [(32, False), (48, True)])
+def test_the_delta_rule(size, tiled):
+    """Also of values within longer rows, and of heads that share keys."""
+    shape, heads, group = (2, 40), 6, 2
+    q, k = (F.normalize(torch.randn(*shape, heads // group, 12), dim=-1) for _ in range(2))
+    whole = torch.randn(*shape, heads * size + 16)
+    v = whole[..., 16:].unflatten(-1, (heads, size))
+    decay, beta = -torch.rand(*shape, heads), torch.rand(*shape, heads)
     memory = torch.randn(2, heads, 12, size)
-    before, expected = memory.clone(), by_steps(q, k, v, decay, beta, memory)
+    each = [torch.cat([x] * group, 2) if tiled else x.repeat_interleave(group, 2) for x in (q, k)]
+    before, expected = memory.clone(), by_steps(*each, v, decay, beta, memory)
     with many_rows.compiled_rows():
-        found = many_rows.delta_rule(q, k, v, decay, beta, memory)
-    assert torch.equal(memory, before)
+        found = many_rows.delta_rule(q, k, v, decay, beta, memory, tiled=tiled)
+    assert torch.equal(memory, before) and found is not None
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 

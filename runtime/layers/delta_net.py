@@ -102,7 +102,8 @@ class DeltaNet:
         for span, states in self._together(batch):
             u, b, g = (y[span].unflatten(0, (len(states), -1)) for y in (inputs, beta, decay))
             mixed.append(self._mix(u, b, g, states))
-        y = torch.cat([m.flatten(0, 1) for m in mixed])
+        mixed = [m.flatten(0, 1) for m in mixed]
+        y = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         y = self.norm(y).view(rows, s.value_heads * s.value_length)
         if (found := many_rows.gated_product(self.output, z, y)) is not None:
             return found
@@ -169,20 +170,26 @@ class DeltaNet:
         for i, state in enumerate(states):
             if state is not None:
                 before[i], memory[i] = state.inputs, state.memory
-        inputs = torch.cat([before, inputs], dim=1)
-        q, k, v = self._heads(self._convolved(inputs, n))
-        found = many_rows.delta_rule(q, k, v, decay, beta, memory)
-        rule = by_steps if n == 1 else by_chunks
-        mixed, memory = rule(q, k, v, decay, beta, memory) if found is None else found
+        q, k, v = self._heads(self._convolved(before, inputs))
+        found = many_rows.delta_rule(q, k, v, decay, beta, memory, tiled=s.tiled)
+        if found is None:
+            rule = by_steps if n == 1 else by_chunks
+            q, k = self._repeated(q), self._repeated(k)
+            found = rule(q, k, v, decay, beta, memory)
+        mixed, memory = found
+        last = inputs if n >= before.shape[1] else torch.cat([before, inputs], dim=1)
+        last = last[:, last.shape[1] - before.shape[1] :]
         for i, state in enumerate(states):
             if state is not None:
-                state.update(n, inputs[i, n:], memory[i])
+                state.update(n, last[i], memory[i])
         return mixed
 
-    def _convolved(self, inputs: torch.Tensor, n: int) -> torch.Tensor:
-        found = many_rows.convolve_silu(inputs, self.convolution)
+    def _convolved(self, before: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the convolution of inputs [sequences, n, channels] after those before."""
+        found = many_rows.convolve_silu(before, inputs, self.convolution)
         if found is not None:
             return found
+        n, inputs = inputs.shape[1], torch.cat([before, inputs], dim=1)
         # A sum of products, as cuDNN's convolution would use TF32.
         convolved = inputs[:, :n] * self.convolution[:, 0]
         for tap in range(1, self.spec.convolution):
@@ -190,21 +197,24 @@ class DeltaNet:
         return F.silu(convolved)
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values of all value heads: [sequences, n, value_heads,
-        length].
+        """Return queries and keys [sequences, n, key_heads, key_length], and values [sequences, n,
+        value_heads, value_length].
         """
         s = self.spec
         keys = s.key_heads * s.key_length
         q, k, v = x.split([keys, keys, s.value_heads * s.value_length], dim=-1)
-        group = s.value_heads // s.key_heads
         q, k = (l2_norm(y.unflatten(-1, (s.key_heads, s.key_length))) for y in (q, k))
         q = q * s.key_length**-0.5
-        if group > 1:
-            q, k = (
-                torch.cat([y] * group, 2) if s.tiled else y.repeat_interleave(group, dim=2)
-                for y in (q, k)
-            )
         return q, k, v.unflatten(-1, (s.value_heads, s.value_length))
+
+    def _repeated(self, heads: torch.Tensor) -> torch.Tensor:
+        """Return queries or keys of all value heads, [sequences, n, value_heads, key_length]."""
+        group = self.spec.value_heads // self.spec.key_heads
+        if group == 1:
+            return heads
+        if self.spec.tiled:
+            return torch.cat([heads] * group, 2)
+        return heads.repeat_interleave(group, dim=2)
 
 
 def l2_norm(x: torch.Tensor) -> torch.Tensor:

@@ -104,17 +104,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor 
     n = x.shape[-1]
     if not usable(x, n):
         return None
-    x, (rows, _, _) = x.contiguous(), _operations()
-    out = torch.empty_like(x)
-    bits = int(np.float32(eps).view(np.int32))
+    # Heads may be parts of longer rows.
+    x = x if x.ndim in (2, 3) and x.stride(-1) == 1 else x.contiguous()
+    heads, step = (x.shape[1], x.stride(1)) if x.ndim == 3 else (1, n)
+    token = x.stride(0) if x.ndim in (2, 3) else n
+    (rows, _, _), out = _operations(), x.new_empty(x.shape)
     run(
         rows.norm(),
-        x.data_ptr(),
-        x.numel() // n,
-        n,
-        weight.contiguous().data_ptr(),
-        out.data_ptr(),
-        bits,
+        *(x.data_ptr(), x.numel() // n, n, weight.contiguous().data_ptr(), out.data_ptr()),
+        *(int(np.float32(eps).view(np.int32)), heads, step, token),
     )
     return out
 
@@ -164,18 +162,21 @@ def gated_product(linear: Linear, gate: torch.Tensor, up: torch.Tensor) -> torch
     return linear.of_rounded(Rounded.gated(gate, up))
 
 
-def convolve_silu(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor | None:
+def convolve_silu(
+    before: torch.Tensor, x: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor | None:
     """Return silu of the causal convolution of each channel, float32[sequences, n, channels], for
-    x float32[sequences, n + taps - 1, channels] and weights float32[channels, taps].
+    x float32[sequences, n, channels] after `before` float32[sequences, taps - 1, channels], and
+    weights float32[channels, taps].
     """
-    n, channels = x.shape[1] - weights.shape[1] + 1, x.shape[2]
+    n, channels = x.shape[1:]
     if n < LEAST_ROWS or not usable(x[0], channels):
         return None
-    x, by_tap, (rows, _, _) = x.contiguous(), weights.t().contiguous(), _operations()
-    out = x.new_empty(len(x), n, channels)
-    for one, to in zip(x, out, strict=True):
+    by_tap, (rows, _, _) = weights.t().contiguous(), _operations()
+    x, before, out = x.contiguous(), before.contiguous(), x.new_empty(x.shape)
+    for one, earlier, to in zip(x, before, out, strict=True):
         addresses = (one.data_ptr(), by_tap.data_ptr(), to.data_ptr())
-        run(rows.convolution(), *addresses, n, weights.shape[1], channels)
+        run(rows.convolution(), *addresses, n, weights.shape[1], channels, earlier.data_ptr())
     return out
 
 
@@ -186,16 +187,24 @@ def delta_rule(
     decay: torch.Tensor,
     beta: torch.Tensor,
     memory: torch.Tensor,
+    *,
+    tiled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what the functions of `delta_rule` return."""
+    """Return what the functions of `delta_rule` return. q and k may have fewer heads than v: tiled
+    as `DeltaNetSpec` says.
+    """
     if not usable(q[0], v.shape[-1]) or q.shape[-1] % 4:
         return None
     from ..simd.prompt import delta
 
-    q, k, v, decay, beta = (x.contiguous() for x in (q, k, v, decay, beta))
-    memory, out = memory.clone(memory_format=torch.contiguous_format), torch.empty_like(v)
+    (sequences, n, heads, dv), (key_heads, d) = v.shape, q.shape[2:]
+    if v.stride()[2:] != (dv, 1) or (sequences > 1 and v.stride(0) != n * v.stride(1)):
+        v = v.contiguous()
+    q, k, decay, beta = (x.contiguous() for x in (q, k, decay, beta))
+    memory, out = memory.clone(memory_format=torch.contiguous_format), v.new_empty(v.shape)
     addresses = (x.data_ptr() for x in (q, k, v, decay, beta, memory, out))
-    run(delta.rule(v.shape[-1]), *addresses, *q.shape, v.shape[-1])
+    sizes = (sequences, n, heads, d, dv, key_heads, int(tiled), v.stride(1))
+    run(delta.rule(dv), *addresses, *sizes)
     return out, memory
 
 

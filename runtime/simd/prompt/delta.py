@@ -19,10 +19,11 @@ WIDE = 2
 
 
 def delta_rule(arguments, thread, threads):
-    """Arguments: q and k float32[sequences, n, heads, d], values float32[sequences, n, heads, dv],
-    decay and beta float32[sequences, n, heads], memory float32[sequences, heads, d, dv], which is
-    changed; address of the result, like the values; sequences, n, heads, d, dv. dv: a multiple of
-    16 * WIDE, d: one of 4.
+    """Arguments: q and k float32[sequences, n, key heads, d], values float32[sequences, n, heads,
+    dv], decay and beta float32[sequences, n, heads], memory float32[sequences, heads, d, dv], which
+    is changed; address of the result, like the values; sequences, n, heads, d, dv; key heads; 1 if
+    head h has key head h % key heads, 0 if neighbours share one; floats from the values of a token
+    to those of the next. dv: a multiple of 16 * WIDE, d: one of 4.
     """
     queries, keys, values = (
         v.integer_at(arguments),
@@ -41,14 +42,19 @@ def delta_rule(arguments, thread, threads):
         v.integer_at(arguments + 72),
     )
     d, dv = v.integer_at(arguments + 80), v.integer_at(arguments + 88)
+    key_heads, tiled = v.integer_at(arguments + 96), v.integer_at(arguments + 104)
+    token = 4 * v.integer_at(arguments + 112)
     slices, row, zero = dv // (16 * WIDE), 4 * dv, v.splat(np.float32(0))
     items = sequences * heads * slices
     for item in range(items * thread // threads, items * (thread + 1) // threads):
         sequence, head, part = item // (heads * slices), item // slices % heads, item % slices
+        key_head = head % key_heads if tiled else head // (heads // key_heads)
         state = memory + (sequence * heads + head) * d * row + 64 * WIDE * part
         for t in range(n):
             at = (sequence * n + t) * heads + head
-            q, k = queries + 4 * d * at, keys + 4 * d * at
+            of_key = 4 * d * ((sequence * n + t) * key_heads + key_head)
+            q, k = queries + of_key, keys + of_key
+            value = values + token * (sequence * n + t) + row * head + 64 * WIDE * part
             here = row * at + 64 * WIDE * part
             keep = v.splat(np.float32(math.exp(v.float_at(decays + 4 * at))))
             beta = v.splat(v.float_at(betas + 4 * at))
@@ -68,10 +74,10 @@ def delta_rule(arguments, thread, threads):
                     e_2 = v.fma(v.load_floats(s + 2 * row), k_2, e_2)
                     f_2 = v.fma(v.load_floats(s + 3 * row), k_3, f_2)
             seen = v.mul(v.add(v.add(a, b), v.add(e, f)), keep)
-            error, error_2 = v.mul(v.sub(v.load_floats(values + here), seen), beta), zero
+            error, error_2 = v.mul(v.sub(v.load_floats(value), seen), beta), zero
             if WIDE == 2:
                 seen = v.mul(v.add(v.add(a_2, b_2), v.add(e_2, f_2)), keep)
-                error_2 = v.mul(v.sub(v.load_floats(values + here + 64), seen), beta)
+                error_2 = v.mul(v.sub(v.load_floats(value + 64), seen), beta)
             a, b, a_2, b_2 = zero, zero, zero, zero
             for i in range(0, d, 2):
                 s = state + row * i

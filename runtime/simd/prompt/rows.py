@@ -19,7 +19,8 @@ _silu = inlined_function(silu)
 
 def rms_norm(arguments, thread, threads):
     """Arguments: address of x float32[rows, n], rows, n, weights float32[n], address of the result,
-    eps as the bits of a float32.
+    eps as the bits of a float32; the rows of a token, floats from there to the next one, and from
+    one token to the next.
     """
     x, rows, n = (
         v.integer_at(arguments),
@@ -27,9 +28,10 @@ def rms_norm(arguments, thread, threads):
         v.integer_at(arguments + 16),
     )
     weights, out = v.integer_at(arguments + 24), v.integer_at(arguments + 32)
-    eps = v.float_at(arguments + 40)
+    eps, heads = v.float_at(arguments + 40), v.integer_at(arguments + 48)
+    step, token = 4 * v.integer_at(arguments + 56), 4 * v.integer_at(arguments + 64)
     for r in range(rows * thread // threads, rows * (thread + 1) // threads):
-        row, to = x + 4 * n * r, out + 4 * n * r
+        row, to = x + r // heads * token + r % heads * step, out + 4 * n * r
         factor = v.splat(rms_factor(row, n, eps))
         for i in range(0, 4 * n, 64):
             normed = v.mul(v.load_floats(row + i), factor)
@@ -99,8 +101,8 @@ def gate_silu(arguments, thread, threads):
 
 def convolve_silu(arguments, thread, threads):
     """silu of the causal convolution of each channel. Arguments: address of x
-    float32[rows + taps - 1, channels], weights float32[taps, channels], address of the result
-    float32[rows, channels], rows, taps, channels.
+    float32[rows, channels], weights float32[taps, channels], address of the result
+    float32[rows, channels], rows, taps, channels, address of the taps - 1 rows before x.
     """
     x, weights, out = (
         v.integer_at(arguments),
@@ -112,13 +114,17 @@ def convolve_silu(arguments, thread, threads):
         v.integer_at(arguments + 32),
         4 * v.integer_at(arguments + 40),
     )
+    before = v.integer_at(arguments + 48)
     for r in range(rows * thread // threads, rows * (thread + 1) // threads):
+        earlier = max(0, taps - 1 - r)  # rows that come before x
         for i in range(0, row, 64):
-            at = x + r * row + i
-            total = v.mul(v.load_floats(at), v.load_floats(weights + i))
-            for tap in range(1, taps):
-                value = v.load_floats(at + tap * row)
-                total = v.add(total, v.mul(value, v.load_floats(weights + tap * row + i)))
+            total = v.splat(np.float32(0))
+            for tap in range(taps):
+                at = x + (r + tap - taps + 1) * row
+                if tap < earlier:
+                    at = before + (r + tap) * row
+                found = v.mul(v.load_floats(at + i), v.load_floats(weights + tap * row + i))
+                total = v.add(total, found)
             v.store_floats(out + r * row + i, _silu(total))
 
 
