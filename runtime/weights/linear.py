@@ -95,7 +95,7 @@ class Linear(OneMatrix):
             y *= self.scale
         if self.bias is not None:
             y += self.bias
-        self._taps.check(self.name, proof)
+        self._taps.check(self.name, proof, stays=proof is not y)
         return y
 
     def observe(self, x: torch.Tensor) -> None:

@@ -130,7 +130,7 @@ class ExpertLinear(ManyMatrices):
             if self.bias is not None:
                 y[rows] += self.bias[expert].to(y.device)
             start += count
-        self._taps.check(self.name, proof)
+        self._taps.check(self.name, proof, stays=proof is not y)
         return y
 
 
@@ -169,7 +169,7 @@ class HeadLinear(ManyMatrices):
             for observe in self._taps.observers:
                 observe(self.name, by_head, heads)
         y, proof = grouped_products(self.matrices, by_head, [len(x)] * n_heads)
-        self._taps.check(self.name, proof)
+        self._taps.check(self.name, proof, stays=proof is not y)
         return y.unflatten(0, (n_heads, len(x))).transpose(0, 1)
 
     def of_one(self, x: torch.Tensor, heads: slice) -> torch.Tensor:

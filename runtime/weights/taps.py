@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+SMALL = 4096  # elements of a result that is not summed up at once
 # (tensor name, x float32[rows, n_in], expert of each row int64[rows] or None)
 Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
@@ -54,7 +55,8 @@ class Taps:
     """What looks at the products of a model.
 
     `observers` see every product, and `readers` of them use its input (see `Model.observe`). Those
-    in `fast` also see what the fast path reads. While `watching`, sums of results are gathered, and
+    in `fast` also see what the fast path reads. While `watching`, sums of results, or small results
+    themselves, are gathered, and
     `first_not_finite` tells which tensor gave the first one that is not finite.
     """
 
@@ -81,20 +83,24 @@ class Taps:
         for observer in self.fast:
             observer.see(names, x, groups, places)
 
-    def check(self, name: str, y: torch.Tensor) -> None:
-        """Remember a result while `watching`."""
+    def check(self, name: str, y: torch.Tensor, *, stays: bool = False) -> None:
+        """Remember a result while `watching`. stays: nobody changes it before the next call of
+        `first_not_finite`, so that a small one can be looked at then.
+        """
         if self.watching:
-            self._sums.append((name, y.sum()))
+            self._sums.append((name, y if stays and y.numel() <= SMALL else y.sum()))
 
     def first_not_finite(self) -> str | None:
         """Return the tensor whose product first gave infinity or NaN since the last call; None if
         all numbers were finite. Waits for the device once.
         """
-        names = [name for name, _ in self._sums]
-        sums = [total.to(torch.float32) for _, total in self._sums]
+        found = [(name, y.reshape(-1)) for name, y in self._sums]
         self._sums.clear()
-        if not sums:
+        if not found:
             return None
-        home = sums[-1].device
-        finite = torch.stack([total.to(home) for total in sums]).isfinite().tolist()
-        return None if all(finite) else names[finite.index(False)]
+        home = found[-1][1].device
+        finite = torch.cat([y.to(home, torch.float32) for _, y in found]).isfinite()
+        if finite.all():
+            return None
+        each = finite.split([len(y) for _, y in found])
+        return next(name for (name, _), part in zip(found, each, strict=True) if not part.all())
