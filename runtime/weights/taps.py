@@ -56,8 +56,8 @@ class Taps:
 
     `observers` see every product, and `readers` of them use its input (see `Model.observe`). Those
     in `fast` also see what the fast path reads. While `watching`, sums of results, or small results
-    themselves, are gathered, and
-    `first_not_finite` tells which tensor gave the first one that is not finite.
+    themselves, are gathered, and `first_not_finite` tells which tensor gave the first one that is
+    not finite.
     """
 
     def __init__(self) -> None:
