@@ -31,6 +31,7 @@ from iqforge.runtime.weights.ranges import RangeName, recording
 from iqforge.runtime.weights.switches import Switches
 
 from . import prompt_models, prompt_on_cpu, step_on_cpu
+from .choices import by_token, comparable, recorded
 from .prompt_models import PRECISION, TOKENS, memory_of, normed
 from .step_on_cpu import CPU
 from .tiny_cases import CASES, FAST, WIDE
@@ -45,17 +46,28 @@ latent, opened = prompt_models.latent, prompt_models.opened  # fixtures
     ids=lambda s: s and s.type_k,
 )
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
-def test_last_rows_are_those_of_all(opened, spec, settings):
+def test_last_rows_are_those_of_all(monkeypatch, opened, spec, settings):
     """Logits, keys and values are the same for new sequences and for pieces of a kept one."""
     model, context, path = opened(spec, settings)
     assert not context.slow or spec.startswith("qwen3")  # experts are decoded first
-    every, last = (path.run(TOKENS, 5, last=last).clone() for last in (False, True))
+    with recorded(monkeypatch) as found:
+        every = path.run(TOKENS, 5).clone()
+    with recorded(monkeypatch) as wanted:
+        expected = model.hidden(TOKENS, 5)
+    last = path.run(TOKENS, 5, last=True).clone()
     assert last.shape == (3, 256) and every.shape == (63, 256)
     torch.testing.assert_close(
         normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION
     )
+    mine, theirs = (
+        [x.unflatten(0, (3, 21)) for x in by_token(one, [63])] for one in (found, wanted)
+    )
+    same = torch.stack(
+        [comparable([x[i] for x in mine], [x[i] for x in theirs], 21) for i in range(3)]
+    )
+    assert same.sum() > 0.9 * same.numel()
     torch.testing.assert_close(
-        normed(model, every).view(3, 21, -1), model.hidden(TOKENS, 5), rtol=0.1, atol=0.1
+        normed(model, every).view(3, 21, -1)[same], expected[same], rtol=0.1, atol=0.1
     )
 
     states = [model.new_state(64, settings or CacheSettings()) for _ in range(2)]
@@ -257,9 +269,10 @@ def test_executors_are_asked_for_their_stages_once_for_a_kind(monkeypatch, opene
     assert [asks(8, 0, quantized), asks(8, 0, scattered)] == [False, False]
 
 
+# Of models with other random weights the delta net's are off by 0.036 to 0.056.
 @pytest.mark.parametrize(
     ("spec", "most"),
-    [("llama-tiny:Q8_0", 0.05), ("qwen3moe-tiny:Q8_0", 0.05), ("qwen35-tiny:Q8_0", 0.05)],
+    [("llama-tiny:Q8_0", 0.05), ("qwen3moe-tiny:Q8_0", 0.05), ("qwen35-tiny:Q8_0", 0.07)],
 )
 def test_dense_products_in_8_bits(monkeypatch, opened, spec, most):
     """Prompts of --precision int8 are near those of half precision, also in pieces of weights."""
