@@ -298,15 +298,21 @@ def test_dense_products_in_8_bits(monkeypatch, opened, spec, most):
     assert announced >= sum(rounds._buffers[n].numel() for n in (*names, "sums of bytes"))
 
 
-def test_buffers_of_kept_prompts_are_announced(opened):
-    model, context, path = opened("llama-tiny:Q8_0")
-    path.run(TOKENS[:1, :9], 0, model.new_state(64))
+@pytest.mark.parametrize("cache", ["f16", "q8_0", "f32"])
+@pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen35-tiny:Q8_0"])
+def test_buffers_of_kept_prompts_are_announced(opened, spec, cache):
+    settings = CacheSettings(cache, cache)
+    model, context, path = opened(spec)
+    path.run(TOKENS[:1, :9], 0, model.new_state(64, settings))
     sizes: dict[str, int] = {}
-    for branch in model.network.blocks[0].branches:
-        found = planned._of_branch(branch, model.network.width, 9, 9, CacheSettings(), CPU)
+    for branch in (branch for block in model.network.blocks for branch in block.branches):
+        found = planned._of_branch(branch, model.network.width, 9, 9, settings, CPU)
         sizes |= {name: max(n, sizes.get(name, 0)) for name, n in found.items()}
     held = {name: x.numel() for name, x in context._buffers.items()}
-    assert {"keys", "values"} <= held.keys() - {"stream", "normed"} <= sizes.keys()
+    of_cache = {"keys", "values"} if cache == "f16" else set()
+    assert {"queries"} | of_cache <= held.keys() & sizes.keys()
+    unknown = held.keys() - sizes.keys() - {"stream", "normed"}
+    assert all(name.startswith("delta ") for name in unknown)  # delta nets announce sums of theirs
     assert all(n <= sizes[name] for name, n in held.items() if name in sizes)
 
 

@@ -155,10 +155,11 @@ def _attention(
 ) -> Sizes:
     s = m.spec
     q, kv = s.heads * s.key_length, s.kv_heads * (s.key_length + s.value_length)
-    of_q, of_result = rows * q * _HALF, rows * s.heads * s.value_length * _HALF
+    of_result = rows * s.heads * s.value_length * _HALF
+    whole = {settings.k.dtype, settings.v.dtype} <= {torch.float16, torch.bfloat16}
     found = {
         "qkv": rows * (s.query_rows + kv) * _HALF,
-        "queries": of_q,
+        "queries": rows * q * (_HALF if whole else _FLOAT),  # other caches get float32
         "mixed": of_result,
         "delta": rows * width * _HALF,
         "weights": max(s.query_rows + kv, q) * width * _HALF,
