@@ -189,6 +189,7 @@ def check_rows(group: Group, rows: PeerRows, tokens: int) -> None:
         extras = [torch.randn(tokens, width, generator=made).to(half) for _ in range(group.size)]
         slots = torch.randint(-1, tokens, (tokens, 4), generator=made, dtype=torch.int32)
         shares = torch.rand(tokens, 4, generator=made)
+        of_extra = torch.randn(tokens, generator=made)  # before the sigmoid
         weight, start = (
             torch.rand(width, generator=made),
             torch.randn(tokens, width, generator=made),
@@ -198,7 +199,7 @@ def check_rows(group: Group, rows: PeerRows, tokens: int) -> None:
             for rank, (part, extra) in enumerate(zip(parts, extras, strict=True)):
                 y = part.float()
                 if kind == "experts":
-                    y = extra.float()
+                    y = extra.float() * of_extra.sigmoid()[:, None]
                     for k in range(4):
                         chosen = part.float()[slots[:, k].long().clamp(0)] * shares[:, k : k + 1]
                         y = y + chosen.masked_fill(slots[:, k : k + 1] < 0, 0)
@@ -212,7 +213,8 @@ def check_rows(group: Group, rows: PeerRows, tokens: int) -> None:
             normed = wanted * torch.rsqrt(wanted.square().mean(1, keepdim=True) + 1e-5) * weight
             here = {"delta": parts[group.rank]}
             if kind == "experts":
-                here |= {"rows": slots, "weights": shares, "extra": extras[group.rank]}
+                here |= {"rows": slots, "weights": shares}
+                here |= {"extra": extras[group.rank], "shares": of_extra}
             if kind == "nothing" and group.rank:
                 here = {}
             given: dict[str, Any] = {name: x.to(group.device) for name, x in here.items()}
@@ -222,8 +224,18 @@ def check_rows(group: Group, rows: PeerRows, tokens: int) -> None:
             for _ in range(3):
                 h = start.to(group.device)
                 out = torch.zeros(tokens, width, dtype=half, device=group.device)
+                first, columns = out, {}
+                if kind == "experts":  # columns in the order of products with packed experts, too
+                    first, columns = torch.empty_like(out), {"permuted": True, "plain": out}
                 rows.add_norm(
-                    h, weight.to(group.device), 1e-5, out, moved=moved, half=half, **given
+                    h,
+                    weight.to(group.device),
+                    1e-5,
+                    first,
+                    moved=moved,
+                    half=half,
+                    **columns,
+                    **given,
                 )
                 torch.cuda.synchronize()
                 error = float((h.cpu() - wanted).abs().max() / wanted.abs().max())

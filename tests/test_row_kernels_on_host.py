@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.compile.spec import KernelSpec
+from iqforge.cuda_kernels.peer import rows as peer_rows
 from iqforge.cuda_kernels.prompt import attention as prompt_attention
 from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.cuda_kernels.step import between as step_between
+from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.prompt.common.stream import Stream
+from iqforge.runtime.layers.norm import RMSNorm
+from torch.nn import functional as F
 
 from . import prompt_on_cpu, step_on_cpu
 from .kernels_on_host import library
@@ -38,6 +43,13 @@ KERNELS = {
         " float* weight, float eps, uint4* x, int permuted, float* exact, int width, const uint4*"
         " extra, const float* shares, uint4* plain"
     ),
+    "peer_norm_1": (
+        "float* h, const uint4* delta, const float* weights, const int* rows, int slots, const"
+        " uint4* extra, const float* shares, const float* weight, float eps, uint4* x, int"
+        " permuted, uint4* plain, float* exact, int width, const float* post_weight, float"
+        " post_eps, float by, u32* state, u32* missing, const u64* peers, u64 most, u64 place, int"
+        " rank, int ranks, int moved"
+    ),
     "sum_normed": (
         "const float* first, const float* first_weight, float first_eps, float* second, const"
         " float* second_weight, float second_eps, float* out, int width"
@@ -47,7 +59,22 @@ KERNELS = {
         " float table_scale, float* out, int length"
     ),
 }
-TYPES = {np.int32: ctypes.c_int, np.int64: ctypes.c_longlong, np.float32: ctypes.c_float}
+TYPES = {
+    np.int32: ctypes.c_int,
+    np.int64: ctypes.c_longlong,
+    np.uint64: ctypes.c_ulonglong,
+    np.float32: ctypes.c_float,
+}
+# What kernels of ranks call to meet. Here there is one rank, which meets nobody.
+ALONE = """
+#include <stdlib.h>
+inline unsigned long long nanoseconds() { return 0; }
+inline void send16(unsigned long long, uint4) { abort(); }
+inline uint4 load16(unsigned long long) { abort(); }
+constexpr unsigned TRIES = 64;
+inline void let_others_run() {}
+inline void stop_with_error() { abort(); }
+"""
 
 
 @pytest.fixture
@@ -67,7 +94,7 @@ extern "C" void run(int grid_x, int grid_y, int threads, {KERNELS[name]}) {{
         own = () if spec is step_between.BETWEEN else (("warp_sum", "prompt_warp_sum"),)
         own += (("blockDim", "gridDim"),)
         whole = KernelSpec(spec.name, spec.sources, (*spec.defines, *own), spec.functions)
-        return library(folder, whole, run).run
+        return library(folder, whole, run, before=ALONE).run
 
     def launch(kernel, grid, block, *arguments, pdl=False):
         grid = grid if isinstance(grid, tuple) else (grid, 1)
@@ -82,7 +109,7 @@ extern "C" void run(int grid_x, int grid_y, int threads, {KERNELS[name]}) {{
             ),
         )
 
-    for module in (prompt_attention, prompt_rows, step_between):
+    for module in (peer_rows, prompt_attention, prompt_rows, step_between):
         monkeypatch.setattr(module, "function", function)
         monkeypatch.setattr(module, "launch", launch)
 
@@ -163,12 +190,66 @@ def test_what_is_added_next_to_experts(compiled, shared):
     assert torch.equal(permuted, plain[:, permutation(width)])
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_ranks_add_next_to_experts_as_one_does(compiled, shared):
+    """A group of one rank, which takes two rows at a time: the same bits as without a group."""
+    tokens, width = 5, 520
+    h, weight, extra = draw(tokens, width), draw(width, seed=2), draw(tokens, width, seed=3)
+    options = {
+        "delta": draw(2 * tokens, width, seed=4).bfloat16(),
+        "rows": torch.tensor([[5, 0], [-1, 3], [1, 4], [9, 8], [7, -1]], dtype=torch.int32),
+        "weights": draw(tokens, 2, seed=5),
+        "extra": extra.bfloat16(),
+        "shares": draw(tokens, seed=6) if shared else None,
+    }
+    alone = object.__new__(peer_rows.PeerRows)
+    alone.rank, alone.n_ranks, alone.rows, alone._place = 0, 1, 2, 1 << 20
+    alone._state, alone._missing = (torch.zeros(n, dtype=torch.int32) for n in (3, 1))
+    alone._peers, alone._most = torch.zeros(1, dtype=torch.int64), np.uint64(0)
+    group_options = {"moved": torch.float32, "half": torch.bfloat16}
+    results = []
+    for add, more in ((prompt_rows.add_norm, {}), (alone.add_norm, group_options)):
+        stream, exact = h.clone(), torch.full_like(h, float("nan"))
+        out, plain = (
+            torch.full((tokens, n), float("nan"), dtype=torch.bfloat16) for n in (640, width)
+        )
+        add(stream, weight, 1e-5, out, exact=exact, permuted=True, plain=plain, **options, **more)
+        results.append((stream, out, plain, exact))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert alone._state.tolist() == [3, 0, 0]  # launches; rows of the next one
+
+
+def test_a_norm_of_what_is_added_comes_before_rows_as_they_are(compiled):
+    """No kernel does both. The stream's rows are those of two launches."""
+    width, half = 520, torch.bfloat16
+    norms = [RMSNorm(draw(width, seed=n), 1e-5) for n in (2, 3)]
+    h, delta = draw(2, width), draw(2, width, seed=4).to(half)
+    stream = Stream(h.clone(), Context(torch.device("cpu"), half))
+    stream.add(delta, post_norm=norms[0])
+    plain = torch.full((2, width), float("nan"), dtype=half)
+    x = stream.normed(norms[1], permuted=True, plain=plain)
+    expected, wanted = h.clone(), torch.empty_like(plain)
+    options = {"delta": delta, "post_weight": norms[0].weight, "post_eps": 1e-5}
+    prompt_rows.add_norm(expected, norms[1].weight, 1e-5, wanted, **options)
+    assert torch.equal(stream.settled(), expected) and torch.equal(plain, wanted)
+    assert torch.equal(x, F.pad(plain, (0, 120))[:, permutation(640)])
+
+
+def test_rows_as_they_are_come_only_next_to_permuted_ones():
+    h, half = draw(3, 512), draw(3, 512).bfloat16()
+    for out in (half, None):
+        with pytest.raises(ValueError, match="only next to permuted ones"):
+            prompt_rows.add_norm(
+                h, draw(512), 1e-5, out, delta=half, plain=half, permuted=out is None
+            )
+
+
 def test_more_is_added_only_next_to_experts():
     h, half = draw(3, 512), draw(3, 512).bfloat16()
     for options in (
         {"delta": half, "extra": half},
-        {"plain": half, "centered": True},
-        {"delta": half, "plain": half, "post_weight": draw(512)},
+        {"plain": half, "permuted": True, "centered": True},
+        {"delta": half, "plain": half, "permuted": True, "post_weight": draw(512)},
     ):
         with pytest.raises(ValueError, match="only next to the outputs of experts"):
             prompt_rows.add_norm(h, draw(512), 1e-5, half, **options)

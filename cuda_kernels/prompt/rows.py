@@ -96,6 +96,8 @@ def add_norm(
             "add_norm adds more only next to the outputs of experts, and has no more outputs with"
             " other norms"
         )
+    if plain is not None and (out is None or not permuted):
+        raise ValueError("add_norm writes rows as they are only next to permuted ones")
     tokens, width = h.shape
     given = out if out is not None else delta
     if given is None:

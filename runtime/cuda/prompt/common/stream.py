@@ -53,7 +53,10 @@ class Stream:
         """Return norm(h) in half (`permuted` for grouped products), and write it in float32 to
         `exact` and not permuted to `plain` if these are given. Valid until the next call.
         """
-        if isinstance(norm, LayerNorm) and self._added.keys() & {"post_weight", "links", "extra"}:
+        apart = {"post_weight", "links", "extra"} if isinstance(norm, LayerNorm) else set[str]()
+        if plain is not None and "links" not in self._added:
+            apart.add("post_weight")
+        if self._added.keys() & apart:  # no kernel does both
             self.settled()
         rows, width = self.h.shape
         stored = prompt_grouped.padded(width) if permuted else width
