@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from iqforge.formats.values import u32
+from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.offloaded import OffloadedExperts
 from iqforge.runtime.cuda.common import context as context_module
@@ -40,6 +43,14 @@ from tests.offloaded_on_cpu import (  # pyright: ignore[reportMissingImports]
 )
 from tests.step_on_cpu import CPU, Graph, kernel  # pyright: ignore[reportMissingImports]
 
+SHAPES["qwen2moe-tiny"] = replace(  # with a gated shared expert
+    SHAPES["qwen3moe-tiny"],
+    architecture="qwen2moe",
+    head_norms=False,
+    shared=512,
+    shared_gate=True,
+    keys={"expert_shared_feed_forward_length": u32(512)},
+)
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))
 
 

@@ -132,7 +132,15 @@ def test_other_options_on_ranks(three):
 @pytest.mark.parametrize(
     "size, specs",
     [
-        (2, ("qwen3moe-tiny:Q8_0", "gemma4-tiny:IQ4_K@columns", "qwen3moe-tiny:Q8_0@whole+cpu")),
+        (
+            2,
+            (
+                "qwen3moe-tiny:Q8_0",
+                "qwen2moe-tiny:Q8_0",
+                "gemma4-tiny:IQ4_K@columns",
+                "qwen3moe-tiny:Q8_0@whole+cpu",
+            ),
+        ),
         pytest.param(
             3,
             (
@@ -141,6 +149,7 @@ def test_other_options_on_ranks(three):
                 "qwen35-tiny:Q8_0",
                 "gemma4-tiny:IQ4_K",
                 "gemma4-tiny:IQ4_K@columns",
+                "qwen2moe-tiny:Q8_0@columns",
                 "qwen3moe-tiny:Q8_0@columns+cpu",
                 "qwen35-tiny:Q8_0@auto+cpu",
                 "gemma4-tiny:IQ4_K@auto+cpu",
