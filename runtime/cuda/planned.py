@@ -97,9 +97,9 @@ def shared_bytes(n_ranks: int, width: int, rows: int) -> int:
 
 def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
     """Return the bytes of what executors keep besides packed weights and caches: W_k and W_v of
-    latent attention in half, routers in float32, rates of delta nets, the second place of recurrent
-    states, which steps use in turns, and two places for experts that are on the CPU, with buffers
-    for what is copied there and the residual streams of pieces that share a copy.
+    latent attention in half, routers (in float32 at most), rates of delta nets, the second place of
+    recurrent states, which steps use in turns, and two places for experts that are on the CPU, with
+    buffers for what is copied there and the residual streams of pieces that share a copy.
     """
     found, largest = 0, 0
     for m in (branch.module for block in blocks for branch in block.branches):
