@@ -11,15 +11,17 @@ from types import SimpleNamespace
 
 import torch
 from iqforge.cuda_kernels.attention import mla as attention_mla
-from iqforge.cuda_kernels.common.gating import Gating
+from iqforge.cuda_kernels.common.gating import NO_TERMS, Gating
 from iqforge.cuda_kernels.common.routing import Routing
 from iqforge.cuda_kernels.packed.decode import decode_matrix
 from iqforge.cuda_kernels.prompt import attention as prompt_attention
 from iqforge.cuda_kernels.prompt import cached as prompt_cached
 from iqforge.cuda_kernels.prompt import experts as prompt_experts
+from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
 from iqforge.cuda_kernels.prompt import mla as prompt_mla
 from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.cuda_kernels.prompt import rows as prompt_rows
+from iqforge.runtime.cuda.prompt import moe as prompt_moe
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.common.stream import Stream
 from iqforge.runtime.cuda.prompt.mixers import delta as prompt_delta
@@ -36,6 +38,7 @@ from iqforge.runtime.state.recurrent import RecurrentState
 from torch.nn import functional as F
 
 from . import step_on_cpu
+from .permuted_columns import permutation
 from .step_on_cpu import CPU
 
 
@@ -59,7 +62,7 @@ def add_norm(
     post_eps=0.0,
     scale=1.0,
 ):
-    assert not permuted and plain is None
+    assert plain is None or permuted
     assert delta is None or weights is not None or len(delta) == len(h)
     if delta is not None:
         y = (
@@ -79,9 +82,53 @@ def add_norm(
             if centered
             else step_on_cpu.normed(h, weight, eps)
         )
-        out.copy_(x)
-        if exact is not None:
-            exact.copy_(x)
+        out.copy_(permuted_columns(x, out) if permuted else x)
+        for other in (exact, plain):
+            if other is not None:
+                other.copy_(x)
+
+
+def permuted_columns(x, out):
+    n = out.shape[1]
+    return F.pad(x, (0, n - x.shape[1]))[:, permutation(n)]
+
+
+def grouped_product(m, ends, x, out, sources=None, n_slots=1, terms=NO_TERMS):
+    n = int(ends[-1])
+    x = x if sources is None else x[sources[:n].long() // n_slots]
+    x = x[:n, prompt_grouped.places(m.cols, CPU)]
+    weights = decode_matrix(m, x.dtype).to(x.dtype).view(m.n_matrices, m.rows, m.cols)
+    parts = [a @ w.t() for a, w in zip(x.tensor_split(ends[:-1].long()), weights, strict=True)]
+    out[:n] = prompt_moe.with_terms(torch.cat(parts), terms, ends)
+
+
+def grouped_gate_up(
+    matrices,
+    ends,
+    x,
+    out,
+    sources=None,
+    n_slots=1,
+    gating=Gating(),
+    terms=(NO_TERMS, NO_TERMS),
+):
+    both = []
+    for m, of_m in zip(matrices, terms, strict=True):
+        both.append(x.new_empty(len(out), m.rows))
+        grouped_product(m, ends, x, both[-1], sources, n_slots, of_m)
+    gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
+    joined = torch.empty_like(gate)
+    join_gate(gate, up, joined, gating)
+    n = int(ends[-1])
+    out[:n] = permuted_columns(joined, out)[:n]
+
+
+def reads_packed_experts(monkeypatch) -> None:
+    """Let products read packed experts, as on Hopper."""
+    for name in ("fits", "gate_up_fits"):
+        monkeypatch.setattr(prompt_grouped, name, lambda *_: True)
+    for kernel in (grouped_product, grouped_gate_up):
+        monkeypatch.setattr(prompt_grouped, kernel.__name__, kernel)
 
 
 def join_gate(gate, up, out, gating=Gating()):
