@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +41,18 @@ def test_weights_are_shortened_without_loss():
     w = torch.randn(4, 32)
     assert prompt_scores.shortened(w) is w
     assert torch.equal(prompt_scores.shortened(w.bfloat16().float()), w.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("major", "limit", "taken"),
+    [(7, 96, []), (8, 99, [torch.bfloat16]), (9, 227, [torch.float32, torch.bfloat16])],
+)
+def test_devices_with_less_shared_memory_take_shortened_weights(monkeypatch, major, limit, taken):
+    """99 KiB are those of sm_86, sm_89 and sm_120."""
+    facts = SimpleNamespace(shared_memory_per_block_optin=limit << 10, major=major)
+    monkeypatch.setattr(prompt_scores, "_facts", lambda device: facts)
+    kinds, device = (torch.float32, torch.bfloat16), torch.device("cuda")
+    assert [x for x in kinds if prompt_scores.fits(128, 2048, device, x)] == taken
 
 
 def test_a_part_is_no_shorter_than_needed():

@@ -35,10 +35,14 @@ def _shared_bytes(dtype: torch.dtype) -> int:
     return 4 * (_TOKENS * _ROW_BYTES[torch.float32] + _COLUMNS * _ROW_BYTES[dtype])
 
 
-def fits(n: int, width: int, device: torch.device) -> bool:
-    """Return whether `scores` takes this many columns of scores, and rows of this width."""
-    shared = _facts(device).shared_memory_per_block_optin
-    return n <= MOST_COLUMNS and width % _DEPTH == 0 and shared >= _shared_bytes(torch.float32)
+def fits(n: int, width: int, device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether `scores` takes this many columns of scores, rows of this width, and weights of
+    this dtype.
+    """
+    facts = _facts(device)
+    enough = facts.shared_memory_per_block_optin >= _shared_bytes(dtype)
+    # Devices before 8.0 have no such products.
+    return n <= MOST_COLUMNS and width % _DEPTH == 0 and enough and facts.major >= 8
 
 
 def shortened(weights: torch.Tensor) -> torch.Tensor:

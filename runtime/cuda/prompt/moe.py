@@ -239,11 +239,13 @@ def _floats(linear: Linear) -> torch.Tensor | None:
     held = linear.matrix.packed
     if held is None or held.device.type != "cuda":
         return None
-    if held.type.name != "F32" or not prompt_scores.fits(held.rows, held.cols, held.device):
+    if held.type.name != "F32":
         return None
     values = held.data.view(torch.float32).view(held.rows, held.cols)
     values = values if linear.scale is None else values * linear.scale
-    return prompt_scores.shortened(values)
+    values = prompt_scores.shortened(values)
+    fits = prompt_scores.fits(held.rows, held.cols, held.device, values.dtype)
+    return values if fits else None
 
 
 def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch.Tensor:
