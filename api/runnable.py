@@ -13,6 +13,7 @@ from ..runtime.tokenizer import Tokenizer
 RUNNABLE = frozenset(
     {
         "deepseek2",
+        "ernie4_5",
         "gemma2",
         "gemma3",
         "gemma4",

@@ -141,6 +141,11 @@ FAMILIES = {
         NORMS | ATTENTION | MLP,
         {"smollm3.rope.dimension_count": HEAD, "smollm3.vocab_size": VOCAB},
     ),
+    "Ernie4_5ForCausalLM": (
+        {"rope_theta": None},
+        NORMS | ATTENTION | MLP,
+        {"ernie4_5.attention.key_length": HEAD, "ernie4_5.rope.freq_base": 5e5},
+    ),
     "Ministral3ForCausalLM": (
         {"model_type": "ministral3", "rope_parameters": YARN},
         NORMS | MLP | ATTENTION,

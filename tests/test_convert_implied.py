@@ -101,6 +101,7 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
         ("SeedOssForCausalLM", {}, {"mlp_bias": True}, "seed_oss implies false"),
         ("SmolLM3ForCausalLM", {}, {"attention_bias": True}, "smollm3 implies false"),
         ("SmolLM3ForCausalLM", {}, {"mlp_bias": True}, "smollm3 implies false"),
+        ("Ernie4_5ForCausalLM", {}, {"use_bias": True}, "ernie4_5 implies false"),
         (
             "SmolLM3ForCausalLM",
             {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]},
@@ -130,6 +131,7 @@ def test_refused(tmp_path, hf_class, base, change, words):
         ("Qwen3_5MoeForCausalLM", DELTA | EXPERTS, "qwen35moe", 256),
         ("Gemma2ForCausalLM", GEMMA2 | {"query_pre_attn_scalar": 256}, "gemma2", 256),
         ("GptOssForCausalLM", GPT_OSS, "gpt-oss", 64),
+        ("Ernie4_5ForCausalLM", {}, "ernie4_5", 128),
         ("LlamaForCausalLM", {}, "llama", 8),
     ],
 )

@@ -57,6 +57,7 @@ SIZES = {
     "ministral3-14b": 13.5,
     "seed-oss-36b": 36.15,
     "smollm3-3b": 3.08,
+    "ernie-4.5-0.3b": 0.36,
     "mixtral-8x7b": 46.7,
     "kimi-k2": 1026,
 }

@@ -438,6 +438,10 @@ def _starcoder2(s: Sizes) -> dict[str, Any]:
     return config
 
 
+def _ernie4_5(s: Sizes) -> dict[str, Any]:
+    return _headed(s, tie_word_embeddings=True)
+
+
 CASES = {
     case.name: case
     for case in (
@@ -500,6 +504,7 @@ CASES = {
         Case("phi3", "Phi3ForCausalLM", "phi3", _phi3),
         Case("phi3_within", "Phi3ForCausalLM", "phi3", _phi3_long(64)),
         Case("phi3_beyond", "Phi3ForCausalLM", "phi3", _phi3_long(ORIGINAL)),
+        Case("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", _ernie4_5),
         Case("seed_oss", "SeedOssForCausalLM", "seed_oss", _headed),
         Case("smollm3", "SmolLM3ForCausalLM", "smollm3", _smollm3),
         Case("starcoder2", "Starcoder2ForCausalLM", "starcoder2", _starcoder2),

@@ -89,6 +89,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "gpt_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}),
     "phi3": (PARTIAL, {"sliding_window": WINDOW}, {"tie_word_embeddings": True}),
+    "ernie4_5": ({"tie_word_embeddings": False}, YARN, LINEAR),
     "seed_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}, YARN),
     "smollm3": ({"tie_word_embeddings": False}, {"head_dim": 24}, YARN),
     "starcoder2": ({"use_bias": False}, {"tie_word_embeddings": True}),

@@ -1,0 +1,21 @@
+"""ernie4_5: ERNIE 4.5 without experts."""
+
+from __future__ import annotations
+
+from ..layers.block import Block
+from ..network.decoder import Decoder
+from ..network.network import Network
+from . import architecture
+
+
+@architecture("ernie4_5", gpu=True)
+def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
+    rope, hidden = d.rope("norm"), d.p.per_layer("feed_forward_length", d.n_layers)
+
+    def block(layer: int) -> Block:
+        return d.block(layer, d.attention(layer, rope), d.ffn(layer, hidden[layer]))
+
+    return d.network(block)
