@@ -14,6 +14,7 @@ RUNNABLE = frozenset(
     {
         "deepseek2",
         "ernie4_5",
+        "ernie4_5-moe",
         "gemma2",
         "gemma3",
         "gemma4",

@@ -102,6 +102,14 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
         ("SmolLM3ForCausalLM", {}, {"attention_bias": True}, "smollm3 implies false"),
         ("SmolLM3ForCausalLM", {}, {"mlp_bias": True}, "smollm3 implies false"),
         ("Ernie4_5ForCausalLM", {}, {"use_bias": True}, "ernie4_5 implies false"),
+        ("Ernie4_5_MoeForCausalLM", EXPERTS, {"use_bias": True}, "ernie4_5-moe implies false"),
+        ("Ernie4_5_MoeForCausalLM", EXPERTS, {"moe_norm_min": 0.1}, "'moe_norm_min' is 0.1"),
+        (
+            "Ernie4_5_MoeForCausalLM",
+            EXPERTS | {"num_hidden_layers": 3, "moe_layer_end_index": 2},
+            {"moe_layer_end_index": 1},
+            "'moe_layer_end_index' is 1; GGUF's ernie4_5-moe has no dense layers after",
+        ),
         (
             "SmolLM3ForCausalLM",
             {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]},

@@ -58,6 +58,7 @@ SIZES = {
     "seed-oss-36b": 36.15,
     "smollm3-3b": 3.08,
     "ernie-4.5-0.3b": 0.36,
+    "ernie-4.5-21b-a3b": 21.8,
     "mixtral-8x7b": 46.7,
     "kimi-k2": 1026,
 }

@@ -442,6 +442,10 @@ def _ernie4_5(s: Sizes) -> dict[str, Any]:
     return _headed(s, tie_word_embeddings=True)
 
 
+def _ernie4_5_moe(s: Sizes) -> dict[str, Any]:
+    return _common(s, tie_word_embeddings=True) | _experts(s, moe_num_shared_experts=2)
+
+
 CASES = {
     case.name: case
     for case in (
@@ -505,6 +509,7 @@ CASES = {
         Case("phi3_within", "Phi3ForCausalLM", "phi3", _phi3_long(64)),
         Case("phi3_beyond", "Phi3ForCausalLM", "phi3", _phi3_long(ORIGINAL)),
         Case("ernie4_5", "Ernie4_5ForCausalLM", "ernie4_5", _ernie4_5),
+        Case("ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "ernie4_5-moe", _ernie4_5_moe),
         Case("seed_oss", "SeedOssForCausalLM", "seed_oss", _headed),
         Case("smollm3", "SmolLM3ForCausalLM", "smollm3", _smollm3),
         Case("starcoder2", "Starcoder2ForCausalLM", "starcoder2", _starcoder2),
@@ -533,6 +538,7 @@ FAST = (
     "phi3_beyond",
     "smollm3",
     "starcoder2",
+    "ernie4_5_moe",
     "glm_moe_dsa",
     "kimi_k25",
     "gpt_oss",

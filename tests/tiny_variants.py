@@ -90,6 +90,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "gpt_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}),
     "phi3": (PARTIAL, {"sliding_window": WINDOW}, {"tie_word_embeddings": True}),
     "ernie4_5": ({"tie_word_embeddings": False}, YARN, LINEAR),
+    "ernie4_5_moe": (
+        {"tie_word_embeddings": False},
+        {"moe_num_shared_experts": 0},
+        {"moe_layer_start_index": 0},
+        {"moe_layer_interval": 2},
+        YARN,
+    ),
     "seed_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}, YARN),
     "smollm3": ({"tie_word_embeddings": False}, {"head_dim": 24}, YARN),
     "starcoder2": ({"use_bias": False}, {"tie_word_embeddings": True}),
