@@ -211,6 +211,7 @@ ROUTINGS = [
     Routing(logit_bias=True),
     Routing(owned=(4, 9)),
     Routing(shared=2),
+    Routing(choice_bias=True, shared=1),
     Routing(sigmoid=True, choice_bias=True, scale=2.5, shared=1, shared_gate=True),
 ]
 

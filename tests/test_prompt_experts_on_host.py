@@ -84,6 +84,7 @@ def test_routing(kernels, ser):
     [
         (RouterSpec(60, 5, "sigmoid", scale=2.5), True),
         (RouterSpec(60, 5, "softmax", norm=False, scale=0.5), False),
+        (RouterSpec(60, 6, "softmax"), True),
         (RouterSpec(32, 4, "selected", norm=False), False),
         (RouterSpec(60, 5, "sigmoid", 6, 2, 2, scale=1.8), True),
         (RouterSpec(60, 4, "softmax", 4, 3, 1, norm=False), False),
