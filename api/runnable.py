@@ -12,6 +12,7 @@ from ..runtime.tokenizer import Tokenizer
 # The GGUF architectures that the runtime declares; a test compares them.
 RUNNABLE = frozenset(
     {
+        "bailingmoe2",
         "deepseek2",
         "ernie4_5",
         "ernie4_5-moe",

@@ -92,6 +92,25 @@ YARN = {
     "llama_4_scaling_beta": 0.1,
 }
 
+BAILING = {
+    "num_experts": 8,
+    "num_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "partial_rotary_factor": 0.5,
+    "routed_scaling_factor": 2.5,
+    "score_function": "sigmoid",
+}
+BAILING_ATTENTION = {
+    "attention.query_key_value.weight": ((Q + 2 * KV, D), "attn_qkv"),
+    "attention.query_layernorm.weight": ((HEAD,), "attn_q_norm"),
+    "attention.key_layernorm.weight": ((HEAD,), "attn_k_norm"),
+    "attention.dense.weight": ((D, Q), "attn_output"),
+}
+
 FAMILIES = {
     "Qwen2ForCausalLM": (
         {},
@@ -146,6 +165,21 @@ FAMILIES = {
         NORMS | ATTENTION | MLP,
         {"ernie4_5.attention.key_length": HEAD, "ernie4_5.rope.freq_base": 5e5},
     ),
+    "BailingMoeV2ForCausalLM": (
+        BAILING,
+        NORMS | BAILING_ATTENTION | MLP,
+        {
+            "bailingmoe2.rope.dimension_count": HEAD // 2,
+            "bailingmoe2.vocab_size": VOCAB,
+            "bailingmoe2.leading_dense_block_count": 1,
+            "bailingmoe2.expert_gating_func": 2,
+            "bailingmoe2.expert_group_count": 4,
+            "bailingmoe2.expert_group_used_count": 2,
+            "bailingmoe2.expert_shared_feed_forward_length": 24,
+            "bailingmoe2.expert_weights_scale": 2.5,
+            "bailingmoe2.expert_weights_norm": True,
+        },
+    ),
     "Ministral3ForCausalLM": (
         {"model_type": "ministral3", "rope_parameters": YARN},
         NORMS | MLP | ATTENTION,
@@ -166,6 +200,8 @@ def test_names_values_and_keys(tmp_path: Path, hf_class: str):
     names = full_names(tensors)
     if hf_class == "Starcoder2ForCausalLM":
         names["model.norm.bias"] = ((D,), "output_norm.bias")
+    if hf_class == "BailingMoeV2ForCausalLM":
+        names["model.word_embeddings.weight"] = names.pop("model.embed_tokens.weight")
     stored = write(tmp_path, hf_class, config, {name: shape for name, (shape, _) in names.items()})
     made, metadata = convert(tmp_path)
     assert set(made) == {gguf for _, gguf in names.values()}

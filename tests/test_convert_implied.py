@@ -50,6 +50,7 @@ GEMMA2 = {
     "query_pre_attn_scalar": HEAD,
 }
 GEMMA3 = {"sliding_window": 8, "query_pre_attn_scalar": HEAD}
+BAILING = EXPERTS | {"num_shared_experts": 2, "n_group": 2, "topk_group": 1}
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
 STARCODER = {"norm_epsilon": 1e-5}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
@@ -97,6 +98,16 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
             {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL, GLOBAL, LOCAL]},
             "fixed period",
         ),
+        ("BailingMoeV2ForCausalLM", BAILING, {"use_qk_norm": False}, "bailingmoe2 implies true"),
+        ("BailingMoeV2ForCausalLM", BAILING, {"use_qkv_bias": True}, "bailingmoe2 implies false"),
+        ("BailingMoeV2ForCausalLM", BAILING, {"use_bias": True}, "bailingmoe2 implies false"),
+        ("BailingMoeV2ForCausalLM", BAILING, {"score_function": "softmax"}, "'softmax'"),
+        (
+            "BailingMoeV2ForCausalLM",
+            BAILING,
+            {"moe_shared_expert_intermediate_size": 24},
+            "is 24; 2 shared experts of 16 imply 32",
+        ),
         ("SeedOssForCausalLM", {}, {"attention_out_bias": True}, "seed_oss implies false"),
         ("SeedOssForCausalLM", {}, {"mlp_bias": True}, "seed_oss implies false"),
         ("SmolLM3ForCausalLM", {}, {"attention_bias": True}, "smollm3 implies false"),
@@ -141,6 +152,7 @@ def test_refused(tmp_path, hf_class, base, change, words):
         ("GptOssForCausalLM", GPT_OSS, "gpt-oss", 64),
         ("Ernie4_5ForCausalLM", {}, "ernie4_5", 128),
         ("LlamaForCausalLM", {}, "llama", 8),
+        ("BailingMoeV2ForCausalLM", BAILING, "bailingmoe2", 128),
     ],
 )
 def test_heads_that_the_config_does_not_name(monkeypatch, tmp_path, hf_class, base, name, size):

@@ -44,6 +44,8 @@ SIZES = {
     "gemma4-31b": 30.7,
     "glm-4.5-air": 106.9,
     "glm-5": 744,
+    "ling-mini-2.0": 16.26,
+    "ling-1t": 1000,
     "gpt-oss-20b": 20.9,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,
@@ -65,7 +67,7 @@ SIZES = {
 
 
 # Others of the same architecture have the same layers.
-LARGER = {"llama-70b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2"}
+LARGER = {"llama-70b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2", "ling-1t"}
 LATENT = [name for name in SHAPES if SHAPES[name].latent is not None]
 EACH = [pytest.param(name, marks=pytest.mark.full) if name in LARGER else name for name in SHAPES]
 

@@ -312,6 +312,24 @@ def _glm4_moe_air(s: Sizes) -> dict[str, Any]:
     return _glm4_moe(s) | {"use_qk_norm": False, "n_shared_experts": 1}
 
 
+def _bailing_moe_v2(s: Sizes) -> dict[str, Any]:
+    config = _headed(s, rope_theta=10000.0, partial_rotary_factor=0.5)
+    del config["rope_parameters"]
+    return config | {
+        "num_experts": 12,
+        "num_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": s.ff_expert,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "score_function": "sigmoid",
+        "num_nextn_predict_layers": 0,
+    }
+
+
 def _gemma2(s: Sizes) -> dict[str, Any]:
     return _headed(
         s,
@@ -499,6 +517,7 @@ CASES = {
         Case("glm4_moe_lite", "Glm4MoeLiteForCausalLM", "deepseek2", _glm4_moe_lite),
         Case("glm4_moe", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe),
         Case("glm4_moe_air", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe_air),
+        Case("bailing_moe_v2", "BailingMoeV2ForCausalLM", "bailingmoe2", _bailing_moe_v2),
         Case("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", _glm_moe_dsa),
         Case("gemma2", "Gemma2ForCausalLM", "gemma2", _gemma2),
         Case("gemma3", "Gemma3ForCausalLM", "gemma3", _gemma3),
@@ -542,4 +561,5 @@ FAST = (
     "glm_moe_dsa",
     "kimi_k25",
     "gpt_oss",
+    "bailing_moe_v2",
 )

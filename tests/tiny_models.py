@@ -71,17 +71,14 @@ def _drawn(case: Case, sizes: Sizes, disturbance: float) -> TinyModel:
 
 
 def _draw(case: Case, sizes: Sizes, folder: Path, disturbance: float, of_run: int) -> TinyModel:
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    config_class = getattr(transformers, case.hf_class).config_class
-    config = config_class(**case.config(sizes))
+    model_class = _class_of(case)
+    config = model_class.config_class(**case.config(sizes))
     for part in (config, config.get_text_config()):
         part._attn_implementation = part._experts_implementation = "eager"
     base = int(np.random.SeedSequence([of_run, *case.name.encode()]).generate_state(1)[0])
     for seed in range(base, base + TRIES):
         random = torch.Generator().manual_seed(seed)
-        model = getattr(transformers, case.hf_class)(config).float().eval()
+        model = model_class(config).float().eval()
         _randomize(model, random, case)
         tokens = torch.randint(2, 300, (N_TOKENS,), generator=random)
         logits = _logits(model, tokens)
@@ -94,6 +91,16 @@ def _draw(case: Case, sizes: Sizes, folder: Path, disturbance: float, of_run: in
         _rename(folder / "model.safetensors", *case.renamed)
     write_tokenizer(folder)
     return TinyModel(case, sizes, folder, of_run, seed, tokens.tolist(), logits.numpy())
+
+
+def _class_of(case: Case):
+    """Return the model class of transformers, or the one here of a model that has its own code."""
+    import transformers
+
+    from . import bailing_reference
+
+    transformers.utils.logging.disable_progress_bar()
+    return getattr(bailing_reference, case.hf_class, None) or getattr(transformers, case.hf_class)
 
 
 def _rename(path: Path, old: str, new: str) -> None:
@@ -163,7 +170,7 @@ def _values(
         return (0.3 if small else 1) * (old.float().round().clamp(0, 1) + 0.25 * normal)
     if last == "weight" and name.endswith("conv1d.weight"):
         return 1.5 * normal
-    if "embed_tokens" in name:
+    if "embed_tokens" in name or "word_embeddings" in name:
         return (1 / math.sqrt(old.shape[-1]) if tied else 0.5) * normal
     fan_in = old.shape[-2] if case.hf_class == "GptOssForCausalLM" and old.ndim == 3 else None
     gain = 1.5 if name.endswith(("gate.weight", "router.weight", "router.proj.weight")) else 0.9

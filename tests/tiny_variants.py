@@ -69,6 +69,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"tie_word_embeddings": True},
         {"rope_parameters": yarn(partial_rotary_factor=0.5)},
     ),
+    "bailing_moe_v2": (
+        {"partial_rotary_factor": 1.0},
+        {"norm_topk_prob": False},
+        {"num_shared_experts": 2},
+        {"n_group": 1, "topk_group": 1},
+    ),
     "glm_moe_dsa": (
         {"indexer_types": None},
         {"norm_topk_prob": False},

@@ -51,6 +51,42 @@ def _gpt_oss(name: str, n_layers: int, n_experts: int) -> Shape:
     )
 
 
+def _ling(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int],
+    n_dense: int,
+    dense_hidden: int,
+) -> Shape:
+    """Ling 2.0. sizes: layers, width, heads, key/value heads, head, hidden size of an expert."""
+    return Shape(
+        "bailingmoe2",
+        name,
+        *sizes,
+        157184,
+        600000.0,
+        32768,
+        1e-6,
+        256,
+        8,
+        n_dense=n_dense,
+        dense_hidden=dense_hidden,
+        shared=sizes[-1],
+        rotated=64,
+        head_norms=True,
+        choice_bias=True,
+        joined_heads=True,
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_group_count": u32(8),
+            "expert_group_used_count": u32(4),
+            "expert_shared_count": u32(1),
+            "expert_shared_feed_forward_length": u32(sizes[-1]),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(2.5),
+        },
+    )
+
+
 EXPERT_SHAPES: dict[str, Shape] = {
     "qwen3-30b-a3b": _qwen3moe("30B.A3B", (48, 2048, 32, 4, 128, 768, 151936)),
     "qwen3-235b-a22b": _qwen3moe("235B.A22B", (94, 4096, 64, 4, 128, 1536, 151936)),
@@ -110,6 +146,8 @@ EXPERT_SHAPES: dict[str, Shape] = {
             "interleave_moe_layer_step": u32(1),
         },
     ),
+    "ling-mini-2.0": _ling("16B.A1.4B", (20, 2048, 16, 4, 128, 512), 1, 5120),
+    "ling-1t": _ling("1T.A50B", (80, 8192, 64, 8, 128, 2048), 4, 18432),
     "gpt-oss-20b": _gpt_oss("20B", 24, 32),
     "gpt-oss-120b": _gpt_oss("120B", 36, 128),
     "qwen1.5-moe-a2.7b": Shape(

@@ -26,6 +26,7 @@ class Shape:
     are rotated; 0 for all. ffn_norm: the name of the norm before the feed-forward layer.
     post_norms: norms after both halves of a block. latent: its attention is latent attention, with
     `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
+    joined_heads: only query, key and value are.
     long_rope: two sets of frequency factors. layer_norm: norms are LayerNorms. gated: whether
     feed-forward layers have a gate. scaled_by_norms: scores of attention have no scale, so that the
     norms of heads keep them small. keys: further keys.
@@ -65,6 +66,7 @@ class Shape:
     latent: LatentSizes | None = None
     indexer: IndexerSizes | None = None
     joined: bool = False
+    joined_heads: bool = False
     long_rope: bool = False
     layer_norm: bool = False
     gated: bool = True
@@ -130,7 +132,7 @@ class Shape:
         )
         joined = (("attn_qkv", q + k + v, self.width),)
         for name, n_out, n_in in (
-            *(joined if self.joined else apart),
+            *(joined if self.joined or self.joined_heads else apart),
             ("attn_output", self.width, self.n_heads * value_head),
         ):
             yield f"{name}.weight", (n_out, n_in)
