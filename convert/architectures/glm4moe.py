@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from ...formats.values import Value, boolean, f32, u32
 from ..checkpoint.folder import Checkpoint
-from .blocks import LAYER, attention, embedding_and_head, in_layers
+from .blocks import LAYER, attention, embedding_and_head
 from .experts import RoutedExperts
 from .glm_tokens import GlmTokens
 from .layout_options import LayoutOptions
+from .leading_dense import dense_then_experts
 from .mtp import MtpBlocks
 from .registry import register
 from .weight import Weight
@@ -50,17 +51,7 @@ class Glm4Moe(GlmTokens, MtpBlocks, RoutedExperts):
         }
 
     def weights(self) -> list[Weight]:
-        d, dense, sparse, shared = (
-            self.n_embd,
-            range(self.n_dense),
-            range(self.n_dense, self.n_layers),
-            self.n_shared * self.n_ff_expert,
-        )
-        parts = (
-            ("gate", (self.n_ff, d), (shared, d)),
-            ("up", (self.n_ff, d), (shared, d)),
-            ("down", (d, self.n_ff), (d, shared)),
-        )
+        d = self.n_embd
         return [
             *embedding_and_head(self),
             Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm", (d,)),
@@ -71,26 +62,6 @@ class Glm4Moe(GlmTokens, MtpBlocks, RoutedExperts):
                 output_bias=False,
                 head_norms=self.config.boolean("use_qk_norm", default=False),
             ),
-            *(
-                Weight(f"{LAYER}.mlp.{part}_proj", f"blk.{{}}.ffn_{part}", in_layers(dense, shape))
-                for part, shape, _ in parts
-            ),
-            Weight(
-                f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))
-            ),
-            Weight(
-                f"{LAYER}.mlp.gate.e_score_correction_bias",
-                "blk.{}.exp_probs_b.bias",
-                in_layers(sparse, (self.n_experts,)),
-                exact=True,
-            ),
-            *(
-                Weight(
-                    f"{LAYER}.mlp.shared_experts.{part}_proj",
-                    f"blk.{{}}.ffn_{part}_shexp",
-                    in_layers(sparse, shape),
-                )
-                for part, _, shape in parts
-            ),
+            *dense_then_experts(self, self.n_dense, self.n_shared, choice_bias=True),
             *self.mtp_weights(),
         ]

@@ -19,10 +19,11 @@ from ..checkpoint.folder import Checkpoint
 from ..tensors.reorder import SelectedRows, TransposedHeads
 from ..tensors.rows import StoredRows
 from ..tensors.stored import StoredTensor
-from .blocks import LAYER, embedding_and_head, in_layers, norms
+from .blocks import LAYER, embedding_and_head, norms
 from .experts import RoutedExperts
 from .implied import check_flag, check_number
 from .layout_options import LayoutOptions
+from .leading_dense import dense_then_experts
 from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
 _KV_B = f"{LAYER}.self_attn.kv_b_proj"
@@ -187,47 +188,10 @@ class LatentAttention(RoutedExperts):
             Weight(f"{attn}.kv_a_layernorm", "blk.{}.attn_kv_a_norm", (self.kv_rank,)),
             Weight(_KV_B, "blk.{}.attn_kv_b", (heads * (self.n_nope + self.n_value), self.kv_rank)),
             Weight(f"{attn}.o_proj", "blk.{}.attn_output", (d, heads * self.n_value)),
-            *self._feed_forward(),
+            *dense_then_experts(
+                self, self.n_dense, self.n_shared, choice_bias=self.has_selection_bias
+            ),
         ]
-
-    def _feed_forward(self) -> list[Weight]:
-        d, dense, sparse = self.n_embd, range(self.n_dense), range(self.n_dense, self.n_layers)
-        lines = [
-            Weight(f"{LAYER}.mlp.{part}_proj", f"blk.{{}}.ffn_{part}", in_layers(dense, shape))
-            for part, shape in (
-                ("gate", (self.n_ff, d)),
-                ("up", (self.n_ff, d)),
-                ("down", (d, self.n_ff)),
-            )
-        ]
-        lines.append(
-            Weight(
-                f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))
-            )
-        )
-        if self.has_selection_bias:
-            lines.append(
-                Weight(
-                    f"{LAYER}.mlp.gate.e_score_correction_bias",
-                    "blk.{}.exp_probs_b.bias",
-                    in_layers(sparse, (self.n_experts,)),
-                    exact=True,
-                )
-            )
-        if shared := self.n_shared * self.n_ff_expert:
-            lines += [
-                Weight(
-                    f"{LAYER}.mlp.shared_experts.{part}_proj",
-                    f"blk.{{}}.ffn_{part}_shexp",
-                    in_layers(sparse, shape),
-                )
-                for part, shape in (
-                    ("gate", (shared, d)),
-                    ("up", (shared, d)),
-                    ("down", (d, shared)),
-                )
-            ]
-        return lines
 
     def required(self, weight: Weight) -> list[tuple[str, str]]:
         if weight.stored == _KV_B:

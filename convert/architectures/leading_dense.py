@@ -1,0 +1,46 @@
+"""Rows of a family's table for models whose first layers are dense and whose others have routed
+experts, next to shared ones that work on every token.
+"""
+
+from __future__ import annotations
+
+from .blocks import LAYER, in_layers
+from .experts import RoutedExperts
+from .weight import Weight
+
+
+def dense_then_experts(
+    model: RoutedExperts, n_dense: int, n_shared: int, *, choice_bias: bool
+) -> list[Weight]:
+    """Return the rows of the dense layers' feed-forward; and for the layers after these, of the
+    router [n_experts, n_embd] and of the shared experts, which are stored as one that is
+    `n_shared` times as wide (0: none). choice_bias: the router has a bias that only chooses.
+
+    Routed experts need no rows: `RoutedExperts` stacks them.
+    """
+    d, dense, sparse = model.n_embd, range(n_dense), range(n_dense, model.n_layers)
+    router = f"{LAYER}.mlp.gate"
+    rows = [
+        *_gated(f"{LAYER}.mlp", "blk.{{}}.ffn_{}", d, model.n_ff or 0, dense),
+        Weight(router, "blk.{}.ffn_gate_inp", in_layers(sparse, (model.n_experts, d))),
+    ]
+    if choice_bias:
+        rows.append(
+            Weight(
+                f"{router}.e_score_correction_bias",
+                "blk.{}.exp_probs_b.bias",
+                in_layers(sparse, (model.n_experts,)),
+                exact=True,
+            )
+        )
+    if width := n_shared * model.n_ff_expert:
+        rows += _gated(f"{LAYER}.mlp.shared_experts", "blk.{{}}.ffn_{}_shexp", d, width, sparse)
+    return rows
+
+
+def _gated(stored: str, gguf: str, d: int, ff: int, layers: range) -> list[Weight]:
+    """Gate and up [ff, d], and down [d, ff], in `layers` only."""
+    return [
+        Weight(f"{stored}.{part}_proj", gguf.format(part), in_layers(layers, shape))
+        for part, shape in (("gate", (ff, d)), ("up", (ff, d)), ("down", (d, ff)))
+    ]
