@@ -14,6 +14,7 @@ RUNNABLE = frozenset(
     {
         "bailingmoe2",
         "deepseek2",
+        "dots1",
         "ernie4_5",
         "ernie4_5-moe",
         "gemma2",

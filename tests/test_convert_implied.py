@@ -15,6 +15,7 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+DOTS1 = EXPERTS | {"n_shared_experts": 1}
 DELTA = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
@@ -108,6 +109,9 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
             {"moe_shared_expert_intermediate_size": 24},
             "is 24; 2 shared experts of 16 imply 32",
         ),
+        ("Dots1ForCausalLM", DOTS1, {"attention_bias": True}, "dots1 implies false"),
+        ("Dots1ForCausalLM", DOTS1, {"moe_layer_freq": 2}, "is 2; GGUF's dots1 implies 1"),
+        ("Dots1ForCausalLM", DOTS1, {"scoring_func": "softmax"}, "'softmax'; .* sigmoid"),
         ("SeedOssForCausalLM", {}, {"attention_out_bias": True}, "seed_oss implies false"),
         ("SeedOssForCausalLM", {}, {"mlp_bias": True}, "seed_oss implies false"),
         ("SmolLM3ForCausalLM", {}, {"attention_bias": True}, "smollm3 implies false"),
@@ -206,6 +210,15 @@ def test_global_layers_of_gemma3(tmp_path, config, period):
             EXPERTS,
             {"sliding_window": 8, "use_sliding_window": True},
             True,
+        ),
+        ("Dots1ForCausalLM", DOTS1, {"sliding_window": 8}, False),
+        ("Dots1ForCausalLM", DOTS1, {"sliding_window": 8, "max_window_layers": 0}, True),
+        ("Dots1ForCausalLM", DOTS1, {"sliding_window": 8, "layer_types": [LOCAL]}, True),
+        (
+            "Dots1ForCausalLM",
+            DOTS1 | {"max_window_layers": 0},  # the list says more
+            {"sliding_window": 8, "layer_types": [GLOBAL]},
+            False,
         ),
         ("Gemma3ForCausalLM", GEMMA3, {}, False),
         ("SmolLM3ForCausalLM", {}, {"sliding_window": 8}, False),

@@ -46,6 +46,7 @@ SIZES = {
     "glm-5": 744,
     "ling-mini-2.0": 16.26,
     "ling-1t": 1000,
+    "dots-llm1": 142,
     "gpt-oss-20b": 20.9,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,

@@ -330,6 +330,19 @@ def _bailing_moe_v2(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _dots1(s: Sizes) -> dict[str, Any]:
+    return _headed(s) | {
+        "n_routed_experts": s.experts,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": s.ff_expert,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "sliding_window": None,
+    }
+
+
 def _gemma2(s: Sizes) -> dict[str, Any]:
     return _headed(
         s,
@@ -518,6 +531,7 @@ CASES = {
         Case("glm4_moe", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe),
         Case("glm4_moe_air", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe_air),
         Case("bailing_moe_v2", "BailingMoeV2ForCausalLM", "bailingmoe2", _bailing_moe_v2),
+        Case("dots1", "Dots1ForCausalLM", "dots1", _dots1),
         Case("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", _glm_moe_dsa),
         Case("gemma2", "Gemma2ForCausalLM", "gemma2", _gemma2),
         Case("gemma3", "Gemma3ForCausalLM", "gemma3", _gemma3),

@@ -75,6 +75,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_shared_experts": 2},
         {"n_group": 1, "topk_group": 1},
     ),
+    "dots1": (
+        {"norm_topk_prob": False},
+        {"first_k_dense_replace": 0},
+        {"n_group": 2, "topk_group": 1},
+        {"n_shared_experts": 1},
+        YARN,
+    ),
     "glm_moe_dsa": (
         {"indexer_types": None},
         {"norm_topk_prob": False},

@@ -61,12 +61,16 @@ class FamilyMetadata:
                 file=config.file,
             )
         check_activation(config, self.gguf_name, *self.activation)
-        if not self.has_window_key:
-            announce_window(config, self.gguf_name, self.window_by_default)
+        if not self.has_window_key and self.has_window():
+            announce_window(config, self.gguf_name)
 
     def make_rope(self) -> RopeConfig:
         """Return the rotary settings of `config.json`."""
         return RopeConfig(self.config, self.head_size)
+
+    def has_window(self) -> bool:
+        """Return whether some layer has the window of `sliding_window`, if config.json has one."""
+        return self.config.boolean("use_sliding_window", default=self.window_by_default)
 
     def _derived_head_size(self) -> int:
         if self.n_embd % self.n_heads:

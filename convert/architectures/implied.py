@@ -44,14 +44,12 @@ def check_number(config: Config, name: str, key: str, implied: float) -> None:
         )
 
 
-def announce_window(config: Config, name: str, by_default: bool) -> None:
-    """Log a warning if the model has a sliding window, of which GGUF's form knows nothing.
-    `by_default`: without `use_sliding_window`.
+def announce_window(config: Config, name: str) -> None:
+    """Log a warning if layers have a sliding window that shortens texts, of which GGUF's form
+    knows nothing.
     """
     window = config.integer("sliding_window", minimum=0, default=None)
-    if not window or not config.boolean("use_sliding_window", default=by_default):
-        return
-    if window < config.integer("max_position_embeddings"):
+    if window and window < config.integer("max_position_embeddings"):
         log.warning(
             "the model has a sliding window of %d tokens and GGUF's %s has none: texts that are"
             " longer are evaluated with full attention",
