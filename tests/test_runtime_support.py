@@ -4,6 +4,7 @@ built.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import iqforge
@@ -116,6 +117,18 @@ def test_generate_names_an_architecture_that_cannot_run_before_its_tokenizer(tmp
     assert "tokenizer" not in told
     with pytest.raises(ArchitectureError, match="'mamba' cannot run yet"):
         load_model(path)
+
+
+def test_the_page_shows_the_file_as_it_is():
+    """The guide shows a real file, and the files that it refers to exist."""
+    root = Path(__file__).parents[1]  # of the clone: an installed package has no docs/
+    page = (root / "docs/guide/running-an-architecture.md").read_text()
+    assert f"```python\n{(root / 'runtime/architectures/starcoder2.py').read_text()}```" in page
+    table = page.partition("## When")[2].partition("\n## ")[0]
+    named = re.findall(r"`(\w+\.py)`", table)
+    assert named
+    for name in named:
+        assert (root / "runtime/architectures" / name).exists(), name
 
 
 def test_an_architecture_is_declared_once():
