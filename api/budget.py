@@ -214,12 +214,12 @@ def _errors(
         for own_types, own in groups.items()
         for tensor in own
     )
-    refuse_less(draft, least, most)
     devices = (
         devices_to_measure([(own, own_types) for own_types, own in groups.items()], SAMPLED_ROWS)
         if device == "auto"
         else find_devices(device)
     )
+    refuse_less(draft, least, most)
     found = {}
     for own_types, own in groups.items():
         report = StatsReport(os.fspath(source.path), list(own_types), SAMPLED_ROWS)
