@@ -21,7 +21,7 @@ def dense_then_experts(
     d, dense, sparse = model.n_embd, range(n_dense), range(n_dense, model.n_layers)
     router = f"{LAYER}.mlp.gate"
     rows = [
-        *_gated(f"{LAYER}.mlp", "blk.{{}}.ffn_{}", d, model.n_ff or 0, dense),
+        *_gated(f"{LAYER}.mlp", "blk.{{}}.ffn_{}", d, model.n_ff, dense),
         Weight(router, "blk.{}.ffn_gate_inp", in_layers(sparse, (model.n_experts, d))),
     ]
     if choice_bias:
