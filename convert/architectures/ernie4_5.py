@@ -26,8 +26,8 @@ class Ernie45(Architecture):
     }
 
     def family_keys(self) -> dict[str, Value]:
-        # Runtimes read no biases after attention and in the feed-forward, of which the same flag
-        # decides.
+        # The flag also adds biases after attention and in the feed-forward, which runtimes do not
+        # read.
         check_flag(self.config, self.gguf_name, "use_bias", False)
         return super().family_keys()
 
