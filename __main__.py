@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import select
 import signal
 import sys
 import threading
-import time
 from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 130
 PATIENCE = 1.0  # seconds until a Ctrl-C that nothing came of is said to be late
 AGAIN = 0.02  # seconds until a Ctrl-C is tried again that arrived during an import
-_interrupts: list[int] = []
+RAISED = b"\0"  # after the number of a signal: Python has come to raise it
+_tells = -1  # the end of a pipe that the handler writes to
 
 
 def run() -> NoReturn:
@@ -50,13 +52,14 @@ def run() -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, as Python does, and remember it. While a module is imported, wait
-    until it is there: modules in C print the exception, or make an ImportError of it.
+    """Raise KeyboardInterrupt, as Python does, and say so. While a module is imported, wait until
+    it is there: modules in C print the exception, or make an ImportError of it.
     """
     if _imports(frame):
         signal.setitimer(signal.ITIMER_REAL, AGAIN)
         return
-    _interrupts.append(number)
+    with contextlib.suppress(OSError):
+        os.write(_tells, RAISED)
     signal.default_int_handler(number, frame)
 
 
@@ -73,32 +76,44 @@ def _listen() -> None:
     """Let a second Ctrl-C end the process where Python does not come to raise the first one: it
     does between two of its own steps, and a step in compiled code can take minutes.
     """
-    here, there = os.pipe()
-    os.set_blocking(there, False)
-    signal.set_wakeup_fd(there, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    global _tells
+    here, _tells = os.pipe()
+    os.set_blocking(_tells, False)
+    signal.set_wakeup_fd(_tells, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_stop_telling)
     threading.Thread(target=_wait_for_second, args=(here,), name="ctrl-c", daemon=True).start()
 
 
+def _stop_telling() -> None:
+    """Keep the signals of a forked process its own."""
+    global _tells
+    _tells = -1
+    signal.set_wakeup_fd(-1)
+
+
 def _wait_for_second(signals: int) -> None:
-    """Read the numbers of signals as they arrive, and end the process at a second SIGINT if Python
-    has not raised the first.
+    """Read the numbers of signals as they arrive, and RAISED in their order, and end the process at
+    a second SIGINT if Python has not raised the first, which is said after a while.
     """
-    raised, late = 0, False
-    while number := os.read(signals, 1):
-        if number[0] != signal.SIGINT or signal.getsignal(signal.SIGINT) is not _interrupt:
-            continue
-        if late and len(_interrupts) == raised:
-            print("\niqforge: interrupted", file=sys.stderr, flush=True)
-            os._exit(INTERRUPTED)
-        time.sleep(PATIENCE)
-        late, raised = len(_interrupts) == raised, len(_interrupts)
-        if late:
+    waits = late = False
+    while True:
+        patience = PATIENCE if waits and not late else None
+        if not select.select([signals], [], [], patience)[0]:
+            late = True
             print(
                 "\niqforge: ends after this step of the computation; Ctrl-C again: at once",
                 file=sys.stderr,
                 flush=True,
             )
+            continue
+        found = os.read(signals, 1)
+        if found == RAISED:
+            waits = late = False
+        elif found[0] == signal.SIGINT and signal.getsignal(signal.SIGINT) is _interrupt:
+            if late:
+                print("\niqforge: interrupted", file=sys.stderr, flush=True)
+                os._exit(INTERRUPTED)
+            waits = True
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -110,6 +110,11 @@ ARCHITECTURES = [
     Row("smollm3-3b", "IQ4_K"),
     Row("mixtral-8x7b", "IQ4_K"),
     Row("kimi-k2", "IQ4_K", layers=12),
+    Row("dots-llm1", "IQ4_K"),
+    Row("ernie-4.5-0.3b", "IQ4_K"),
+    Row("ernie-4.5-21b-a3b", "IQ4_K"),
+    Row("ling-mini-2.0", "IQ4_K"),
+    Row("ling-1t", "IQ4_K", layers=16),
 ]
 DEEP_HEADER = (
     "| shape, type | ik_llama.cpp | llama.cpp (Q4_K) | ours | share of FLOP rate / bandwidth |"

@@ -182,23 +182,38 @@ def test_the_second_is_raised_where_the_first_was():
     """However long it takes to end: outputs are closed then."""
     nap = "threading.Event().wait(600)"
     code = (
-        "    raised = threading.Semaphore(0)\n"  # the patience with an interrupt ends when it is
-        "    program.time = types.SimpleNamespace(sleep=lambda seconds: raised.acquire())\n"
+        "    program.PATIENCE = 240\n"
         "    try:\n"
         "        try:\n"
         f"            print('started', flush=True); {nap}\n"
         "        except KeyboardInterrupt:\n"
-        f"            raised.release(); print('first', flush=True); {nap}\n"
+        f"            print('first', flush=True); {nap}\n"
         "    except KeyboardInterrupt:\n"
-        "        raised.release(); print('second', flush=True)\n"
+        "        print('second', flush=True)\n"
         "    return 130\n"
     )
-    child = started("import types\n" + replaced(code))
+    child = started(replaced(code))
     child.send_signal(signal.SIGINT)
     assert child.stdout is not None and child.stdout.readline() == "first\n"
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=300)
     assert (child.returncode, out, err) == (130, "second\n", "")
+
+
+def test_two_that_are_raised_are_not_said_to_wait():
+    """However fast the second follows, and however long it takes to end."""
+    code = (
+        "    program.PATIENCE = 0.2\n"
+        "    for _ in range(2):\n"
+        "        try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "        except KeyboardInterrupt: pass\n"
+        "    time.sleep(1)\n"
+        "    return 0"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", replaced(code)], capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_signals_of_a_forked_process_are_its_own():
