@@ -13,6 +13,7 @@ from .blocks import LAYER, in_layers, norms
 from .experts import RoutedExperts
 from .implied import check_flag
 from .layout_options import LayoutOptions
+from .leading_dense import gated_rows
 from .mtp import MtpBlocks
 from .registry import register
 from .weight import Weight
@@ -113,8 +114,8 @@ class BailingMoe2(MtpBlocks, RoutedExperts):
             Weight(f"{attn}.query_layernorm", "blk.{}.attn_q_norm", (self.head_size,)),
             Weight(f"{attn}.key_layernorm", "blk.{}.attn_k_norm", (self.head_size,)),
             Weight(f"{attn}.dense", "blk.{}.attn_output", (d, q)),
-            *self._gated("mlp", "", dense, self.n_ff),
-            *self._gated("mlp.shared_experts", "_shexp", sparse, shared),
+            *gated_rows(f"{LAYER}.mlp", "blk.{{}}.ffn_{}", d, self.n_ff, dense),
+            *gated_rows(f"{LAYER}.mlp.shared_experts", "blk.{{}}.ffn_{}_shexp", d, shared, sparse),
             Weight(
                 f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))
             ),
@@ -126,18 +127,6 @@ class BailingMoe2(MtpBlocks, RoutedExperts):
                 optional=not self.config.boolean("moe_router_enable_expert_bias", default=True),
             ),
             *self.mtp_weights(),
-        ]
-
-    def _gated(self, stored: str, suffix: str, layers: range, width: int) -> list[Weight]:
-        """Return gate, up and down of a feed-forward with `width` hidden elements."""
-        d = self.n_embd
-        return [
-            Weight(
-                f"{LAYER}.{stored}.{part}_proj",
-                f"blk.{{}}.ffn_{part}{suffix}",
-                in_layers(layers, (d, width) if part == "down" else (width, d)),
-            )
-            for part in ("gate", "up", "down")
         ]
 
     def mtp_weights(self, **line) -> list[Weight]:

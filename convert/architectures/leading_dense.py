@@ -21,7 +21,7 @@ def dense_then_experts(
     d, dense, sparse = model.n_embd, range(n_dense), range(n_dense, model.n_layers)
     router = f"{LAYER}.mlp.gate"
     rows = [
-        *_gated(f"{LAYER}.mlp", "blk.{{}}.ffn_{}", d, model.n_ff, dense),
+        *gated_rows(f"{LAYER}.mlp", "blk.{{}}.ffn_{}", d, model.n_ff, dense),
         Weight(router, "blk.{}.ffn_gate_inp", in_layers(sparse, (model.n_experts, d))),
     ]
     if choice_bias:
@@ -34,12 +34,14 @@ def dense_then_experts(
             )
         )
     if width := n_shared * model.n_ff_expert:
-        rows += _gated(f"{LAYER}.mlp.shared_experts", "blk.{{}}.ffn_{}_shexp", d, width, sparse)
+        rows += gated_rows(f"{LAYER}.mlp.shared_experts", "blk.{{}}.ffn_{}_shexp", d, width, sparse)
     return rows
 
 
-def _gated(stored: str, gguf: str, d: int, ff: int, layers: range) -> list[Weight]:
-    """Gate and up [ff, d], and down [d, ff], in `layers` only."""
+def gated_rows(stored: str, gguf: str, d: int, ff: int, layers: range) -> list[Weight]:
+    """Return the rows of gate and up [ff, d] and of down [d, ff], in `layers` only. gguf: the names
+    of the file, of which `str.format` replaces the part.
+    """
     return [
         Weight(f"{stored}.{part}_proj", gguf.format(part), in_layers(layers, shape))
         for part, shape in (("gate", (ff, d)), ("up", (ff, d)), ("down", (d, ff)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..layers.block import Block
 from ..network.decoder import Decoder
-from ..network.expert_parts import moe, router_spec
+from ..network.expert_parts import dense_then_experts, router_spec
 from ..network.network import Network
 from . import architecture
 
@@ -17,18 +17,9 @@ def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.
     """
-    p, rope, router = d.p, d.rope("neox"), router_spec(d, "sigmoid")
-    hidden = p.per_layer("feed_forward_length", d.n_layers)
-    n_dense = p.integer("leading_dense_block_count", 0, least=0)
-    expert_hidden = p.integer("expert_feed_forward_length")
-    shared = p.integer("expert_shared_count", 0, least=0) * expert_hidden
+    rope, ffn = d.rope("neox"), dense_then_experts(d, router_spec(d, "sigmoid"))
 
     def block(layer: int) -> Block:
-        ffn = (
-            d.ffn(layer, hidden[layer])
-            if layer < n_dense
-            else moe(d, layer, expert_hidden, router, shared=shared)
-        )
-        return d.block(layer, d.attention(layer, rope, head_norms=True), ffn)
+        return d.block(layer, d.attention(layer, rope, head_norms=True), ffn(layer))
 
     return d.network(block)

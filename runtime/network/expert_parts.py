@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import ConfigError
@@ -77,6 +78,23 @@ def moe(
         else None,
         None if w.share is None else w.share.owned(layer),
     )
+
+
+def dense_then_experts(d: Decoder, router: RouterSpec) -> Callable[[int], Any]:
+    """Return what builds the feed-forward of a layer where leading layers are dense and the others
+    have experts, with shared ones. Raise ConfigError for keys that are not possible.
+    """
+    hidden = d.p.per_layer("feed_forward_length", d.n_layers)
+    n_dense = d.p.integer("leading_dense_block_count", 0, least=0)
+    of_expert = d.p.integer("expert_feed_forward_length")
+    shared = d.p.integer("expert_shared_count", 0, least=0) * of_expert
+
+    def feed_forward(layer: int) -> Any:
+        if layer < n_dense:
+            return d.ffn(layer, hidden[layer])
+        return moe(d, layer, of_expert, router, shared=shared)
+
+    return feed_forward
 
 
 def _router(d: Decoder, layer: int, spec: RouterSpec, *, scaled: bool) -> Router:

@@ -119,13 +119,12 @@ def route(arguments, thread, threads):
         for slot in range(used):
             best = -1
             for i in range(n):
-                taken = False
-                for other in range(slot):
-                    taken |= v.integer_at(chosen + 8 * other) == i
-                if not taken and (
-                    best < 0 or v.float_at(choice + 4 * i) > v.float_at(choice + 4 * best)
-                ):
-                    best = i
+                if best < 0 or v.float_at(choice + 4 * i) > v.float_at(choice + 4 * best):
+                    taken = False
+                    for other in range(slot):  # few experts come this far
+                        taken |= v.integer_at(chosen + 8 * other) == i
+                    if not taken:
+                        best = i
             v.store_integer(chosen + 8 * slot, best)
             v.store_float(weights + 4 * slot, v.float_at(scores + 4 * best))
         if SCORE == SELECTED:
