@@ -46,8 +46,8 @@ def fits(n: int, width: int, device: torch.device, dtype: torch.dtype = torch.fl
 
 
 def shortened(weights: torch.Tensor) -> torch.Tensor:
-    """Return weights float32[n, width] in bfloat16 if that loses nothing, else as they are: scores
-    then take half as many products. The host waits for the device.
+    """Return weights float32[n, width] in bfloat16 if that loses nothing, else as they are. In
+    bfloat16 scores take half as many instructions of tensor cores. The host waits for the device.
     """
     short = weights.bfloat16()
     return short if torch.equal(short.float(), weights) else weights
