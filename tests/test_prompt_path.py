@@ -269,10 +269,9 @@ def test_executors_are_asked_for_their_stages_once_for_a_kind(monkeypatch, opene
     assert [asks(8, 0, quantized), asks(8, 0, scattered)] == [False, False]
 
 
-# Of models with other random weights the delta net's are off by 0.036 to 0.056.
 @pytest.mark.parametrize(
     ("spec", "most"),
-    [("llama-tiny:Q8_0", 0.05), ("qwen3moe-tiny:Q8_0", 0.05), ("qwen35-tiny:Q8_0", 0.07)],
+    [("llama-tiny:Q8_0", 0.05), ("qwen3moe-tiny:Q8_0", 0.05), ("qwen35-tiny:Q8_0", 0.05)],
 )
 def test_dense_products_in_8_bits(monkeypatch, opened, spec, most):
     """Prompts of --precision int8 are near those of half precision, also in pieces of weights."""

@@ -132,7 +132,6 @@ def test_float_types_and_odd_sizes_stay_in_float32():
 
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
 def test_a_model_in_8_bits_is_close_to_float32(spec):
-    """Of most tokens: where experts are chosen by nearly equal scores, rounding chooses others."""
     tokens = torch.arange(48) % 500
     found = {}
     for precision in ("f32", "int8"):
@@ -140,7 +139,7 @@ def test_a_model_in_8_bits_is_close_to_float32(spec):
             found[precision] = model.forward(tokens).log_softmax(-1)
     exact, rounded = found["f32"], found["int8"]
     divergence = (exact.exp() * (exact - rounded)).sum(-1)
-    assert divergence.mean() > 0 and divergence.quantile(0.75) < 0.01
+    assert 0 < divergence.mean() < 0.01
 
 
 def test_a_product_that_is_not_finite_is_named():

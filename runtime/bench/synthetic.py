@@ -2,8 +2,8 @@
 
 `SHAPE:TYPE[,layers=N][,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`:
 matrices are of TYPE, except for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is
-Q8_0, a float type if TYPE is one), norms, biases, routers and convolutions, which are F32 with
-values of bfloat16, as checkpoints have them, tensors with NAME in their names, and rows that blocks
+Q8_0, a float type if TYPE is one), norms, biases, routers (with values of bfloat16, as checkpoints
+have them) and convolutions, which are F32, tensors with NAME in their names, and rows that blocks
 of TYPE do not divide, which are IQ4_NL (Q8_0 up to 128 elements). With MXFP4 only experts are of
 it, other matrices Q8_0. With `layers=N` the model has only its first N layers, so that one that is
 larger than a device can be measured in part, as in `deepseek-v3:IQ4_K,layers=12`.
@@ -97,14 +97,18 @@ class SyntheticSource(Source):
         key, mean = self._pool_key(tensor), self._mean(tensor)
         if key not in self._pools:
             distinct = _distinct_rows(tensor)
-            seed = (self.seed, zlib.crc32(repr(key).encode()))
-            rows = _pool_rows(tensor.type, distinct, tensor.n_cols, mean, seed)
+            # Routers have the numbers of other matrices, but for their rounding.
+            drawn = key[:3] if key[-1] == "router" else key
+            seed = (self.seed, zlib.crc32(repr(drawn).encode()))
+            rows = _pool_rows(tensor, distinct, mean, seed)
             most = max(other.n_rows for other in self.tensors if self._pool_key(other) == key)
             self._pools[key] = distinct, RepeatedRows(rows, distinct + most)
         return self._pools[key]
 
     def _pool_key(self, tensor: TensorInfo) -> tuple:
         key, mean = (tensor.type.name, tensor.n_cols, len(tensor.shape) == 1), self._mean(tensor)
+        if TensorName.parse(tensor.name).is_router:
+            return *key, "router"
         return key if mean in (0, 1) else (*key, "negative" if mean < 0 else "small")
 
     def _mean(self, tensor: TensorInfo) -> float:
@@ -183,14 +187,13 @@ def _check(tensor: TensorInfo) -> None:
         )
 
 
-def _pool_rows(
-    type: GGMLType, n_rows: int, n_cols: int, mean: float, seed: tuple[int, int]
-) -> np.ndarray:
-    """Draw the rows of a pool, the same ones for the same arguments. F32 rows have values of
+def _pool_rows(tensor: TensorInfo, n_rows: int, mean: float, seed: tuple[int, int]) -> np.ndarray:
+    """Draw the rows of a pool, the same ones for the same arguments. Routers in F32 have values of
     bfloat16, as in files made of most checkpoints.
     """
+    type, n_cols = tensor.type, tensor.n_cols
     rms, rng = 0.1 * abs(mean) if mean else 1 / math.sqrt(n_cols), np.random.default_rng(seed)
-    if type.name != "F32":
+    if type.name != "F32" or not TensorName.parse(tensor.name).is_router:
         return random_rows(type, n_rows, n_cols, rms, rng, mean=mean)
     halves = random_rows("BF16", n_rows, n_cols, rms, rng, mean=mean)
     return codec.encode_float(type, codec.decode(ggml_type("BF16"), halves, n_cols))
