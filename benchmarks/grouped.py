@@ -2,11 +2,12 @@
 shape of qwen3-30b-a3b, on random weights and tokens.
 
     python benchmarks/grouped.py
-    python benchmarks/grouped.py --type IQ2_S IQ1_M --plan 4,2 3,3
+    python benchmarks/grouped.py --tokens 512
+    python benchmarks/grouped.py --type IQ2_S IQ1_M --plan 160,4,2 160,3,3
 
---plan compiles kernels with these stages of the ring and warpgroups that multiply, instead of what
-is used. Every kernel is compared with float64 for the tokens of one expert: the error is that of
-the norm. Prints Markdown.
+--plan compiles kernels with these tokens of a tile, stages of the ring and warpgroups that
+multiply, instead of what is used. Every kernel is compared with float64 for the tokens of one
+expert: the error is that of the norm. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from iqforge.formats.types import GGMLType, ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows, supported
 from step_types import compile_one
 
-TOKENS, USED, EXPERTS, WIDTH, HIDDEN = 2048, 8, 128, 2048, 768
+USED, EXPERTS, WIDTH, HIDDEN = 8, 128, 2048, 768
 EXPERT = 3  # whose results are compared
 REPETITIONS = 10
 
@@ -37,16 +38,16 @@ REPETITIONS = 10
 class Tokens:
     """Rows of activations, permuted as kernels read them, and the experts that they go to."""
 
-    def __init__(self) -> None:
+    def __init__(self, n: int) -> None:
         torch.manual_seed(1)
         device = torch.device("cuda", torch.cuda.current_device())
-        drawn = -torch.empty(TOKENS, EXPERTS, device=device).exponential_().log()
+        drawn = -torch.empty(n, EXPERTS, device=device).exponential_().log()
         ids = (drawn + 0.3 * torch.randn(EXPERTS, device=device)).topk(USED).indices.flatten()
         self.sources = ids.sort(stable=True).indices.int()
         self.ends = torch.bincount(ids, minlength=EXPERTS).cumsum(0).int()
         self.part = slice(int(self.ends[EXPERT - 1]), int(self.ends[EXPERT]))
-        self.x = torch.randn(TOKENS, WIDTH, device=device).bfloat16()
-        self.mid = torch.randn(TOKENS * USED, HIDDEN, device=device).bfloat16()
+        self.x = torch.randn(n, WIDTH, device=device).bfloat16()
+        self.mid = torch.randn(n * USED, HIDDEN, device=device).bfloat16()
         self.places = prompt_grouped.places(HIDDEN, device)
         self.x_permuted, self.mid_permuted = torch.empty_like(self.x), torch.empty_like(self.mid)
         self.x_permuted[:, prompt_grouped.places(WIDTH, device)] = self.x
@@ -128,7 +129,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--type", nargs="+")
-    parser.add_argument("--plan", nargs="+", default=["used"], metavar="RING,GROUPS")
+    parser.add_argument("--tokens", type=int, default=2048, help="rows of the prompt")
+    parser.add_argument("--plan", nargs="+", default=["used"], metavar="TILE,RING,GROUPS")
     args = parser.parse_args()
     types = [ggml_type(t) for t in args.type or packed_types() if supported(ggml_type(t))]
     used = prompt_grouped.plan_of
@@ -139,16 +141,17 @@ def main() -> int:
         if plan == "used":
             prompt_grouped.plan_of = used
         else:
-            ring, groups = map(int, plan.split(","))
-            prompt_grouped.plan_of = lambda *_: prompt_grouped.Plan(ring, groups, False)
+            tile, ring, groups = map(int, plan.split(","))
+            prompt_grouped.plan_of = lambda *_: prompt_grouped.Plan(tile, ring, groups, False)
 
+    few = prompt_grouped.are_few(args.tokens * USED, EXPERTS)
     jobs = {(dequantize_spec(type), "sm_90") for type in types}
     for plan in args.plan:
         choose(plan)
-        jobs |= {(prompt_grouped.spec(type, torch.bfloat16), "sm_90") for type in types}
+        jobs |= {(prompt_grouped.spec(type, torch.bfloat16, few=few), "sm_90") for type in types}
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         list(pool.map(compile_one, jobs))
-    tokens = Tokens()
+    tokens = Tokens(args.tokens)
     counts = torch.diff(tokens.ends, prepend=tokens.ends.new_zeros(1))
     print(f"{torch.cuda.get_device_name()}; tokens of an expert: {int(counts.median())} in the")
     print(f"middle, {int(counts.max())} at most. Gate and up / down in us, error.\n")

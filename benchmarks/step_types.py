@@ -66,7 +66,8 @@ def prompt_specs(shape_name: str, type_name: str) -> list:
 
     type = ggml_type(type_name)
     if SHAPES[shape_name].n_experts:
-        return [dequantize_spec(type), prompt_grouped.spec(type, torch.bfloat16)]
+        grouped = [prompt_grouped.spec(type, torch.bfloat16, few=few) for few in (False, True)]
+        return [dequantize_spec(type), *grouped]
     return [dequantize_spec(type)]
 
 

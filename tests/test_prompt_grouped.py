@@ -74,7 +74,10 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
         ("IQ1_S", torch.bfloat16),
     ],
 )
-@pytest.mark.parametrize("counts", [[5, 0, 130, 161, 33, 1], [400, 7, 0, 96]])
+# Those of the last one are few: tiles are smaller, and an expert has more than one of them.
+@pytest.mark.parametrize(
+    "counts", [[5, 0, 130, 161, 33, 1], [400, 7, 0, 96], [40, 0, 65, 17, 130, 1, 0, 16]]
+)
 def test_against_float64(type, half, counts):
     rng = torch.Generator("cuda").manual_seed(3)
     width, hidden, tokens = 512, 256, 300
@@ -227,5 +230,16 @@ def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
 def test_shared_memory_of_every_type(name, half):
     """A block has 227 KiB: for rows and results, and for tables, tiles and barriers."""
     type = ggml_type(name)
-    plan = prompt_grouped.plan_of(type, half)
-    assert plan.shared + shared_bytes(type) + 4096 <= 227 * 1024
+    for few in (False, True):
+        plan = prompt_grouped.plan_of(type, half, few)
+        assert plan.shared + shared_bytes(type) + 4096 <= 227 * 1024
+
+
+def test_small_tiles_are_for_few_tokens():
+    assert prompt_grouped.are_few(48 * 128, 128) and not prompt_grouped.are_few(48 * 128 + 1, 128)
+    few, many = (
+        prompt_grouped.plan_of(ggml_type("IQ4_K"), torch.bfloat16, f) for f in (True, False)
+    )
+    assert (few.tile, few.groups, many.tile) == (64, 4, 160)
+    names = {prompt_grouped.spec(ggml_type("IQ4_K"), torch.bfloat16, few=f).name for f in (0, 1)}
+    assert len(names) == 2

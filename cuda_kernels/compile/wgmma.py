@@ -7,7 +7,9 @@ from __future__ import annotations
 
 # Numbers of columns of the instructions that compute tiles.
 TOKENS = (
+    16,
     32,
+    48,
     64,
     96,
     112,

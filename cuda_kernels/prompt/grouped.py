@@ -24,7 +24,6 @@ from ..packed.matrix import PackedMatrix
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024
-_LARGEST_TILE = 160  # tokens
 # In bfloat16, pairs of values of these types are looked up in a table in shared memory.
 LOOKED_UP = (
     *("IQ2_K", "IQ3_K", "IQ4_K", "IQ2_KS", "IQ3_KS", "IQ4_KS", "IQ4_KSS", "IQ4_NL", "IQ4_XS"),
@@ -39,6 +38,8 @@ _THREE_GROUPS = (
 # Units that differ from others only in the sign of zeros.
 _UNITS = {"Q5_0_R4": "Q5_0", "Q6_0_R4": "Q6_0"}
 _LOOKUP_BYTES = 256 * 128
+_FLOATS = ("F32", "F16", "BF16")  # whose values take too many registers for small tiles
+_FEW = 48  # tokens of an expert on average up to which small tiles are faster
 GROUP = 128  # columns that are permuted among themselves
 ARCHS = ("sm_90a",)
 
@@ -49,10 +50,11 @@ def padded(cols: int) -> int:
 
 
 class Plan(NamedTuple):
-    """How a kernel is compiled and launched: stages of the ring, warpgroups that multiply, and
-    whether pairs are looked up.
+    """How a kernel is compiled and launched: tokens of a tile at most, stages of the ring,
+    warpgroups that multiply, and whether pairs are looked up.
     """
 
+    tile: int
     ring: int
     groups: int
     looks_up: bool
@@ -61,6 +63,7 @@ class Plan(NamedTuple):
     def defines(self) -> tuple[tuple[str, str], ...]:
         """Return the macros of prompt/grouped.cu."""
         return (
+            ("TILE", str(self.tile)),
             ("RING", str(self.ring)),
             ("GROUPS", str(self.groups)),
             ("LOOKS_UP", str(int(self.looks_up))),
@@ -74,17 +77,28 @@ class Plan(NamedTuple):
     @property
     def shared(self) -> int:
         """Return bytes: the ring, a place for results of each group, the table, the alignment."""
-        tile = _LARGEST_TILE * 2 * (self.ring * GROUP + self.groups * 64)
-        return tile + self.looks_up * _LOOKUP_BYTES + 1024
+        tokens = self.tile * 2 * (self.ring * GROUP + self.groups * 64)
+        return tokens + self.looks_up * _LOOKUP_BYTES + 1024
 
 
-def plan_of(type: GGMLType, half: torch.dtype) -> Plan:
-    """Return how the kernels of a type are compiled and launched."""
-    if type.name in LOOKED_UP and half == torch.bfloat16:
-        return Plan(3, 3, True)
+def plan_of(type: GGMLType, half: torch.dtype, few: bool = False) -> Plan:
+    """Return how the kernels of a type are compiled and launched. few: for experts with few tokens
+    (`are_few`), of which decoding takes the time and not the products: small tiles of tokens leave
+    registers for another warpgroup, which reads the same tokens.
+    """
+    looks_up = type.name in LOOKED_UP and half == torch.bfloat16
+    if few and type.name not in _FLOATS:
+        return Plan(64, 6, 4, looks_up)
+    if looks_up:
+        return Plan(160, 3, 3, True)
     if type.name in _THREE_GROUPS and half == torch.bfloat16:
-        return Plan(4, 3, False)
-    return Plan(4, 2, False)
+        return Plan(160, 4, 3, False)
+    return Plan(160, 4, 2, False)
+
+
+def are_few(rows: int, n_experts: int) -> bool:
+    """Return whether so many rows of all experts are few for each."""
+    return rows <= _FEW * n_experts
 
 
 @functools.cache
@@ -97,17 +111,20 @@ def places(cols: int, device: torch.device) -> torch.Tensor:
 
 
 @functools.cache
-def spec(type: GGMLType, half: torch.dtype, gating: Gating = Gating()) -> KernelSpec:
+def spec(
+    type: GGMLType, half: torch.dtype, gating: Gating = Gating(), few: bool = False
+) -> KernelSpec:
     """Return the kernels for weights of a ggml type and activations of a dtype."""
     short = "f16" if half == torch.float16 else "bf16"
+    plan = plan_of(type, half, few)
     return KernelSpec(
-        f"prompt_grouped_{type.name.lower()}_{short}{gating.suffix}",
+        f"prompt_grouped_{type.name.lower()}_{short}_{plan.tile}{gating.suffix}",
         (unit_header(type), "prompt/grouped.cu"),
         (
             ("TYPE", _UNITS.get(type.name, type.name)),
             ("HALF", _HALVES[half]),
             ("TENSOR_CORES", "1"),
-            *plan_of(type, half).defines,
+            *plan.defines,
             *gating.defines,
         ),
         ("grouped_product", "grouped_gate_up"),
@@ -116,9 +133,12 @@ def spec(type: GGMLType, half: torch.dtype, gating: Gating = Gating()) -> Kernel
 
 
 def specs() -> list[KernelSpec]:
-    """Return the specs for every type that can be packed, and both kinds of activations."""
+    """Return the specs for every type that can be packed, and both kinds of activations; of those
+    for few tokens the types in use most, and one with a codebook.
+    """
     return [
         *(spec(ggml_type(name), half) for name in packed_types() for half in _HALVES),
+        *(spec(ggml_type(name), torch.bfloat16, few=True) for name in ("IQ4_K", "Q4_K", "IQ2_XXS")),
         *(spec(ggml_type("MXFP4"), half, Gating("swiglu_oai", 7.0)) for half in _HALVES),
     ]
 
@@ -161,9 +181,10 @@ def grouped_product(
 
     x: half[tokens, padded(m.cols)], permuted. Rows after the last expert's stay as they are.
     """
-    plan = plan_of(m.type, x.dtype)
+    few = are_few(len(out), m.n_matrices)
+    plan = plan_of(m.type, x.dtype, few)
     launch(
-        function(spec(m.type, x.dtype), "grouped_product", x.device),
+        function(spec(m.type, x.dtype, few=few), "grouped_product", x.device),
         _multiprocessors(x.device),
         plan.threads,
         m.data,
@@ -196,9 +217,10 @@ def grouped_gate_up(
     """
     gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
     hidden = gate.rows if up is not None else gate.rows // 2
-    plan = plan_of(gate.type, x.dtype)
+    few = are_few(len(out), gate.n_matrices)
+    plan = plan_of(gate.type, x.dtype, few)
     launch(
-        function(spec(gate.type, x.dtype, gating), "grouped_gate_up", x.device),
+        function(spec(gate.type, x.dtype, gating, few), "grouped_gate_up", x.device),
         _multiprocessors(x.device),
         plan.threads,
         gate.data,

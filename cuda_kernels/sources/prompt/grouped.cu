@@ -12,13 +12,13 @@
 // norm, an activation) does that. Rows whose length is no multiple of 128 are followed by zeros up to
 // the next one, which multiply the row's last unit of weights once more.
 //
-// A CUDA block is a producer warpgroup, which copies rows of x into a ring of RING stages of 128 k, and GROUPS (2 or 3) consumer
+// A CUDA block is a producer warpgroup, which copies rows of x into a ring of RING stages of 128 k, and GROUPS (2 to 4) consumer
 // warpgroups of 64 weight rows each: while one multiplies, the others decode. It stays on its multiprocessor and takes every gridDim.x-th
-// tile. TYPE: a unit struct, whose header comes first; HALF: 1 is float16, 0 bfloat16; LOOKS_UP: 1 if pairs of values are looked up in
-// shared memory.
+// tile. TYPE: a unit struct, whose header comes first; HALF: 1 is float16, 0 bfloat16; TILE: tokens of a tile at most, 64 or 160;
+// LOOKS_UP: 1 if pairs of values are looked up in shared memory.
 #include "units/common.cuh"
 
-constexpr int LARGEST = 160;              // tokens of a tile
+constexpr int LARGEST = TILE;             // tokens of a tile at most
 using Sums = float[LARGEST / 2];          // of a thread: 2 rows of weights times a quarter of the tokens
 #include "prompt/wgmma.cuh"
 #include "units/gating.cuh"
@@ -26,7 +26,9 @@ using Sums = float[LARGEST / 2];          // of a thread: 2 rows of weights time
 constexpr int STAGES = RING, CONSUMERS = GROUPS, PRODUCERS = 128;
 constexpr int STAGE_BYTES = LARGEST * 256;
 constexpr int TABLE = 1024;        // experts at most
-constexpr int REGISTERS = CONSUMERS == 3 ? 152 : 216, PRODUCER_REGISTERS = CONSUMERS == 3 ? 56 : 72;
+constexpr int REGISTERS = CONSUMERS == 4 ? 104 : CONSUMERS == 3 ? 152 : 216;
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 4 ? 64 : CONSUMERS == 3 ? 56 : 72;
+static_assert(LARGEST % 32 == 0, "results are stored by 32 tokens");
 constexpr int OUT_BYTES = LARGEST * 128, EXCHANGE_BYTES = CONSUMERS * OUT_BYTES;  // 64 rows of half per token and consumer
 constexpr int BLOCK = 1, WITHIN = 4;  // named barriers: of the block; within a consumer (one each)
 constexpr int LIST = 64;              // tiles of a block that are looked up together
@@ -50,23 +52,39 @@ __device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], co
   wgmma_wait<0>();
 }
 
+// The same, of a tile that can be as large as that.
+template <int N>
+__device__ __forceinline__ void multiply_within(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add) {
+  if constexpr (N <= LARGEST) multiply<N>(sums, a, b, stage, add);
+}
+
 // As many columns as the tile has tokens: the same registers whatever their number.
 __device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add, int columns) {
-  switch (columns) {
-    case 0: multiply<32>(sums, a, b, stage, add); break;
-    case 1: multiply<64>(sums, a, b, stage, add); break;
-    case 2: multiply<96>(sums, a, b, stage, add); break;
-    case 3: multiply<112>(sums, a, b, stage, add); break;
-    case 4: multiply<128>(sums, a, b, stage, add); break;
-    case 5: multiply<136>(sums, a, b, stage, add); break;
-    case 6: multiply<144>(sums, a, b, stage, add); break;
-    case 7: multiply<152>(sums, a, b, stage, add); break;
-    default: multiply<160>(sums, a, b, stage, add);
+  if constexpr (LARGEST <= 64) {
+    switch (columns) {
+      case 0: multiply<16>(sums, a, b, stage, add); break;
+      case 1: multiply<32>(sums, a, b, stage, add); break;
+      case 2: multiply<48>(sums, a, b, stage, add); break;
+      default: multiply<64>(sums, a, b, stage, add);
+    }
+  } else {
+    switch (columns) {
+      case 0: multiply<32>(sums, a, b, stage, add); break;
+      case 1: multiply<64>(sums, a, b, stage, add); break;
+      case 2: multiply_within<96>(sums, a, b, stage, add); break;
+      case 3: multiply_within<112>(sums, a, b, stage, add); break;
+      case 4: multiply_within<128>(sums, a, b, stage, add); break;
+      case 5: multiply_within<136>(sums, a, b, stage, add); break;
+      case 6: multiply_within<144>(sums, a, b, stage, add); break;
+      case 7: multiply_within<152>(sums, a, b, stage, add); break;
+      default: multiply_within<160>(sums, a, b, stage, add);
+    }
   }
 }
 
 // The case of `multiply` for so many tokens.
 __device__ __forceinline__ int columns_for(int rows) {
+  if (LARGEST <= 64) return max(rows - 1, 0) / 16;
   return rows <= 96 ? max(rows - 1, 0) / 32 : rows <= 128 ? (rows - 97) / 16 + 3 : (rows - 129) / 8 + 5;
 }
 

@@ -6,15 +6,14 @@ struct alignas(16) Tile { int expert, first, rows, row_tile; };
 
 using Turn = Ring<STAGES>;
 
-// The places of tiles: before[e] = tiles of tokens before expert e. Filled by all threads of the
-// block.
+// The places of tiles: before[e] = tiles of tokens before expert e. Filled by all threads of the block.
 __device__ __forceinline__ int count_tiles(const int* ends, int n_experts, uint16_t* before) {
+  for (int e = threadIdx.x; e < n_experts; e += blockDim.x) before[e] = uint16_t((ends[e] - (e ? ends[e - 1] : 0) + LARGEST - 1) / LARGEST);
+  __syncthreads();
   if (threadIdx.x < 32) {
     int total = 0;
     for (int start = 0; start < n_experts; start += 32) {
-      const int e = start + threadIdx.x;
-      int n = 0;
-      if (e < n_experts) n = (ends[e] - (e ? ends[e - 1] : 0) + LARGEST - 1) / LARGEST;
+      const int e = start + threadIdx.x, n = e < n_experts ? before[e] : 0;
       int scan = n;
 #pragma unroll
       for (int step = 1; step < 32; step <<= 1) {

@@ -86,16 +86,16 @@ __device__ __forceinline__ uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t 
 
 #ifndef UNITS_IN_SHARED  // the matrix-vector kernels bring packed rows to shared memory first
 
-// Weights are read once: they do not stay in L1.
+// Weights are read once: they do not stay in L1. What is next to them is wanted soon: L2 fetches whole lines.
 __device__ __forceinline__ uint4 load16(const uint8_t* at) {
   uint4 v;
-  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
   return v;
 }
 
 __device__ __forceinline__ uint2 load8(const uint8_t* at) {
   uint2 v;
-  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+  asm("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
   return v;
 }
 
