@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 FOLDER = Path(__file__).parent
 SPECS = (
     *("llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K", "qwen35-tiny:IQ4_K", "gemma4-tiny:IQ4_K"),
-    *("qwen3moe-tiny:IQ4_K+cpu", "gemma4-tiny:IQ4_K+cpu"),
+    *("every-expert:IQ4_K", "every-expert:IQ4_K+cpu", "gemma4-tiny:IQ4_K+cpu"),
 )
 SHARES = {
     "graph": ("1,1", "2,1", "1,1,1,1", "3,1,2,2"),
@@ -114,14 +114,20 @@ def test_ranks_give_what_one_gpu_gives(shares, spec, precision, moved, read):
     found = of_all_ranks(read, "graph", shares, spec, precision, moved)
     one = read("whole", "1", spec, precision, "")
     first, most = found[0], 1e-3 if precision == "f32" else 0.03
-    assert error(first["values"]["steps"], one["values"]["steps"]) < most
     assert all(rank["shared memory"] == (precision == "bf16") for rank in found)
     assert precision == "f32" or not any(rank["slow"] for rank in found)
     assert all(rank["graphs"] == (precision == "bf16") for rank in found)
-    for name in ("prompt", "pieces"):
-        (logits, choices), (wanted, expected) = first["uncaptured"][name], one["uncaptured"][name]
+    exact = read("whole", "1", spec, "f32", "")["values"]
+    flips = precision == "bf16" and spec.startswith("qwen3moe")  # a choice of experts may
+    for name in ("steps",) * (not flips) + ("prompt", "pieces"):
+        (logits, choices), (wanted, expected) = (
+            x["uncaptured"].get(name, (None, [])) for x in (first, one)
+        )
         if precision == "f32" or not choices:
-            assert error(first["values"][name], one["values"][name]) < most, name
+            # The rounding of delta nets alone can be more than `most`.
+            rounding = error(one["values"][name], exact[name])
+            limit = max(most, rounding) if "qwen35" in spec else most
+            assert error(first["values"][name], one["values"][name]) < limit, name
             continue
         captured = first["values"][name]
         # (Of the last row alone, the last attention rounds otherwise.)
