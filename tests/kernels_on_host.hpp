@@ -189,6 +189,8 @@ void product(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
         return 0;
     });
 }
+// In float16.
+inline void mma_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) { product<false>(d, a, b); }
 
 // Products of a warpgroup: operands in shared memory, where a descriptor says, rows of 128 bytes whose sixteens are permuted.
 inline unsigned place_in_shared(const void* p) { return (unsigned)((const char*)p - shared); }

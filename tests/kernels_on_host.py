@@ -126,7 +126,7 @@ extern "C" void run(const float* h, const float* norm, float eps, const float* r
 
 RUN_PROMPT_DELTA = """
 extern "C" void run_heads(const u16* products, int pitch, int tokens, int padded,
-                          const float* past, const float* taps, float* q, float* k, float* v,
+                          const float* past, const float* taps, u16* q, u16* k, float* v,
                           int sequences) {
     launch_on_host(padded / (HEAD_WARPS * HEAD_TOKENS),
                    sequences * (2 * KEY_HEADS + VALUE_HEADS), 32 * HEAD_WARPS, [&] {
@@ -134,21 +134,21 @@ extern "C" void run_heads(const u16* products, int pitch, int tokens, int padded
     });
 }
 extern "C" void run_solve(const float* rates, const float* dt, const float* a, int tokens,
-                          const float* q, const float* k, const float* v, float* values,
-                          float* keys, float* qk, float* since, float* until, int n_chunks,
+                          const u16* q, const u16* k, const float* v, float* values,
+                          u16* keys, u16* qk, float* since, float* until, int n_chunks,
                           int n_heads) {
     launch_on_host(n_chunks, n_heads, THREADS, [&] {
         solve(rates, dt, a, tokens, q, k, v, values, keys, qk, since, until);
     });
 }
-extern "C" void run_chunks(float* values, const float* keys, const float* k, const float* since,
+extern "C" void run_chunks(float* values, const u16* keys, const u16* k, const float* since,
                            const float* until, int n_chunks, const float* before, float* after,
                            float* states, int n_heads) {
     launch_on_host((VALUE + SLICE - 1) / SLICE, n_heads, THREADS, [&] {
         chunks(values, keys, k, since, until, n_chunks, before, after, states);
     });
 }
-extern "C" void run_results(const float* q, const float* states, const float* qk,
+extern "C" void run_results(const u16* q, const float* states, const u16* qk,
                             const float* errors, const float* since, const u16* z, int pitch,
                             const float* weight, float eps, int tokens, u16* out, int n_chunks,
                             int n_heads) {

@@ -87,7 +87,7 @@ def test_a_prompt(case, half):
             p.n_sequences,
             *(kept if p.n_sequences == 1 else (None, None, None)),
             out,
-            lambda name, shape: torch.full(shape, float("nan"), device=DEVICE),
+            lambda name, shape, dtype: torch.full(shape, float("nan"), dtype=dtype, device=DEVICE),
         )
         return out, state.memory
 

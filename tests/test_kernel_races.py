@@ -138,9 +138,10 @@ int main() {
     const int pitch = JOINED ? KEY_HEADS * TURN : CHANNELS;
     std::vector<u16> products(tokens * pitch), z(tokens * VALUE_HEADS * VALUE), out(z.size());
     auto taps = numbers(CHANNELS * TAPS), past = numbers(PAST * CHANNELS), a = numbers(VALUE_HEADS);
-    auto q = numbers(KEY_HEADS * padded * KEY), k = q, keys = numbers(VALUE_HEADS * padded * KEY);
+    std::vector<u16> q(KEY_HEADS * padded * KEY), k = q, keys(VALUE_HEADS * padded * KEY);
+    std::vector<u16> qk(VALUE_HEADS * padded * CHUNK);
     auto v = numbers(VALUE_HEADS * padded * VALUE), values = v;
-    auto rates = numbers(tokens * 2 * VALUE_HEADS), qk = numbers(VALUE_HEADS * padded * CHUNK);
+    auto rates = numbers(tokens * 2 * VALUE_HEADS);
     auto since = numbers(VALUE_HEADS * padded), until = since;
     auto memory = numbers(VALUE_HEADS * KEY * VALUE), weight = numbers(VALUE);
     std::vector<float> states(n_chunks * memory.size());

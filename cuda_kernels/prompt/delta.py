@@ -1,7 +1,8 @@
 """Gated delta nets over many tokens, in chunks of CHUNK: `prompt/delta.cu` for one shape.
 
-Between the products of the layer everything is float32, but factors of products are rounded to
-TF32, whose errors are below those of the inputs, which are rounded to a half.
+Between the products of the layer everything is float32, but factors of products are rounded to the
+10 bits of TF32, whose errors are below those of the inputs, which are rounded to a half. Those that
+are no longer than 1 are stored in float16.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
 MOST_LENGTH = 256
 _FIXED = 1024  # bytes of shared memory that a kernel has besides, at most: those of `solve`
 
-# Memory by name: float32 of a shape, whose content need not be kept.
-Buffer = Callable[[str, tuple[int, ...]], torch.Tensor]
+# Memory by name, of a shape and dtype, whose content need not be kept.
+Buffer = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class SharedBytes(NamedTuple):
@@ -40,18 +41,17 @@ class SharedBytes(NamedTuple):
     def of(cls, heads: DeltaHeads, stages: int) -> SharedBytes:
         """stages: chunks that `chunks` has there at a time."""
         key, value = (-(-n // 16) * 16 for n in (heads.key_length, heads.value_length))
-        fours, by_token, by_value = _pitch(key, 16), _pitch(key, 8), _pitch(value, 8)
-        square = CHUNK * _pitch(CHUNK, 4)
-        tiles = stages * CHUNK * (fours + by_token)
+        by_key, by_value = _pitch(key // 2, 8), _pitch(value, 8)  # two keys are in four bytes
+        tiles = stages * 2 * CHUNK * by_key
         return cls(
-            4 * (CHUNK * (fours + max(fours, by_value)) + square),
+            4 * CHUNK * (by_key + max(by_key, by_value) + _pitch(CHUNK, 4)),
             4 * (tiles + SLICE * _pitch(-(-key // 32) * 32, 16) + CHUNK * _pitch(SLICE, 8)),
-            4 * (square + CHUNK * by_value),
+            4 * CHUNK * (_pitch(CHUNK // 2, 4) + by_value),
         )
 
 
 def _pitch(n: int, beyond: int) -> int:
-    """Return the floats between rows of n, a multiple of 16: `beyond` more than a multiple of 32,
+    """Return the floats between rows of n, a multiple of 8: `beyond` more than a multiple of 32,
     so that rows begin in other banks (`prompt/tf32.cuh`).
     """
     return n + (beyond - n) % 32
@@ -108,7 +108,7 @@ class DeltaKernels:
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> None:
-        """Compute queries and keys of length 1, queries times key_length^-0.5, float32[sequences,
+        """Compute queries and keys of length 1, queries times key_length^-0.5, float16[sequences,
         key_heads, padded, key_length], and values float32[sequences, value_heads, padded,
         value_length], rounded to TF32, from products half[sequences * tokens, ...] (rows may be
         further apart): convolution and SiLU. past float32[sequences, taps - 1, channels]: the
@@ -147,7 +147,7 @@ class DeltaKernels:
     ) -> None:
         """Compute what chunks need of each other's rows: see the source. rates float32[sequences *
         tokens, 2 * value_heads]; q, k and v as `split` leaves them; values of the shape of v, keys
-        float32[sequences, value_heads, padded, key_length]; qk float32[sequences * value_heads,
+        float16[sequences, value_heads, padded, key_length]; qk float16[sequences * value_heads,
         chunks, CHUNK, CHUNK]; since and until float32[sequences * value_heads, padded].
         """
         n_heads, n_chunks = qk.shape[:2]
@@ -279,15 +279,16 @@ def delta_rule(
     n_chunks = -(-tokens // CHUNK)
     padded, n_heads = n_chunks * CHUNK, n_sequences * s.value_heads
 
-    def of_tokens(name: str, heads: int, length: int) -> torch.Tensor:
-        return buffer(f"delta {name}", (n_sequences, heads, padded, length))
+    def of_tokens(name: str, heads: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+        return buffer(f"delta {name}", (n_sequences, heads, padded, length), dtype)
 
-    q, k = (of_tokens(name, s.key_heads, s.key_length) for name in ("q", "k"))
-    v, values = (of_tokens(name, s.value_heads, s.value_length) for name in ("v", "values"))
-    keys = of_tokens("keys", s.value_heads, s.key_length)
-    qk = buffer("delta qk", (n_heads, n_chunks, CHUNK, CHUNK))
-    since, until = (buffer(f"delta {name}", (n_heads, padded)) for name in ("since", "until"))
-    states = buffer("delta states", (n_heads, n_chunks, s.key_length, s.value_length))
+    half, full = torch.float16, torch.float32
+    q, k = (of_tokens(name, s.key_heads, s.key_length, half) for name in ("q", "k"))
+    v, values = (of_tokens(name, s.value_heads, s.value_length, full) for name in ("v", "values"))
+    keys = of_tokens("keys", s.value_heads, s.key_length, half)
+    qk = buffer("delta qk", (n_heads, n_chunks, CHUNK, CHUNK), half)
+    since, until = (buffer(f"delta {name}", (n_heads, padded), full) for name in ("since", "until"))
+    states = buffer("delta states", (n_heads, n_chunks, s.key_length, s.value_length), full)
     w = weights
     kernels.split(products, tokens, past, w.taps, q, k, v)
     kernels.solve(rates, tokens, w.dt, w.a, q, k, v, values, keys, qk, since, until)

@@ -249,7 +249,7 @@ def _delta(m: DeltaNet, width: int, rows: int) -> Sizes:
     by_value = padded * heads * s.value_length
     return {
         "delta inputs": rows * inputs * _HALF,
-        "delta parts": (by_key + 2 * by_value + padded * heads * _CHUNK) * _FLOAT,
+        "delta parts": (by_key + padded * heads * _CHUNK) * _HALF + 2 * by_value * _FLOAT,
         "delta states": padded // _CHUNK * heads * s.key_length * s.value_length * _FLOAT,
         "mixed": rows * values * _HALF,
         "delta": rows * width * _HALF,

@@ -9,9 +9,10 @@
 //     S <- exp(G[last]) S + K^T (exp(G[last] - G) E)       in `chunks`
 //     O = exp(G) (Q S) + (Q K^T D) E                       in `results`
 //
-// `heads` comes first, `solve`, `chunks` and `results` follow. Queries and keys are float32[sequences, KEY_HEADS, tokens, KEY], everything else
-// float32[sequences, VALUE_HEADS, tokens, length], tokens in whole chunks with zeros after the last one: these do not decay and write nothing.
-// Factors of products are rounded to TF32 where they are stored; sums, decays, T and the memory from chunk to chunk are not.
+// `heads` comes first, `solve`, `chunks` and `results` follow. Queries and keys are float16[sequences, KEY_HEADS, tokens, KEY], everything else
+// [sequences, VALUE_HEADS, tokens, length], tokens in whole chunks with zeros after the last one: these do not decay and write nothing.
+// Factors of products are rounded to 10 bits where they are stored; sums, decays, T and the memory from chunk to chunk are not. What is no longer than
+// 1 is stored in float16: queries, keys, T beta exp(G) K (keys that contractions have shortened) and Q K^T D. The rest is in float32, values rounded to TF32.
 //
 // Compiled per shape: HALF (see prompt/common.cuh); KEY_HEADS, VALUE_HEADS, their lengths KEY and
 // VALUE (multiples of 4), TAPS, TILED, JOINED as in step/delta.cu; STAGES of `chunks`.
@@ -42,14 +43,17 @@ __device__ __forceinline__ float4 scaled(float4 a, float s) { return make_float4
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
 #ifndef ON_HOST
-__device__ __forceinline__ void copy_to_shared(float* to, const float* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+template <int BYTES>
+__device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
+    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
 }
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #else
-inline void copy_to_shared(float* to, const float* from) { memcpy(to, from, 16); }
+template <int BYTES>
+inline void copy_to_shared(void* to, const void* from) { memcpy(to, from, BYTES); }
 #endif
 
 #include "prompt/tf32.cuh"

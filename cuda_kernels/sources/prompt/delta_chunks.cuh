@@ -2,11 +2,10 @@
 #pragma once
 
 constexpr int SLICE = 32;                          // columns of the memory of a block
-constexpr int TOKEN_PITCH = second_pitch(KEYS);    // of keys, which are read down their columns
 constexpr int ERROR_PITCH = second_pitch(SLICE);
-constexpr int STAGE_FLOATS = CHUNK * (KEY_FOURS + TOKEN_PITCH);
+constexpr int STAGE_HALVES = 2 * CHUNK * KEY_PITCH;
 constexpr int MEMORY_PITCH = exchanged_pitch(KEYS);
-constexpr int CHUNK_FLOATS = STAGES * STAGE_FLOATS + SLICE * MEMORY_PITCH + CHUNK * ERROR_PITCH;
+constexpr int CHUNK_FLOATS = STAGES * STAGE_HALVES / 2 + SLICE * MEMORY_PITCH + CHUNK * ERROR_PITCH;
 constexpr int BANDS = (KEYS + 127) / 128;          // 16 rows of the memory of each 128 per warp
 
 // What a warp has of the memory: pair h of block i of band b is columns 8 i + lane % 4 * 2 and the next, of row 128 b + 16 warp + lane / 4 + 8 h.
@@ -31,13 +30,13 @@ __device__ __forceinline__ void each_pair(Memory& s, int slice, Work work) {
 // float32[sequences, VALUE_HEADS, KEY, VALUE], the memory before the first and after the last token, perhaps the same, null for zeros and
 // for nowhere; states float32[sequences, VALUE_HEADS, chunks, KEY, VALUE], that before each chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
-chunks(float* values, const float* keys, const float* k, const float* since, const float* until, int n_chunks, const float* before,
+chunks(float* values, const u16* keys, const u16* k, const float* since, const float* until, int n_chunks, const float* before,
        float* after, float* states) {
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
-    float* tiles = (float*)shared;                            // [STAGES][keys, k]
-    float* memory = tiles + STAGES * STAGE_FLOATS;            // [SLICE][KEYS], rounded, exchanged
+    u16* tiles = (u16*)shared;                                // [STAGES][keys, k]
+    float* memory = (float*)(tiles + STAGES * STAGE_HALVES);  // [SLICE][KEYS], rounded, exchanged
     float* errors = memory + SLICE * MEMORY_PITCH;            // [CHUNK][SLICE], times `until`, rounded
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, two = threadIdx.x % 4 * 2, slice = blockIdx.x * SLICE;
     const long long head = blockIdx.y, first = head * n_chunks;
@@ -46,16 +45,13 @@ chunks(float* values, const float* keys, const float* k, const float* since, con
     since += first * CHUNK, until += first * CHUNK, states += first * KEY * VALUE + slice;
 
     auto load = [&](int chunk) {
-        float* to = tiles + chunk % STAGES * STAGE_FLOATS;
-        copy_rows<KEY, THREADS>(to, KEY_FOURS, keys + (long long)chunk * CHUNK * KEY, CHUNK);
-        copy_rows<KEY, THREADS>(to + CHUNK * KEY_FOURS, TOKEN_PITCH, k + (long long)chunk * CHUNK * KEY, CHUNK);
+        u16* to = tiles + chunk % STAGES * STAGE_HALVES;
+        copy_rows<KEY, THREADS>(to, KEY_PITCH, keys + (long long)chunk * CHUNK * KEY, CHUNK);
+        copy_rows<KEY, THREADS>(to + CHUNK * KEY_PITCH, KEY_PITCH, k + (long long)chunk * CHUNK * KEY, CHUNK);
         end_of_copies();
     };
     load(0);
-    for (int stage = 0; stage < STAGES; stage++) {
-        clear_columns<THREADS>(tiles + stage * STAGE_FLOATS, KEY_FOURS, CHUNK, KEY, KEYS);
-        clear_columns<THREADS>(tiles + stage * STAGE_FLOATS + CHUNK * KEY_FOURS, TOKEN_PITCH, CHUNK, KEY, KEYS);
-    }
+    for (int stage = 0; stage < STAGES; stage++) clear_columns<THREADS>(tiles + stage * STAGE_HALVES, KEY_PITCH, 2 * CHUNK, KEY, KEYS);
     Memory s;
     each_pair(s, slice, [&](float& x, float& y, int row, int column, bool inside) {
         x = y = 0.f;
@@ -94,10 +90,10 @@ chunks(float* values, const float* keys, const float* k, const float* since, con
         wait_for_copies<0>();
         __syncthreads();
         if (STAGES == 2 && chunk + 1 < n_chunks) load(chunk + 1);
-        const float* keys_here = tiles + chunk % STAGES * STAGE_FLOATS;
-        const float* k_here = keys_here + CHUNK * KEY_FOURS;
+        const u16* keys_here = tiles + chunk % STAGES * STAGE_HALVES;
+        const u16* k_here = keys_here + CHUNK * KEY_PITCH;
         float d[SLICE / 16][4] = {};
-        by_fours<SLICE / 16, KEYS, true>(d, keys_here + warp % 4 * 16 * KEY_FOURS, KEY_FOURS, memory + warp / 4 * (SLICE / 2) * MEMORY_PITCH,
+        by_fours<SLICE / 16, KEYS, true>(d, keys_here + warp % 4 * 16 * KEY_PITCH, KEY_PITCH, memory + warp / 4 * (SLICE / 2) * MEMORY_PITCH,
                                          MEMORY_PITCH);
 #pragma unroll
         for (int i = 0; i < SLICE / 16; i++)
@@ -120,7 +116,7 @@ chunks(float* values, const float* keys, const float* k, const float* since, con
             for (int i = 0; i < SLICE / 8; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) s[b][i][e] *= decay;
-            by_columns<SLICE / 8, true>(s[b], k_here + band, TOKEN_PITCH, errors, ERROR_PITCH, CHUNK);
+            by_columns<SLICE / 8, true>(s[b], k_here + band, KEY_PITCH, errors, ERROR_PITCH, CHUNK);
         }
         if (STAGES == 1 && chunk + 1 < n_chunks) {
             __syncthreads();

@@ -4,10 +4,10 @@
 constexpr int HEAD_WARPS = 4, HEAD_TOKENS = 8;  // warps of a block, tokens of a warp
 
 // LENGTH channels from `channel`, in the products from `at`, of a warp's tokens: convolution and SiLU, with `norm` divided by their
-// length and times `scale`; rounded to TF32.
-template <int LENGTH>
+// length and times `scale`; rounded to 10 bits.
+template <int LENGTH, class T>
 __device__ __forceinline__ void convolved(const u16* products, int pitch, int tokens, const float* past, const float* taps, int channel, int at,
-                                          int first, int padded, bool norm, float scale, float* to) {
+                                          int first, int padded, bool norm, float scale, T* to) {
     constexpr int PARTS = (LENGTH + 127) / 128;
     const int lane = threadIdx.x % 32;
     float4 window[TAPS][PARTS];
@@ -60,16 +60,18 @@ __device__ __forceinline__ void convolved(const u16* products, int pitch, int to
         for (int p = 0; p < PARTS; p++) {
             const int c = 4 * lane + 128 * p;
             if (c >= LENGTH) continue;
-            *(float4*)(to + (long long)token * LENGTH + c) = rounded(scaled(y[p], factor));
+            const float4 four = scaled(y[p], factor);
+            T* at = to + (long long)token * LENGTH + c;
+            store_two(at, four.x, four.y), store_two(at + 2, four.z, four.w);
         }
     }
 }
 
 // products half[sequences * tokens] of rows `pitch` elements apart; past float32[sequences, PAST, CHANNELS], the inputs of the
-// convolution before them, or null for zeros; taps float32[CHANNELS, TAPS]; q, k float32[sequences, KEY_HEADS, padded, KEY], v float32[sequences, VALUE_HEADS, padded, VALUE].
+// convolution before them, or null for zeros; taps float32[CHANNELS, TAPS]; q, k float16[sequences, KEY_HEADS, padded, KEY], v float32[sequences, VALUE_HEADS, padded, VALUE].
 // Blocks: (padded / (HEAD_WARPS * HEAD_TOKENS), sequences * (2 * KEY_HEADS + VALUE_HEADS)).
 extern "C" __global__ void __launch_bounds__(32 * HEAD_WARPS)
-heads(const u16* products, int pitch, int tokens, int padded, const float* past, const float* taps, float* q, float* k, float* v) {
+heads(const u16* products, int pitch, int tokens, int padded, const float* past, const float* taps, u16* q, u16* k, float* v) {
     constexpr int JOBS = 2 * KEY_HEADS + VALUE_HEADS;
     const int job = blockIdx.y % JOBS, sequence = blockIdx.y / JOBS;
     const int first = (blockIdx.x * HEAD_WARPS + threadIdx.x / 32) * HEAD_TOKENS;
@@ -79,7 +81,7 @@ heads(const u16* products, int pitch, int tokens, int padded, const float* past,
     if (job < 2 * KEY_HEADS) {
         const int which = job / KEY_HEADS, head = job % KEY_HEADS;
         const int at = JOINED ? head * TURN + which * KEY : job * KEY;
-        float* to = (which ? k : q) + ((long long)sequence * KEY_HEADS + head) * key_size;
+        u16* to = (which ? k : q) + ((long long)sequence * KEY_HEADS + head) * key_size;
         convolved<KEY>(products, pitch, tokens, past, taps, job * KEY, at, first, padded, true, which ? 1.f : rsqrtf((float)KEY), to);
     } else {
         const int head = job - 2 * KEY_HEADS, channel = 2 * KEY_HEADS * KEY + head * VALUE;

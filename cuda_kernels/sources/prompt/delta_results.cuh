@@ -1,19 +1,21 @@
 // `results` of delta.cu: what queries read, its norm and gate.
 #pragma once
 
-constexpr int PART_FLOATS = CHUNK * (SQUARE_PITCH + VALUE_PITCH);  // of a factor's 64 columns and the other's 64 rows
+constexpr int LEFT_PITCH = first_halves_pitch(CHUNK);
+constexpr int PART_FLOATS = CHUNK * (LEFT_PITCH / 2 + VALUE_PITCH);  // of a factor's 64 columns and the other's 64 rows
 
 // out half[sequences * tokens, VALUE_HEADS, VALUE] = norm(exp(G) (Q S) + (Q K^T D) E) * silu(z): q as `heads` leaves it, qk and since as `solve`
 // does, states and errors (E) as `chunks` does; z half, of rows `pitch` elements apart; weight float32[VALUE]. One block for a chunk of a head:
 // (chunks, sequences * VALUE_HEADS) blocks.
 extern "C" __global__ void __launch_bounds__(THREADS, VALUE > 128 ? 2 : 4)
-results(const float* q, const float* states, const float* qk, const float* errors, const float* since, const u16* z, int pitch,
+results(const u16* q, const float* states, const u16* qk, const float* errors, const float* since, const u16* z, int pitch,
         const float* weight, float eps, int tokens, u16* out) {
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
     __shared__ float squares[2][CHUNK];
-    float *left = (float*)shared, *right = left + CHUNK * SQUARE_PITCH;
+    u16* left = (u16*)shared;
+    float* right = (float*)(left + CHUNK * LEFT_PITCH);
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, two = threadIdx.x % 4 * 2, row = warp % 4 * 16, half = warp / 4 * (VALUES / 2);
     const int head = blockIdx.y % VALUE_HEADS, sequence = blockIdx.y / VALUE_HEADS;
     const long long pair = (long long)blockIdx.y * gridDim.x + blockIdx.x;
@@ -22,21 +24,23 @@ results(const float* q, const float* states, const float* qk, const float* error
 #pragma unroll 1
     for (int first = 0; first < KEY; first += CHUNK) {
         const int depth = min(CHUNK, KEY - first);
-        const float *from = q + key_pair * CHUNK * KEY + first, *state = states + (pair * KEY + first) * VALUE;
-        for (int i = threadIdx.x; i < CHUNK * (depth / 4); i += THREADS)
-            copy_to_shared(left + i / (depth / 4) * SQUARE_PITCH + i % (depth / 4) * 4, from + i / (depth / 4) * KEY + i % (depth / 4) * 4);
-        copy_rows<VALUE, THREADS>(right, VALUE_PITCH, state, depth);
+        const u16* from = q + key_pair * CHUNK * KEY + first;
+        constexpr int EACH = KEY % 8 ? 4 : 8;
+        for (int i = threadIdx.x; i < CHUNK * (depth / EACH); i += THREADS)
+            copy_to_shared<2 * EACH>(left + i / (depth / EACH) * LEFT_PITCH + i % (depth / EACH) * EACH,
+                                     from + i / (depth / EACH) * KEY + i % (depth / EACH) * EACH);
+        copy_rows<VALUE, THREADS>(right, VALUE_PITCH, states + (pair * KEY + first) * VALUE, depth);
         end_of_copies();
         if (depth % 8) {  // four more, zeros on both sides
-            clear_columns<THREADS>(left, SQUARE_PITCH, CHUNK, depth, depth + 4);
+            clear_columns<THREADS>(left, LEFT_PITCH, CHUNK, depth, depth + 4);
             clear_columns<THREADS>(right + depth * VALUE_PITCH, VALUE_PITCH, 4, 0, VALUES);
         }
         wait_for_copies<0>();
         __syncthreads();
-        by_columns(o, left + row * SQUARE_PITCH, SQUARE_PITCH, right + half, VALUE_PITCH, (depth + 7) / 8 * 8);
+        by_columns(o, left + row * LEFT_PITCH, LEFT_PITCH, right + half, VALUE_PITCH, (depth + 7) / 8 * 8);
         __syncthreads();
     }
-    copy_rows<CHUNK, THREADS>(left, SQUARE_PITCH, qk + pair * CHUNK * CHUNK, CHUNK);
+    copy_rows<CHUNK, THREADS>(left, LEFT_PITCH, qk + pair * CHUNK * CHUNK, CHUNK);
     copy_rows<VALUE, THREADS>(right, VALUE_PITCH, errors + pair * CHUNK * VALUE, CHUNK);
     end_of_copies();
 #pragma unroll
@@ -47,7 +51,7 @@ results(const float* q, const float* states, const float* qk, const float* error
     }
     wait_for_copies<0>();
     __syncthreads();
-    by_columns(o, left + row * SQUARE_PITCH, SQUARE_PITCH, right + half, VALUE_PITCH, row + 16);  // Q K^T D ends at its diagonal
+    by_columns(o, left + row * LEFT_PITCH, LEFT_PITCH, right + half, VALUE_PITCH, row + 16);  // Q K^T D ends at its diagonal
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float square = 0.f;

@@ -1,13 +1,14 @@
 // `solve` of delta.cu: what the chunks need of each other's rows, all chunks at the same time.
 #pragma once
 
-constexpr int KEY_FOURS = fours_pitch(KEYS), VALUE_PITCH = second_pitch(VALUES), SQUARE_PITCH = first_pitch(CHUNK);
-constexpr int OF_QUERIES = KEY_FOURS > VALUE_PITCH ? KEY_FOURS : VALUE_PITCH;  // queries, then values
-constexpr int SOLVE_FLOATS = CHUNK * (KEY_FOURS + OF_QUERIES + SQUARE_PITCH);
+constexpr int KEY_PITCH = halves_pitch(KEYS), VALUE_PITCH = second_pitch(VALUES), SQUARE_PITCH = first_pitch(CHUNK);
+constexpr int OF_QUERIES = KEY_PITCH / 2 > VALUE_PITCH ? KEY_PITCH / 2 : VALUE_PITCH;  // floats: queries, then values
+constexpr int SOLVE_FLOATS = CHUNK * (KEY_PITCH / 2 + OF_QUERIES + SQUARE_PITCH);
 
-// The products of 16 rows of T beta in shared memory and HALF_OF of the columns of b, from `first` on, to out[CHUNK][LENGTH]; rounded or not.
-template <int LENGTH, int HALF_OF, bool ROUNDS>
-__device__ __forceinline__ void times_t(const float* t, const float* b, int pitch, int row, int first, float* out) {
+// The products of 16 rows of T beta in shared memory and HALF_OF of the columns of b, from `first` on, to out[CHUNK][LENGTH]: in float32 as they are,
+// or in float16.
+template <int LENGTH, int HALF_OF, class B, class T>
+__device__ __forceinline__ void times_t(const float* t, const B* b, int pitch, int row, int first, T* out) {
     float d[HALF_OF / 8][4] = {};
     by_columns(d, t + row * SQUARE_PITCH, SQUARE_PITCH, b + first, pitch, row + 16);  // T ends at its diagonal
     const int g = threadIdx.x % 32 / 4, two = threadIdx.x % 4 * 2;
@@ -18,7 +19,9 @@ __device__ __forceinline__ void times_t(const float* t, const float* b, int pitc
             const int column = first + 8 * i + two;
             if (column >= LENGTH) continue;
             const float x = d[i][2 * h], y = d[i][2 * h + 1];
-            *(float2*)(out + (row + g + 8 * h) * LENGTH + column) = ROUNDS ? make_float2(rounded(x), rounded(y)) : make_float2(x, y);
+            T* at = out + (row + g + 8 * h) * LENGTH + column;
+            if constexpr (sizeof(T) == 4) *(float2*)at = make_float2(x, y);
+            else store_two(at, x, y);
         }
 }
 
@@ -79,25 +82,26 @@ __device__ __forceinline__ void invert(float* square, const float* betas) {
 // One block for a chunk of a head: (chunks, sequences * VALUE_HEADS) blocks.
 //
 // rates float32[sequences * tokens, 2, VALUE_HEADS], the products with the matrices of beta and alpha; dt, a float32[VALUE_HEADS]; q, k and v
-// as `heads` leaves them. values and keys, of the shape of v and float32[sequences, VALUE_HEADS, padded, KEY]: T beta V and T beta exp(G) K; qk
-// float32[.., chunks, CHUNK, CHUNK]: Q K^T D. since, until float32[sequences, VALUE_HEADS, padded]: exp(G) and exp(G[last] - G).
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-solve(const float* rates, const float* dt, const float* a, int tokens, const float* q, const float* k, const float* v, float* values,
-      float* keys, float* qk, float* since, float* until) {
+// as `heads` leaves them. values and keys, of the shape of v and float16[sequences, VALUE_HEADS, padded, KEY]: T beta V and T beta exp(G) K; qk
+// float16[.., chunks, CHUNK, CHUNK]: Q K^T D. since, until float32[sequences, VALUE_HEADS, padded]: exp(G) and exp(G[last] - G).
+extern "C" __global__ void __launch_bounds__(THREADS, VALUE > 128 ? 1 : 3)
+solve(const float* rates, const float* dt, const float* a, int tokens, const u16* q, const u16* k, const float* v, float* values,
+      u16* keys, u16* qk, float* since, float* until) {
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
     __shared__ double total[CHUNK];
     __shared__ float betas[CHUNK], decays[CHUNK];
-    float *k_here = (float*)shared, *q_here = k_here + CHUNK * KEY_FOURS, *square = q_here + CHUNK * OF_QUERIES;
+    u16 *k_here = (u16*)shared, *q_here = k_here + CHUNK * KEY_PITCH;
+    float *v_here = (float*)q_here, *square = v_here + CHUNK * OF_QUERIES;
     const int j = threadIdx.x, head = blockIdx.y % VALUE_HEADS, sequence = blockIdx.y / VALUE_HEADS;
     const long long pair = (long long)blockIdx.y * gridDim.x + blockIdx.x;
     const long long key_pair = ((long long)sequence * KEY_HEADS + key_head(head)) * gridDim.x + blockIdx.x;
-    copy_rows<KEY, THREADS>(k_here, KEY_FOURS, k + key_pair * CHUNK * KEY, CHUNK);
-    copy_rows<KEY, THREADS>(q_here, KEY_FOURS, q + key_pair * CHUNK * KEY, CHUNK);
+    copy_rows<KEY, THREADS>(k_here, KEY_PITCH, k + key_pair * CHUNK * KEY, CHUNK);
+    copy_rows<KEY, THREADS>(q_here, KEY_PITCH, q + key_pair * CHUNK * KEY, CHUNK);
     end_of_copies();
-    clear_columns<THREADS>(k_here, KEY_FOURS, CHUNK, KEY, KEYS);
-    clear_columns<THREADS>(q_here, KEY_FOURS, CHUNK, KEY, KEYS);
+    clear_columns<THREADS>(k_here, KEY_PITCH, CHUNK, KEY, KEYS);
+    clear_columns<THREADS>(q_here, KEY_PITCH, CHUNK, KEY, KEYS);
     float beta = 0.f;
     double g = 0.;
     const int token = blockIdx.x * CHUNK + j;
@@ -129,8 +133,8 @@ solve(const float* rates, const float* dt, const float* a, int tokens, const flo
     {
         const int first = warp / 4 * 32;  // columns of this warp
         float of_k[4][4] = {}, of_q[4][4] = {};
-        by_fours<4, KEYS>(of_k, k_here + row * KEY_FOURS, KEY_FOURS, k_here + first * KEY_FOURS, KEY_FOURS);
-        by_fours<4, KEYS>(of_q, q_here + row * KEY_FOURS, KEY_FOURS, k_here + first * KEY_FOURS, KEY_FOURS);
+        by_fours<4, KEYS>(of_k, k_here + row * KEY_PITCH, KEY_PITCH, k_here + first * KEY_PITCH, KEY_PITCH);
+        by_fours<4, KEYS>(of_q, q_here + row * KEY_PITCH, KEY_PITCH, k_here + first * KEY_PITCH, KEY_PITCH);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -138,27 +142,27 @@ solve(const float* rates, const float* dt, const float* a, int tokens, const flo
                 const int r = row + lane_row + e / 2 * 8, c = first + 8 * i + two + e % 2;
                 const float between = r >= c ? expf((float)(total[r] - total[c])) : 0.f;
                 square[r * SQUARE_PITCH + c] = r > c ? betas[r] * of_k[i][e] * between : 0.f;
-                of_q[i][e] = r >= c ? rounded(of_q[i][e] * between) : 0.f;
+                of_q[i][e] = r >= c ? of_q[i][e] * between : 0.f;
             }
         qk += pair * CHUNK * CHUNK;
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                *(float2*)(qk + (row + lane_row + 8 * h) * CHUNK + first + 8 * i + two) = make_float2(of_q[i][2 * h], of_q[i][2 * h + 1]);
+                store_two(qk + (row + lane_row + 8 * h) * CHUNK + first + 8 * i + two, of_q[i][2 * h], of_q[i][2 * h + 1]);
     }
     __syncthreads();
-    copy_rows<VALUE, THREADS>(q_here, VALUE_PITCH, v + pair * CHUNK * VALUE, CHUNK);
+    copy_rows<VALUE, THREADS>(v_here, VALUE_PITCH, v + pair * CHUNK * VALUE, CHUNK);
     end_of_copies();
     invert(square, betas);
     wait_for_copies<0>();
     __syncthreads();
-    times_t<VALUE, VALUES / 2, false>(square, q_here, VALUE_PITCH, row, warp / 4 * (VALUES / 2), values + pair * CHUNK * VALUE);
+    times_t<VALUE, VALUES / 2>(square, v_here, VALUE_PITCH, row, warp / 4 * (VALUES / 2), values + pair * CHUNK * VALUE);
     __syncthreads();
     for (int i = j / CHUNK; i < CHUNK; i += THREADS / CHUNK) {
         float& x = square[i * SQUARE_PITCH + j % CHUNK];
         x = rounded(x * decays[j % CHUNK]);
     }
     __syncthreads();
-    times_t<KEY, KEYS / 2, true>(square, k_here, KEY_FOURS, row, warp / 4 * (KEYS / 2), keys + pair * CHUNK * KEY);
+    times_t<KEY, KEYS / 2>(square, k_here, KEY_PITCH, row, warp / 4 * (KEYS / 2), keys + pair * CHUNK * KEY);
 }

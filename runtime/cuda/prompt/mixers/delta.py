@@ -101,7 +101,7 @@ class PromptDelta(Staged):
             memory,
             memory,
             self._mixed(stream),
-            lambda name, shape: self.context.buffer(name, shape, torch.float32),
+            self.context.buffer,
         )
         if past is not None:
             last = self._channels(products[max(0, n - len(past)) :])
