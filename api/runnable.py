@@ -23,6 +23,8 @@ RUNNABLE = frozenset(
         "glm-dsa",
         "glm4moe",
         "gpt-oss",
+        "hunyuan-dense",
+        "hunyuan-moe",
         "llama",
         "mistral3",
         "mistral4",

@@ -113,6 +113,9 @@ ARCHITECTURES = [
     Row("dots-llm1", "IQ4_K"),
     Row("ernie-4.5-0.3b", "IQ4_K"),
     Row("ernie-4.5-21b-a3b", "IQ4_K"),
+    Row("hunyuan-0.5b", "IQ4_K"),
+    Row("hunyuan-7b", "IQ4_K"),
+    Row("hunyuan-a13b", "IQ4_K"),
     Row("ling-mini-2.0", "IQ4_K"),
     Row("ling-1t", "IQ4_K", layers=16),
 ]

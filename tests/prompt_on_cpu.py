@@ -163,6 +163,7 @@ def rotate_heads(
     k_norm=None,
     eps=0.0,
     value_eps=None,
+    norms_last=False,
 ):
     (tokens, n_heads, size), n_kv, value_size = q.shape, k.shape[1], v.shape[2]
     assert tokens == len(qkv) and tokens % len(cos) == 0 and q.dtype == k.dtype == v.dtype
@@ -178,13 +179,12 @@ def rotate_heads(
         for x, length in zip(qkv.float().split(sizes, 1), (size, size, value_size), strict=True)
     )
     for x, weight, to in ((queries, q_norm, q), (keys, k_norm, k[first : first + tokens])):
-        x = step_on_cpu.normed(x, weight, eps)
+        x = x if norms_last else step_on_cpu.normed(x, weight, eps)
         turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
         a, b = turned.chunk(2, -1) if neox else (turned[..., 0::2], turned[..., 1::2])
         a, b = a * cos - b * sin, a * sin + b * cos
-        to.copy_(
-            torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
-        )
+        x = torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
+        to.copy_(step_on_cpu.normed(x, weight, eps) if norms_last else x)
     if value_eps is not None:
         values = F.rms_norm(values, (value_size,), None, value_eps)
     v[first : first + tokens] = values

@@ -283,10 +283,9 @@ class Attention:
             v.reshape(s.rows, -1, s.value_length),
         )
         q, gates = q.split(s.key_length, -1) if s.gate else (q, None)
+        turn = lambda x: rotated(x, angles, s.n_rot, s.neox) if s.n_rot else x  # noqa: E731
         q, k = (
-            rotated(normed(x, weight, eps), angles, s.n_rot, s.neox)
-            if s.n_rot
-            else normed(x, weight, eps)
+            normed(turn(x), weight, eps) if s.norms_last else turn(normed(x, weight, eps))
             for x, weight in ((q, q_norm), (k, k_norm))
         )
         if s.value_norm:

@@ -77,10 +77,13 @@ def attention_error(
     sinks = 3 * random(kv * group)
 
     def ready(x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
-        x = x.double()
-        if norm is not None:
-            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * norm.weight.double()
-        return rope(x[None], (cos.double(), sin.double()))[0]
+        def normed(x: torch.Tensor) -> torch.Tensor:
+            if norm is None:
+                return x
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * norm.weight.double()
+
+        turn = lambda x: rope(x[None], (cos.double(), sin.double()))[0]  # noqa: E731
+        return normed(turn(x.double())) if shape.norms_last else turn(normed(x.double()))
 
     if shape.biases:
         q, gates = q + biases[0][:, :dk], gates + biases[0][:, dk:] if shape.gate else gates
@@ -193,6 +196,7 @@ FEATURES = [
     ),
     ((3, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True), {"own_kv": False, "window": 64}),
     ((2, 2, 1, 64, 64, "f16", "f16", 0, "norm", False, False), {"biases": True}),
+    ((2, 4, 1, 64, 64, "f16", "f16", 64, "neox", False, True), {"norms_last": True}),
 ]
 
 

@@ -111,6 +111,11 @@ BAILING_ATTENTION = {
     "attention.dense.weight": ((D, Q), "attn_output"),
 }
 
+HUNYUAN_NORMS = {
+    "self_attn.query_layernorm.weight": ((HEAD,), "attn_q_norm"),
+    "self_attn.key_layernorm.weight": ((HEAD,), "attn_k_norm"),
+}
+
 FAMILIES = {
     "Qwen2ForCausalLM": (
         {},
@@ -164,6 +169,11 @@ FAMILIES = {
         {"rope_theta": None},
         NORMS | ATTENTION | MLP,
         {"ernie4_5.attention.key_length": HEAD, "ernie4_5.rope.freq_base": 5e5},
+    ),
+    "HunYuanDenseV1ForCausalLM": (
+        {},
+        NORMS | ATTENTION | HUNYUAN_NORMS | MLP,
+        {"hunyuan-dense.attention.key_length": HEAD, "hunyuan-dense.rope.freq_base": 1e4},
     ),
     "BailingMoeV2ForCausalLM": (
         BAILING,

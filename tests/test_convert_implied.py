@@ -7,7 +7,7 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ConfigError
 
-from .family_checkpoint import HEAD, SIZES, write
+from .family_checkpoint import HEAD, SIZES, VOCAB, write
 
 EXPERTS = {
     "num_experts": 4,
@@ -15,6 +15,7 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+HUNYUAN = EXPERTS | {"moe_topk": 2}
 DOTS1 = EXPERTS | {"n_shared_experts": 1}
 DELTA = {
     "linear_key_head_dim": 8,
@@ -112,6 +113,43 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
         ("Dots1ForCausalLM", DOTS1, {"attention_bias": True}, "dots1 implies false"),
         ("Dots1ForCausalLM", DOTS1, {"moe_layer_freq": 2}, "is 2; GGUF's dots1 implies 1"),
         ("Dots1ForCausalLM", DOTS1, {"scoring_func": "softmax"}, "'softmax'; .* sigmoid"),
+        ("HunYuanDenseV1ForCausalLM", {}, {"use_qk_norm": False}, "hunyuan-dense implies true"),
+        ("HunYuanDenseV1ForCausalLM", {}, {"attention_bias": True}, "hunyuan-dense implies false"),
+        ("HunYuanDenseV1ForCausalLM", {}, {"mlp_bias": True}, "hunyuan-dense implies false"),
+        ("HunYuanDenseV1ForCausalLM", {}, {"use_cla": True}, "hunyuan-dense implies false"),
+        ("HunYuanDenseV1ForCausalLM", {}, {"use_mla": True}, "hunyuan-dense implies false"),
+        ("HunYuanDenseV1ForCausalLM", {}, {"use_rotary_pos_emb": False}, "implies true"),
+        ("HunYuanDenseV1ForCausalLM", {}, {"position_embedding_xdrope": True}, "implies false"),
+        (
+            "HunYuanDenseV1ForCausalLM",
+            {"rope_scaling": {"type": "dynamic", "alpha": 50.0}},
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "'rope_scaling.alpha' is missing",
+        ),
+        (
+            "HunYuanDenseV1ForCausalLM",
+            {"rope_scaling": {"type": "dynamic", "alpha": 50.0}},
+            {"rope_scaling": {"type": "dynamic", "alpha": 1e300}},
+            "alpha 1e[+]300 gives no base",
+        ),
+        ("HunYuanDenseV1ForCausalLM", {}, {"eod_token_id": VOCAB}, f"an id below {VOCAB}"),
+        ("HunYuanMoEV1ForCausalLM", HUNYUAN, {"use_mixed_mlp_moe": False}, "implies true"),
+        ("HunYuanMoEV1ForCausalLM", HUNYUAN, {"group_limited_greedy": True}, "implies false"),
+        ("HunYuanMoEV1ForCausalLM", HUNYUAN, {"moe_layer_num_skipped": 1}, "implies 0"),
+        ("HunYuanMoEV1ForCausalLM", HUNYUAN, {"num_shared_expert": [2]}, "is 2; .* implies 1"),
+        ("HunYuanMoEV1ForCausalLM", HUNYUAN, {"moe_topk": 5}, "is 5, expected at most 4"),
+        (
+            "HunYuanMoEV1ForCausalLM",
+            HUNYUAN | {"num_hidden_layers": 2, "moe_topk": [2, 2]},
+            {"moe_topk": [2, 1]},
+            "'moe_topk' must be one positive number for all 2 layers",
+        ),
+        (
+            "HunYuanMoEV1ForCausalLM",
+            HUNYUAN | {"num_hidden_layers": 2},
+            {"moe_intermediate_size": [16]},
+            "'moe_intermediate_size' must be one positive number for all 2 layers",
+        ),
         ("SeedOssForCausalLM", {}, {"attention_out_bias": True}, "seed_oss implies false"),
         ("SeedOssForCausalLM", {}, {"mlp_bias": True}, "seed_oss implies false"),
         ("SmolLM3ForCausalLM", {}, {"attention_bias": True}, "smollm3 implies false"),

@@ -123,8 +123,8 @@ def draw(*shape, seed=1):
     [(512, 0), (320, 192), (192, 320)],
     ids=["values are keys", "shorter values", "longer values"],
 )
-@pytest.mark.parametrize("gated", [False, True])
-def test_long_heads(compiled, size, value_size, gated):
+@pytest.mark.parametrize("gated, norms_last", [(False, False), (True, False), (False, True)])
+def test_long_heads(compiled, size, value_size, gated, norms_last):
     tokens, heads, kv = 3, 3, 1
     of_queries = heads * size * (1 + gated)
     qkv = draw(tokens, of_queries + kv * size + kv * value_size).bfloat16()
@@ -135,7 +135,7 @@ def test_long_heads(compiled, size, value_size, gated):
             for n, length in ((heads, size), (kv, size), (kv, value_size or size))
         )
         options = {"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-6, "value_eps": 1e-5}
-        options["gated"] = gated
+        options |= {"gated": gated, "norms_last": norms_last}
         module.rotate_heads(qkv, q, k, v, 0, angle.cos(), angle.sin(), neox=True, **options)
         results.append((q, k, v))
     for found, expected in zip(*results, strict=True):

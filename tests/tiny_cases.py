@@ -343,6 +343,18 @@ def _dots1(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _alpha(**more) -> dict[str, Any]:
+    return {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0, **more}
+
+
+def _hunyuan(s: Sizes) -> dict[str, Any]:
+    return _headed(s, rope_parameters=_alpha(), tie_word_embeddings=True)
+
+
+def _hunyuan_moe(s: Sizes) -> dict[str, Any]:
+    return _hunyuan(s) | {"num_experts": s.experts, "moe_topk": 2}
+
+
 def _gemma2(s: Sizes) -> dict[str, Any]:
     return _headed(
         s,
@@ -532,6 +544,8 @@ CASES = {
         Case("glm4_moe_air", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe_air),
         Case("bailing_moe_v2", "BailingMoeV2ForCausalLM", "bailingmoe2", _bailing_moe_v2),
         Case("dots1", "Dots1ForCausalLM", "dots1", _dots1),
+        Case("hunyuan_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", _hunyuan),
+        Case("hunyuan_moe", "HunYuanMoEV1ForCausalLM", "hunyuan-moe", _hunyuan_moe),
         Case("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", _glm_moe_dsa),
         Case("gemma2", "Gemma2ForCausalLM", "gemma2", _gemma2),
         Case("gemma3", "Gemma3ForCausalLM", "gemma3", _gemma3),
@@ -576,4 +590,5 @@ FAST = (
     "kimi_k25",
     "gpt_oss",
     "bailing_moe_v2",
+    "hunyuan_moe",
 )

@@ -82,6 +82,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"n_shared_experts": 1},
         YARN,
     ),
+    "hunyuan_dense": (
+        {"tie_word_embeddings": False},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        YARN,
+        LINEAR,
+    ),
+    "hunyuan_moe": ({"tie_word_embeddings": False}, {"moe_topk": 3}, YARN),
     "glm_moe_dsa": (
         {"indexer_types": None},
         {"norm_topk_prob": False},

@@ -85,10 +85,9 @@ class FamilyMetadata:
         """Return the keys `<architecture>.*` in the order of the reference, with a placeholder for
         `general.file_type` that the caller fills in.
         """
-        config = self.config
         keys = {
             "block_count": u32(self.n_layers),
-            "context_length": u32(config.integer("max_position_embeddings")),
+            "context_length": u32(self.rope.context()),
             "embedding_length": u32(self.n_embd),
             **({} if self.n_ff is None else {"feed_forward_length": u32(self.n_ff)}),
             "attention.head_count": u32(self.n_heads),

@@ -63,6 +63,10 @@ class RopeConfig:
         # The default of the model classes; configs before 2023 lack the key.
         return self._config.number("rope_theta", default=10000.0)
 
+    def context(self) -> int:
+        """Return the longest text in tokens. Raise ConfigError if the config lacks it."""
+        return self._config.integer("max_position_embeddings")
+
     def rotated(self) -> int:
         """Return how many elements of a head are rotated: all, or the share
         `partial_rotary_factor` of them.
@@ -213,3 +217,42 @@ class ProportionalRopeConfig(RopeConfig):
         factors = np.full(self._head_size // 2, self._NOT_ROTATED, np.float32)
         factors[: int(partial * self._head_size / 2)] = 1
         return factors
+
+
+class AlphaRopeConfig(RopeConfig):
+    """Hunyuan's `dynamic`: the base is stretched by a fixed `alpha`, whatever the length of texts.
+
+    Its configs name the context before that, 32k; models are made for 256k.
+    """
+
+    kinds = (*RopeConfig.kinds, "dynamic")
+    _NAMED, _WHOLE = 32 * 1024, 256 * 1024
+
+    def base(self) -> float:
+        """Return the base times alpha^(d / (d - 2)), d the head size. Raise ConfigError without
+        `alpha`, whose lack means that frequencies change with the length of a text.
+        """
+        base, size = super().base(), self._head_size
+        if self.kind != "dynamic" or self._section is None:
+            return base
+        alpha = self._section.number("alpha")
+        try:
+            return base * alpha ** (size / (size - 2))
+        except (OverflowError, ZeroDivisionError):
+            raise ConfigError(
+                f"alpha {alpha:g} gives no base of rotary frequencies for heads of {size}",
+                file=self._config.file,
+            ) from None
+
+    def context(self) -> int:
+        named = super().context()
+        return self._WHOLE if self.kind == "dynamic" and named == self._NAMED else named
+
+    def scaling_keys(self) -> dict[str, Value]:
+        if self.kind != "dynamic":
+            return super().scaling_keys()
+        return {
+            "rope.scaling.type": string("none"),
+            "rope.scaling.factor": f32(1.0),
+            "rope.scaling.original_context_length": u32(self.context()),
+        }

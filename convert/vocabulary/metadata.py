@@ -1,8 +1,8 @@
 """Make the `tokenizer.*` keys of a GGUF file from the tokenizer files of a checkpoint.
 
 The kind of vocabulary is, in this order: byte-level BPE in tokenizer.json; tokenizer.model
-(SentencePiece); a tokenizer.json made from one, or WordPiece; tiktoken.model. Each has its own file
-in this folder.
+(SentencePiece); a tokenizer.json made from one, or WordPiece; tiktoken.model or hy.tiktoken. Each
+has its own file in this folder.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from .bpe import byte_level_bpe, has_byte_level
 from .chat_template import chat_template_metadata
 from .hints import strip_keys
 from .spm import is_sentencepiece_like, sentencepiece_like, sentencepiece_model
-from .tiktoken import FILE as TIKTOKEN_FILE
-from .tiktoken import tiktoken_bpe
+from .tiktoken import FILES, tiktoken_bpe
 from .wordpiece import is_wordpiece, wordpiece
 
 # (checkpoint, tokenizer.json, tokenizer_config.json, n_vocab) -> keys below `tokenizer.ggml.`
@@ -47,11 +46,11 @@ def vocabulary_metadata(
         elif reader is None and model_file.exists():
             file = model_file
             keys = sentencepiece_model(checkpoint, tokenizer or {}, config, n_vocab)
-        elif reader is None and (tiktoken_file := checkpoint.path / TIKTOKEN_FILE).exists():
-            file = tiktoken_file
-            keys = tiktoken_bpe(checkpoint, config, n_vocab, pre)
+        elif reader is None and (found := _tiktoken_file(checkpoint)) is not None:
+            file = checkpoint.path / found
+            keys = tiktoken_bpe(checkpoint, found, config, n_vocab, pre)
         else:
-            others = "" if reader else " or from tokenizer.model or tiktoken.model"
+            others = "" if reader else f" or from tokenizer.model, {' or '.join(FILES)}"
             raise TokenizerError(f"is missing; a vocabulary is read from it{others}")
     except TokenizerError as error:
         error.file = error.file or file
@@ -64,6 +63,10 @@ def vocabulary_metadata(
         },
         **chat_template_metadata(checkpoint, config),
     }
+
+
+def _tiktoken_file(checkpoint: Checkpoint) -> str | None:
+    return next((name for name in FILES if (checkpoint.path / name).exists()), None)
 
 
 def _from_json(

@@ -1,9 +1,11 @@
-"""`tiktoken.model` (Kimi): byte strings with their ranks, converted to GGUF's byte-level BPE.
+"""`tiktoken.model` (Kimi) and `hy.tiktoken` (Hunyuan): byte strings with their ranks, converted to
+GGUF's byte-level BPE.
 
 A line holds a token in base64 and its rank, which is its id. There are no merges; a token's merge
 joins the two pieces that remain last when its bytes are merged by rank. Ids above the ranks are
-special tokens, named in tokenizer_config.json. The split regex is program code outside these files,
-so the pre-tokenizer's name is derived only for models whose code is known.
+special tokens, named in tokenizer_config.json, and in Hunyuan's program code. The split regex is
+program code outside these files, so the pre-tokenizer's name is derived only for models whose code
+is known.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any
 
 from ...errors import TokenizerError, printable
 from ...formats.pretokenizers import check_name
-from ...formats.values import Value, ValueType, array, string
+from ...formats.tokenizer_hints import NFC_KEY
+from ...formats.values import Value, ValueType, array, boolean, string
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
 from .tokens import (
@@ -26,7 +29,7 @@ from .tokens import (
     named_special_tokens,
 )
 
-FILE = "tiktoken.model"
+FILE, HUNYUAN_FILE = FILES = "tiktoken.model", "hy.tiktoken"
 _MAX_TOKEN_BYTES = 1024
 # By `model_type` of config.json.
 _PRE_OF_MODEL = {
@@ -35,16 +38,21 @@ _PRE_OF_MODEL = {
     "kimi_vl": "kimi-k2",
 }
 _RESERVED = 256  # ids after the ranks that Kimi reserves for special tokens
+# Hunyuan's special tokens after the ranks. So many others, `<|extra_0|>` and so on, follow.
+_OF_HUNYUAN = ("<|endoftext|>", "<|startoftext|>", "<|bos|>", "<|eos|>", "<|pad|>")
+_EXTRA = 205
 
 
 def tiktoken_bpe(
-    checkpoint: Checkpoint, config: dict[str, Any], n_vocab: int, pre: str | None
+    checkpoint: Checkpoint, file: str, config: dict[str, Any], n_vocab: int, pre: str | None
 ) -> dict[str, Value]:
-    """Return the keys under `tokenizer.ggml.`. Raise TokenizerError for a malformed file, and for
-    an unknown pre-tokenizer that is not given.
+    """Return the keys under `tokenizer.ggml.` from a file of this name. Raise TokenizerError for a
+    malformed file, and for an unknown pre-tokenizer that is not given.
     """
-    ranks = _read_ranks(checkpoint)
-    name = check_name(pre) if pre is not None else _known_pre(checkpoint)
+    hunyuan = file == HUNYUAN_FILE
+    ranks = _read_ranks(checkpoint, file)
+    known = "hunyuan" if hunyuan and pre is None else pre
+    name = _known_pre(checkpoint) if known is None else check_name(known)
     letters = byte_letters()
     table = TokenTable(n_vocab, checkpoint.config.file)
     for token, rank in ranks.items():
@@ -52,9 +60,9 @@ def tiktoken_bpe(
     named = named_special_tokens(config)
     for number, (token, special) in added_tokens({}, config).items():
         table.place_added(number, token, special or token in named or looks_special(token))
-    for number in range(len(ranks), min(len(ranks) + _RESERVED, n_vocab)):
+    for number, token in enumerate(_special(len(ranks), hunyuan), len(ranks)):
         if table.is_free(number):
-            table.place(number, f"<|reserved_token_{number}|>", CONTROL)
+            table.place(number, token, CONTROL)
     merges = [
         f"{_spelled(a, letters)} {_spelled(b, letters)}"
         for token, rank in sorted(ranks.items(), key=lambda item: item[1])
@@ -67,7 +75,15 @@ def tiktoken_bpe(
         **table.keys(scores=False),
         "merges": array(ValueType.STRING, merges),
         **special_tokens(checkpoint, {}, config, table.ids(), n_vocab),
+        **({NFC_KEY.removeprefix("tokenizer.ggml."): boolean(True)} if hunyuan else {}),
     }
+
+
+def _special(first: int, hunyuan: bool) -> list[str]:
+    """Return the special tokens that the model's code adds after the ranks, from id `first` on."""
+    if hunyuan:
+        return [*_OF_HUNYUAN, *(f"<|extra_{number}|>" for number in range(_EXTRA))]
+    return [f"<|reserved_token_{number}|>" for number in range(first, first + _RESERVED)]
 
 
 def _known_pre(checkpoint: Checkpoint) -> str:
@@ -80,10 +96,13 @@ def _known_pre(checkpoint: Checkpoint) -> str:
     )
 
 
-def _read_ranks(checkpoint: Checkpoint) -> dict[bytes, int]:
-    """Return token -> rank. Ranks are 0, 1, ... without gaps."""
+def _read_ranks(checkpoint: Checkpoint, file: str) -> dict[bytes, int]:
+    """Return token -> rank. Ranks are 0, 1, ... without gaps. Hunyuan's code leaves out a token
+    that comes again, and counts the others.
+    """
+    counts = file == HUNYUAN_FILE
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate((checkpoint.text(FILE) or "").splitlines()):
+    for number, line in enumerate((checkpoint.text(file) or "").splitlines()):
         if not line.strip():
             continue
         parts = line.split()
@@ -94,12 +113,15 @@ def _read_ranks(checkpoint: Checkpoint) -> dict[bytes, int]:
             )
         except (binascii.Error, ValueError):
             token, rank = b"", -1
-        if not 0 < len(token) <= _MAX_TOKEN_BYTES or not 0 <= rank < MAX_TOKENS or token in ranks:
+        again = token in ranks
+        if counts and again:
+            continue
+        if not 0 < len(token) <= _MAX_TOKEN_BYTES or not 0 <= rank < MAX_TOKENS or again:
             raise TokenizerError(
                 f"line {number + 1}, {printable(line, 60)}, is not a new token in base64 and its"
                 " rank"
             )
-        ranks[token] = rank
+        ranks[token] = len(ranks) if counts else rank
     if not ranks or sorted(ranks.values()) != list(range(len(ranks))):
         raise TokenizerError(f"its {len(ranks)} ranks do not count up from 0")
     return ranks

@@ -67,6 +67,7 @@ class AttentionShape:
     warp_tile: int = 16  # positions that a warp takes at a time
     warp_stages: int = 3  # such tiles in flight for each warp, at most
     warp_blocks: int = 1  # `blocks` by warp
+    norms_last: bool = False  # head norms follow the rotation
     deep: bool = True  # contexts for which few warps with their own tiles pay, as against sharing
 
     @property
@@ -237,7 +238,7 @@ class AttentionShape:
             "TYPE_V": TYPES[self.type_v],
             "N_ROT": self.n_rot,
             "NEOX_PAIRS": str(self.neox).lower(),
-            "HEAD_NORMS": int(self.head_norms),
+            "HEAD_NORMS": int(self.head_norms) * (2 if self.norms_last else 1),
             "MMA": int(self.on_tensor_cores),
             "BY_WARP": int(self.is_by_warp),
             "WARPS": self.warps if self.is_by_warp else WARPS,

@@ -165,6 +165,7 @@ def specs() -> list[KernelSpec]:
             temperature=(0.1, 64),
         ),
         AttentionShape(1, 2, 2, 64, 64, "F16", "F16", 64, True, own_kv=False),
+        AttentionShape(1, 4, 8, 128, 128, "F16", "F16", 128, True, True, norms_last=True),
         AttentionShape(1, 8, 2, 512, 512, "F16", "F16", 512, True).fitting(96 * 1024),
     ]
     return [shape.spec(96 * 1024) for shape in shapes]

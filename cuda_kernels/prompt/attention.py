@@ -18,12 +18,16 @@ _ROPE_WARPS, _ROPE_ROUNDS = 8, 4
 
 
 @functools.cache
-def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
+def _heads_spec(half: torch.dtype, stored: torch.dtype, norms_last: bool) -> KernelSpec:
     names = tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_UNITS)
     return KernelSpec(
-        f"prompt_heads_{short(half)}_{short(stored)}",
+        f"prompt_heads_{short(half)}_{short(stored)}{'_norms_last' * norms_last}",
         ("prompt/rope.cu",),
-        (("HALF", str(HALVES[half])), ("STORED", str(_STORED[stored]))),
+        (
+            ("HALF", str(HALVES[half])),
+            ("STORED", str(_STORED[stored])),
+            ("NORMS_LAST", str(int(norms_last))),
+        ),
         names,
     )
 
@@ -40,7 +44,8 @@ def _scores_spec(half: torch.dtype) -> KernelSpec:
 
 def specs() -> list[KernelSpec]:
     """Return all kernels of this module."""
-    return [*(_heads_spec(h, s) for h in HALVES for s in _STORED), *map(_scores_spec, HALVES)]
+    heads = (_heads_spec(h, s, last) for h in HALVES for s in _STORED for last in (False, True))
+    return [*heads, *map(_scores_spec, HALVES)]
 
 
 def heads_fit(size: int, n_rot: int) -> bool:
@@ -63,9 +68,10 @@ def rotate_heads(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
     value_eps: float | None = None,
+    norms_last: bool = False,
 ) -> None:
-    """Norm the joined products of a prompt by head (if there are weights), rotate them, and write
-    them to where attention reads them.
+    """Norm the joined products of a prompt by head (if there are weights), rotate them (first of
+    all with `norms_last`), and write them to where attention reads them.
 
     qkv: half[T, (heads + kv) * size + kv * value_size], or [T, (heads + kv) * size] where values
     are keys before norm and rotation; q: [T, heads, size]; k: [rows, kv, size] and v: [rows, kv,
@@ -91,7 +97,7 @@ def rotate_heads(
     jobs = tokens * -(-(n_heads + 2 * n_kv) // (32 // min(units, 32) * _ROPE_ROUNDS))
     launch(
         function(
-            _heads_spec(qkv.dtype, q.dtype),
+            _heads_spec(qkv.dtype, q.dtype, norms_last),
             f"heads_{'neox' if neox else 'norm'}_{units}",
             qkv.device,
         ),

@@ -35,6 +35,11 @@ def _phi3(
     return Shape("phi3", name, *sizes, base, context, 1e-5, joined=True, keys=keys, **more)
 
 
+def _hunyuan(name: str, sizes: tuple[int, int, int, int, int, int, int]) -> Shape:
+    base = 11158840.0  # stretched
+    return Shape("hunyuan-dense", name, *sizes, base, 262144, 1e-5, head_norms=True, tied=True)
+
+
 DENSE_SHAPES: dict[str, Shape] = {
     "llama-8b": _llama("8B", (32, 4096, 32, 8, 128, 14336, 128256)),
     "llama-70b": _llama("70B", (80, 8192, 64, 8, 128, 28672, 128256)),
@@ -194,6 +199,8 @@ DENSE_SHAPES: dict[str, Shape] = {
         1e-5,
         tied=True,
     ),
+    "hunyuan-0.5b": _hunyuan("0.5B", (24, 1024, 16, 8, 128, 3584, 120818)),
+    "hunyuan-7b": _hunyuan("7B", (32, 4096, 32, 8, 128, 14336, 128167)),
     "smollm3-3b": Shape(
         "smollm3",
         "3B",

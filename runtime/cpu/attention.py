@@ -75,11 +75,12 @@ class Stored(NamedTuple):
         return inlined_function(_STORES[self.name])
 
 
-def keeping(keys: Stored, values: Stored, warms: bool) -> int:
+def keeping(keys: Stored, values: Stored, *, warms: bool, norms_last: bool) -> int:
     """Return the operation `rotate_and_keep` for a cache of these types. warms: queries grow with
-    their positions.
+    their positions. norms_last: norms follow the rotation.
     """
     features = {
+        "NORMS_LAST": int(norms_last),
         "WARMS": int(warms),
         "TURNS_KEYS": int(keys.block > 0),
         "TURNS_VALUES": int(values.block > 0),
@@ -143,7 +144,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     q_step = s.query_rows // s.heads
     angles, pairs, step, other = rotation(plan, module.rope)
     plan.add(
-        keeping(keys, values, s.temperature is not None),
+        keeping(keys, values, warms=s.temperature is not None, norms_last=s.norms_last),
         *(plan.frame_address, plan.layer_offset, q.address, s.heads, 4 * q_step),
         *(k.address, v.address, s.kv_heads, s.key_length, s.value_length),
         *(

@@ -21,8 +21,8 @@ from .specs import AttentionSpec, Temperature
 class Attention(LooksBack):
     """softmax(scale * Q K^T + causal mask) V, heads joined in head order and projected by `output`.
 
-    `q_norm` and `k_norm` act on each head, before the rotation. Without `v`, values are what `k`
-    gives, before norm and rotation. `qkv` gives all three in one product. `sinks` float32[heads].
+    `q_norm` and `k_norm` act on each head, before the rotation or after it. Without `v`, values are
+    what `k` gives, before both. `qkv` gives all three in one product. `sinks` float32[heads].
     """
 
     def __init__(
@@ -118,20 +118,28 @@ class Attention(LooksBack):
         q, gate = q.view(rows, s.heads, -1), None
         if s.gate:
             q, gate = q.chunk(2, dim=-1)
-        q = q if self.q_norm is None else self.q_norm(q)
         if k is not None:
             k = k.view(rows, s.kv_heads, s.key_length)
             v = k if v is None else v.view(rows, s.kv_heads, s.value_length)
             if s.value_norm:
                 v = F.rms_norm(v, (s.value_length,), None, self.value_eps)
-            k = k if self.k_norm is None else self.k_norm(k)
+        if not s.norms_last:
+            q, k = self._normed(q, k)
         if self.rope is not None:
             angles = batch.angles(self.rope)
             q = self.rope(q, angles)
             k = k if k is None else self.rope(k, angles)
+        if s.norms_last:
+            q, k = self._normed(q, k)
         if s.temperature is not None:
             q = q * temperature(s.temperature, batch.positions)[:, None, None]
         return q, gate, k, v
+
+    def _normed(
+        self, q: torch.Tensor, k: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        q = q if self.q_norm is None else self.q_norm(q)
+        return q, k if k is None or self.k_norm is None else self.k_norm(k)
 
     def _products(
         self, x: torch.Tensor

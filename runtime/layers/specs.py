@@ -25,7 +25,8 @@ class AttentionSpec:
     part in the softmax only. gate: the query projection gives a query and a gate for every head;
     the result is multiplied by sigmoid(gate). value_norm: value heads are divided by their root
     mean square. kv_from: the layer whose keys and values are used instead of own ones. kv_shared:
-    later layers use the keys and values of this one.
+    later layers use the keys and values of this one. norms_last: norms of query and key heads
+    follow the rotation.
     """
 
     heads: int
@@ -41,6 +42,7 @@ class AttentionSpec:
     kv_from: int | None = None
     kv_shared: bool = False
     temperature: Temperature | None = None
+    norms_last: bool = False
 
     @property
     def group(self) -> int:

@@ -9,7 +9,7 @@
 // range in memory. Where warps take their own tiles, the last blocks of a head wait for the parts of all its ranges and join them in the order
 // of positions. Otherwise the last block to finish joins them.
 //
-// Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
+// Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS (2: after the rotation), HAD_K, HAD_V (block of the transform,
 // or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
 // multiprocessor), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
 // SHARED_BYTES, PART_FLOATS, and what only some models have: BIASES (of the projections), VALUE_NORM, GATE (after each query head, for its
@@ -216,9 +216,14 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
                 if (HAD_V) hadamard_row(row, DV, HAD_V, lane);
                 Mixer::store<TYPE_V, DV>(row, in_cache<TYPE_V, DV>(cache_v, p, head, HEADS_KV), place(p, job.i, true), lane);
             } else {
-                if (HEAD_NORMS) x[j].norm(job.k ? norm_k : norm_q, eps);
+                if (HEAD_NORMS == 1) x[j].norm(job.k ? norm_k : norm_q, eps);
                 x[j].put(row, lane);
                 turns[j].template apply<NEOX_PAIRS>(row, lane);
+                if (HEAD_NORMS == 2) {
+                    x[j].take(row, lane);
+                    x[j].norm(job.k ? norm_k : norm_q, eps);
+                    x[j].put(row, lane);
+                }
                 if (HAD_K) hadamard_row(row, DK, HAD_K, lane);
                 if (job.k) Mixer::store<TYPE_K, DK>(row, in_cache<TYPE_K, DK>(cache_k, p, head, HEADS_KV), place(p, job.i, false), lane);
                 else Mixer::put_query(queries, (float*)probabilities, job.r, row, scale * temperature(p) * LOG2E, lane);  // exponentials are powers of 2

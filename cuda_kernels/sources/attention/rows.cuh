@@ -16,6 +16,13 @@ struct Row {
         for (int t = 0; t < EACH; t++) x[t] = N % 32 == 0 || 32 * t + lane < N ? __ldcg(from + 32 * t + lane) : 0.f;
     }
 
+    // Take a row of shared memory.
+    __device__ __forceinline__ void take(const float* row, int lane) {
+#pragma unroll
+        for (int t = 0; t < EACH; t++) x[t] = N % 32 == 0 || 32 * t + lane < N ? row[32 * t + lane] : 0.f;
+        __syncwarp();
+    }
+
     // Add weights, which no launch writes.
     __device__ __forceinline__ void plus(const float* bias, int lane) {
 #pragma unroll

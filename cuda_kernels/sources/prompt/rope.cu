@@ -1,4 +1,4 @@
-// Norm and rotate the query and key heads of a prompt, and store queries, keys and values.
+// Norm and rotate the query and key heads of a prompt (with NORMS_LAST: rotate and norm), and store queries, keys and values.
 //
 // The joined products come as HALF[T, n_heads * size + n_kv * size + n_kv * value_size], or without values, which are keys before norm and
 // rotation then; a gate of `size` may follow each head of queries. Queries go to q[T, heads, size], keys and values to rows `first + t` of k[rows, kv heads, size] and v[rows, kv heads, value_size]
@@ -65,7 +65,7 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
 #pragma unroll
         for (int e = 0; e < EACH; e++)
             if (own + e * LANES < units && head < all) unpack8<HALF>(raw[i][e], x[e]);
-        if (norms) {
+        auto norm_head = [&] {
             float sum = 0;
 #pragma unroll
             for (int e = 0; e < EACH; e++)
@@ -88,7 +88,8 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
                     for (int j = 0; j < 8; j++) x[e][j] *= scale;
                 }
             }
-        }
+        };
+        if (norms && !NORMS_LAST) norm_head();
         if constexpr (NEOX) {
             float y[EACH][8];
 #pragma unroll
@@ -125,6 +126,7 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
                 }
             }
         }
+        if (norms && NORMS_LAST) norm_head();
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             const int unit = own + e * LANES;

@@ -121,6 +121,7 @@ class StepAttentionLayer(StepBranch):
             softcap=s.softcap,
             value_norm=s.value_norm and s.kv_from is None,
             own_kv=s.kv_from is None,
+            norms_last=s.norms_last,
             temperature=None if t is None else (t.scale, t.original_context),
         )
 

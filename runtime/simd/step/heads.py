@@ -13,12 +13,12 @@ from .hadamard import hadamard
 from .norms import rms_factor
 
 # What `operation` binds: how vectors are stored in the cache, bytes before their elements (values
-# have none), bytes of 16 elements; 1 if queries grow with their positions; 1 if keys (then queries
-# too) or values have a Hadamard transform.
+# have none), bytes of 16 elements; 1 if queries grow with their positions; 1 if norms follow the
+# rotation; 1 if keys (then queries too) or values have a Hadamard transform.
 store_key: Any = None
 store_value: Any = None
 KEY_HEADER, KEY_BYTES, VALUE_BYTES, WARMS = 0, 64, 64, 1
-TURNS_KEYS, TURNS_VALUES = 1, 1
+NORMS_LAST, TURNS_KEYS, TURNS_VALUES = 0, 1, 1
 
 # The frame: the position of the token, and the address of what belongs to its sequence.
 POSITION, SEQUENCE = 0, 8
@@ -111,9 +111,11 @@ def rotate_and_keep(arguments, thread, threads):
         is_key = head >= 0
         x = keys + 4 * n_key * head if is_key else q + q_step * i
         norm, eps = (k_norm, k_eps) if is_key else (q_norm, q_eps)
-        if norm:
+        if NORMS_LAST == 0 and norm:
             norm_head(x, n_key, norm, eps)
         rotate(x, table, pairs, step, other)
+        if NORMS_LAST == 1 and norm:
+            norm_head(x, n_key, norm, eps)
         if WARMS == 1 and not is_key:
             warm(x, n_key, scale, original, position)
         if TURNS_KEYS == 1:

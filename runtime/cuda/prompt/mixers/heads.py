@@ -88,6 +88,7 @@ class Heads:
             k_norm=None if m.k_norm is None else m.k_norm.weight,
             eps=0.0 if m.q_norm is None else m.q_norm.eps,
             value_eps=m.value_eps if m.spec.value_norm else None,
+            norms_last=m.spec.norms_last,
         )
 
     def _tempered(self, q: torch.Tensor, batch: Batch) -> torch.Tensor:
