@@ -12,7 +12,7 @@ import pytest
 from iqforge.errors import CheckpointError
 
 from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV, KV_HEADS, VOCAB, D, Q, convert, write
-from .test_vocabulary_tiktoken import write_ranks
+from .tiny_checkpoint import write_ranks
 
 WIDE = 20  # hidden size of a routed expert
 DYNAMIC = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}

@@ -4,7 +4,6 @@ tokenizer.json that they were made from.
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 
@@ -14,31 +13,7 @@ from iqforge.convert.vocabulary.metadata import vocabulary_metadata
 from iqforge.convert.vocabulary.tiktoken import byte_letters
 from iqforge.errors import TokenizerError
 
-from .tiny_checkpoint import BOS, EOS, tokenizer_json
-
-
-def write_ranks(folder: Path, lines: list[str] | None = None, **config) -> list[bytes]:
-    """Write tiktoken.model from the tokens of the tiny tokenizer, single bytes first, then in the
-    order of its merges.
-    """
-    model = json.loads(tokenizer_json())["model"]
-    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    tokens = [bytes([byte]) for byte in range(256)] + [
-        bytes(byte_of[letter] for letter in a + b) for a, b in pairs
-    ]
-    if lines is None:
-        lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens)]
-    (folder / "tiktoken.model").write_text("\n".join(lines) + "\n")
-    (folder / "config.json").write_text(json.dumps({"model_type": "kimi_k2"} | config))
-    added = {
-        str(len(tokens)): {"content": BOS, "special": True},
-        str(len(tokens) + 2): {"content": EOS, "special": True},
-    }
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"bos_token": BOS, "eos_token": EOS, "added_tokens_decoder": added})
-    )
-    return tokens
+from .tiny_checkpoint import BOS, EOS, tokenizer_json, write_ranks
 
 
 def keys_of(folder: Path, n_vocab: int = 700, pre: str | None = None) -> dict:

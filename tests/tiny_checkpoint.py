@@ -6,11 +6,13 @@ trained on one paragraph. Row lengths are multiples of 256 by default, so that e
 
 from __future__ import annotations
 
+import base64
 import json
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from iqforge.convert.vocabulary.tiktoken import byte_letters
 from iqforge.formats.codecs.codec import encode_float
 from safetensors.numpy import save_file
 
@@ -269,3 +271,27 @@ def tokenizer_json() -> str:
 def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "eos_token": EOS}))
+
+
+def write_ranks(folder: Path, lines: list[str] | None = None, **config) -> list[bytes]:
+    """Write tiktoken.model from the tokens of the tiny tokenizer, single bytes first, then in the
+    order of its merges.
+    """
+    model = json.loads(tokenizer_json())["model"]
+    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    tokens = [bytes([byte]) for byte in range(256)] + [
+        bytes(byte_of[letter] for letter in a + b) for a, b in pairs
+    ]
+    if lines is None:
+        lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens)]
+    (folder / "tiktoken.model").write_text("\n".join(lines) + "\n")
+    (folder / "config.json").write_text(json.dumps({"model_type": "kimi_k2"} | config))
+    added = {
+        str(len(tokens)): {"content": BOS, "special": True},
+        str(len(tokens) + 2): {"content": EOS, "special": True},
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": BOS, "eos_token": EOS, "added_tokens_decoder": added})
+    )
+    return tokens
