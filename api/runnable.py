@@ -17,6 +17,7 @@ RUNNABLE = frozenset(
         "dots1",
         "ernie4_5",
         "ernie4_5-moe",
+        "exaone4",
         "gemma2",
         "gemma3",
         "gemma4",

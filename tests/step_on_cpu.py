@@ -142,7 +142,8 @@ def matvec_set(x, m, out):
 
 
 @kernel
-def gate_up(h, weight, eps, gate, up, out, join=None, gating=Gating()):
+def gate_up(h, weight, eps, gate, up, out, join=None, gating=Gating(), *, plain=False):
+    assert plain == (weight is None)
     x = normed(joined(h, join), weight, eps)
     both = [F.linear(x, whole(m)) for m in (gate, up) if m is not None]
     g, u = both if len(both) == 2 else both[0].chunk(2, -1)

@@ -47,6 +47,8 @@ SIZES = {
     "ling-mini-2.0": 16.26,
     "ling-1t": 1000,
     "dots-llm1": 142,
+    "exaone-4.0-1.2b": 1.28,
+    "exaone-4.0-32b": 32.0,
     "hunyuan-a13b": 80.4,
     "hunyuan-0.5b": 0.54,
     "hunyuan-7b": 7.5,

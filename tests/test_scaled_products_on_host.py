@@ -127,6 +127,24 @@ def test_gate_and_up(launched, name, other, joins):
     assert len(launched) == 1 + (name != other)
 
 
+@pytest.mark.parametrize(
+    "name, other, joins", [("NVFP4", "NVFP4", True), ("F16", "F16", False), ("NVFP4", "F16", True)]
+)
+def test_gate_and_up_without_a_norm(launched, name, other, joins):
+    """Of the stream as it is; what is pending is normed and added first."""
+    h, out = draw(1, 1280), torch.full((1, 11), float("nan"))
+    gate, up = scaled(name, 11, 1280, 0, 0.5), scaled(other, 11, 1280, 1, 3.0)
+    join = Join(draw(1, 1280, seed=3), draw(1280, seed=4), 1e-6, torch.empty_like(h), 1.0)
+    matvec.gate_up(h, None, 0.0, gate, up, out, join if joins else None, plain=True)
+    x = h
+    if joins:
+        delta = join.delta * torch.rsqrt(join.delta.square().mean() + 1e-6) * join.weight
+        assert_close(join.out, (h + delta).double())
+        x = join.out
+    g, u = (activations(m, x) @ weights(w)[0].T for m, w in ((name, gate), (other, up)))
+    assert_close(out, silu(g) * u)
+
+
 @pytest.mark.parametrize("name", ["NVFP4", "BF16"])
 def test_a_shared_expert(launched, name):
     """Next to experts with scales of their own."""

@@ -343,6 +343,14 @@ def _dots1(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _exaone4(s: Sizes) -> dict[str, Any]:
+    return _headed(s) | {
+        "num_hidden_layers": 5,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 4,
+    }
+
+
 def _alpha(**more) -> dict[str, Any]:
     return {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0, **more}
 
@@ -544,6 +552,7 @@ CASES = {
         Case("glm4_moe_air", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe_air),
         Case("bailing_moe_v2", "BailingMoeV2ForCausalLM", "bailingmoe2", _bailing_moe_v2),
         Case("dots1", "Dots1ForCausalLM", "dots1", _dots1),
+        Case("exaone4", "Exaone4ForCausalLM", "exaone4", _exaone4),
         Case("hunyuan_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", _hunyuan),
         Case("hunyuan_moe", "HunYuanMoEV1ForCausalLM", "hunyuan-moe", _hunyuan_moe),
         Case("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", _glm_moe_dsa),
@@ -591,4 +600,5 @@ FAST = (
     "gpt_oss",
     "bailing_moe_v2",
     "hunyuan_moe",
+    "exaone4",
 )

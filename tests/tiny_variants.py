@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from .tiny_cases import GROUPS, WINDOW, yarn
+from .tiny_cases import GROUPS, ORIGINAL, WINDOW, yarn
 
 YARN = {"rope_parameters": yarn()}
 YARN_OF_LATENT = {"rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0)}
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL,
+}
 PARTIAL = {
     "rope_parameters": {
         "rope_type": "default",
@@ -81,6 +89,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"n_group": 2, "topk_group": 1},
         {"n_shared_experts": 1},
         YARN,
+    ),
+    "exaone4": (
+        {"sliding_window": None},
+        {"tie_word_embeddings": True},
+        {"rope_parameters": LLAMA3},
+        {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},
     ),
     "hunyuan_dense": (
         {"tie_word_embeddings": False},

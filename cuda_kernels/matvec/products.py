@@ -134,23 +134,27 @@ def gate_up(
     join: Join | None = None,
     gating: Gating = Gating(),
     *,
+    plain: bool = False,
     pdl: bool = True,
 ) -> None:
     """Compute out[n, ff] = gating(gate times rms_norm(h), up times rms_norm(h)) for h float32[n,
     cols], 1 <= n <= 8. Without `up`, the first half of the rows of `gate` is the gate, the second
     half up. out is float32, or bf16 for matrices of one type. With `join`, h is first replaced.
-    Raise ShapeError for tensors that do not fit.
+    plain: h is not normed. Raise ShapeError for tensors that do not fit.
     """
+    options = ("PLAIN",) if plain else ()
     if up is None:
         parts = [(gate, out, gate.rows // 2, 0), (gate, out, gate.rows // 2, gate.rows // 2)]
     else:
         parts = [(gate, out, gate.rows, 0), (up, out, up.rows, 0)]
     if parts[0][0].type == parts[1][0].type:
-        _product(GATE_UP, h, norm_weight, eps, parts, pdl, gating=gating, join=join)
+        _product(
+            GATE_UP, h, norm_weight, eps, parts, pdl, options=options, gating=gating, join=join
+        )
     else:
-        _product(NORM_MATVEC, h, norm_weight, eps, parts[:1], pdl, join=join)
+        _product(NORM_MATVEC, h, norm_weight, eps, parts[:1], pdl, options=options, join=join)
         h = h if join is None else join.out
-        _product(GATE_BY, h, norm_weight, eps, parts[1:], pdl, gating=gating)
+        _product(GATE_BY, h, norm_weight, eps, parts[1:], pdl, options=options, gating=gating)
 
 
 def _product(

@@ -35,6 +35,25 @@ def _phi3(
     return Shape("phi3", name, *sizes, base, context, 1e-5, joined=True, keys=keys, **more)
 
 
+def _exaone4(
+    name: str, sizes: tuple[int, int, int, int, int, int, int], context: int, **more: Any
+) -> Shape:
+    return Shape(
+        "exaone4",
+        name,
+        *sizes,
+        1000000.0,
+        context,
+        1e-5,
+        llama3_rope=True,
+        head_norms=True,
+        attn_norm="",
+        ffn_norm="",
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        **more,
+    )
+
+
 def _hunyuan(name: str, sizes: tuple[int, int, int, int, int, int, int]) -> Shape:
     base = 11158840.0  # stretched
     return Shape("hunyuan-dense", name, *sizes, base, 262144, 1e-5, head_norms=True, tied=True)
@@ -198,6 +217,13 @@ DENSE_SHAPES: dict[str, Shape] = {
         131072,
         1e-5,
         tied=True,
+    ),
+    "exaone-4.0-1.2b": _exaone4("1.2B", (30, 2048, 32, 8, 64, 4096, 102400), 65536, tied=True),
+    "exaone-4.0-32b": _exaone4(
+        "32B",
+        (64, 5120, 40, 8, 128, 27392, 102400),
+        131072,
+        keys={"attention.sliding_window": u32(4096)},
     ),
     "hunyuan-0.5b": _hunyuan("0.5B", (24, 1024, 16, 8, 128, 3584, 120818)),
     "hunyuan-7b": _hunyuan("7B", (32, 4096, 32, 8, 128, 14336, 128167)),

@@ -23,7 +23,7 @@ class Shape:
     gate. merged: gate and up of experts are one matrix. gate: gates after attention. value_head:
     elements of a head of values (0: as many as of keys). delta: layers
     of which most have a delta net instead of attention. rotated: elements of a head that
-    are rotated; 0 for all. ffn_norm: the name of the norm before the feed-forward layer.
+    are rotated; 0 for all. attn_norm, ffn_norm: names of the norms before the halves of a block.
     post_norms: norms after both halves of a block. latent: its attention is latent attention, with
     `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
     joined_heads: only query, key and value are.
@@ -60,6 +60,7 @@ class Shape:
     biases: tuple[str, ...] = ()
     sinks: bool = False
     choice_bias: bool = False
+    attn_norm: str = "attn_norm"
     ffn_norm: str = "ffn_norm"
     post_norms: tuple[str, str] | None = None
     tied: bool = False
@@ -108,7 +109,8 @@ class Shape:
             yield f"{name}.bias", (self.width,)
 
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield from self._norm("attn_norm")
+        if self.attn_norm:
+            yield from self._norm(self.attn_norm)
         if self.delta is not None and (layer + 1) % self.delta.interval:
             yield from self.delta.tensors(self.width)
         elif self.latent is not None:
@@ -161,7 +163,8 @@ class Shape:
             yield from self.indexer.tensors(self.width, s.q_rank)
 
     def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield from self._norm(self.ffn_norm)
+        if self.ffn_norm:
+            yield from self._norm(self.ffn_norm)
         if self.n_experts and layer >= self.n_dense:
             yield "ffn_gate_inp.weight", (self.n_experts, self.width)
             if "ffn_gate_inp" in self.biases:

@@ -145,7 +145,9 @@ def check_description(branch: Branch) -> None:
     """`Slow` for what no kernels evaluate yet, whatever the device and the types of weights."""
     module = branch.module
     own_norms = isinstance(module, (DenseAndExperts, LayerInput))
-    if own_norms != (branch.norm is None) or (
+    # What has kernels for the stream as it is, with the norm after it alone.
+    any_norm = isinstance(module, (Attention, GatedFFN, AbsentMixer, AbsentRows))
+    if (own_norms != (branch.norm is None) and not any_norm) or (
         isinstance(branch.norm, LayerNorm) and not isinstance(module, (Attention, PlainFFN))
     ):
         raise Slow("no norm before it, or another one")

@@ -20,9 +20,9 @@ class PromptFFN(Staged):
     """h += down(act(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
 
     def __init__(self, branch: PlacedBranch, context: Context):
-        check_norm(branch.norm, context)
+        check_norm(branch.branch.norm, context)
         ffn: GatedFFN = branch.module
-        self.branch, self.norm, self.context = branch, branch.norm, context
+        self.branch, self.norm, self.context = branch, branch.branch.norm, context
         pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
         self.gate_up = Product("gate_up", pair, context)
         self.down = Product("delta", [ffn.down], context)

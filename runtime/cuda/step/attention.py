@@ -31,7 +31,7 @@ class StepAttentionLayer(StepBranch):
         super().__init__(branch, context)
         a: Attention = branch.module
         s = a.spec
-        self.a, self.rope, self.input = a, a.rope, StepInput(branch.norm, context)
+        self.a, self.rope, self.input = a, a.rope, StepInput(branch.branch.norm, context)
         # Rows of queries, keys and values.
         self.sizes = s.query_rows, s.kv_heads * s.key_length, s.kv_heads * s.value_length
         self.qkv, biases = self._projections(context)
@@ -76,7 +76,7 @@ class StepAttentionLayer(StepBranch):
     def check(self, state) -> None:
         cache = self._cache(state)
         device = cache.storage.k.device
-        if device != self.input.norm.weight.device:
+        if device != self.device:
             raise Placed(f"its keys and values are on {device}")
         self._check(cache)
 

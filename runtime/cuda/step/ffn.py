@@ -29,7 +29,7 @@ class StepFFN(StepBranch):
         super().__init__(branch, context)
         ffn: GatedFFN = branch.module
         pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
-        self.input = StepInput(branch.norm, context)
+        self.input = StepInput(branch.branch.norm, context)
         self.down = StepSum(ffn.down, branch, context)
         self.cols, self.activation = self.down.matrix.cols, ffn.spec.activation
         self.gating = gating_of(ffn.spec)
@@ -65,7 +65,7 @@ class StepFFN(StepBranch):
             gate, up = self.matrices[0], self.matrices[1] if len(self.matrices) == 2 else None
             h, join = frame.joined()
             arguments = h, self.norm, self.eps, gate, up, hidden, join, self.gating
-            operation(matvec.gate_up, *arguments)
+            operation(matvec.gate_up, *arguments, plain=self.input.norm is None)
         self.down(frame, hidden, frame.h)
 
 

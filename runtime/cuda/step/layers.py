@@ -78,12 +78,12 @@ class StepExecutor(Protocol):
 
 
 class StepInput:
-    """Products of norm(h). An RMS norm is applied within them, a LayerNorm in a launch before. What
-    is pending is added first, by the first product if it can.
+    """Products of norm(h), or of h without a norm. An RMS norm is applied within them, a LayerNorm
+    in a launch before. What is pending is added first, by the first product if it can.
     """
 
-    def __init__(self, norm: Norm, context: Context):
-        if norm.weight.device != context.device:
+    def __init__(self, norm: Norm | None, context: Context):
+        if norm is not None and norm.weight.device != context.device:
             raise Placed(f"norm is not on {context.device}")
         self.norm = norm
 
@@ -99,9 +99,12 @@ class StepInput:
         that follows, if it is one.
         """
         norm = self.norm
-        if isinstance(norm, RMSNorm):
+        if norm is None or isinstance(norm, RMSNorm):
             h, join = frame.joined()
             join = None if join is None else join.rows(rows)
+            if norm is None:
+                operation(matvec.plain_matvec, h[rows], matrices, outs, join)
+                return
             arguments = h[rows], norm.weight, norm.eps, matrices, outs, join, attention
             operation(matvec.norm_matvec, *arguments)
             return
@@ -112,7 +115,7 @@ class StepInput:
 
 
 class StepBranch(Executor):
-    """An executor of a branch whose norm is on the device."""
+    """An executor of a branch whose norm, if it has one, is on the device."""
 
     captured = True  # its launches can be captured
     repeatable = True  # running a step twice at the same position leaves what running it once does
@@ -120,7 +123,12 @@ class StepBranch(Executor):
 
     def __init__(self, branch: PlacedBranch, context: Context):
         self.branch, self.layer = branch, branch.layer
-        self.norm, self.eps = branch.norm.weight, branch.norm.eps
+        self.device, norm = context.device, branch.branch.norm
+        if norm is None:  # only in kinds of layers that `check_description` names
+            self.norm: torch.Tensor = None  # pyright: ignore[reportAttributeAccessIssue]
+            self.eps = 0.0
+            return
+        self.norm, self.eps = norm.weight, norm.eps
         if self.norm.device != context.device:
             raise Placed(f"norm is not on {context.device}")
 

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from .weights import Product
 
 
-def check_norm(norm: Norm, context: Context) -> None:
+def check_norm(norm: Norm | None, context: Context) -> None:
     """`Slow` if the stream's kernels cannot apply this norm."""
+    if norm is None:
+        return
     if norm.weight.device != context.device:
         raise Placed(f"its norm is not on {context.device}")
     if not prompt_rows.norm_fits(len(norm.weight)):
@@ -45,14 +47,20 @@ class Stream:
 
     def normed(
         self,
-        norm: Norm,
+        norm: Norm | None,
         exact: torch.Tensor | None = None,
         permuted: bool = False,
         plain: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return norm(h) in half (`permuted` for grouped products), and write it in float32 to
-        `exact` and not permuted to `plain` if these are given. Valid until the next call.
+        `exact` and not permuted to `plain` if these are given. Without a norm return h in half, in
+        rows. Valid until the next call.
         """
+        if norm is None:
+            h = self.settled()
+            out = self.context.buffer("normed", tuple(h.shape), self.context.dtype)
+            prompt_rows.converted(h, out)
+            return out
         apart = {"post_weight", "links", "extra"} if isinstance(norm, LayerNorm) else set[str]()
         if plain is not None and "links" not in self._added:
             apart.add("post_weight")

@@ -47,7 +47,7 @@ class PromptAttention(Staged):
 
     def __init__(self, branch: PlacedBranch, context: Context):
         m: Attention = branch.module
-        check_norm(branch.norm, context)
+        check_norm(branch.branch.norm, context)
         linears = [x for x in ((m.q, m.k, m.v) if m.qkv is None else (m.qkv,)) if x is not None]
         n_rot = 0 if m.rope is None else m.rope.n_rot
         if not (
@@ -63,7 +63,7 @@ class PromptAttention(Staged):
             or (m.q_norm is not None and m.k_norm is not None and m.q_norm.eps != m.k_norm.eps)
         ):
             raise Slow("norms of queries and keys differ")
-        self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
+        self.branch, self.norm, self.m, self.context = branch, branch.branch.norm, m, context
         self.qkv = Product("qkv", linears, context)
         n = m.spec.query_rows
         if m.qkv is None:
