@@ -113,6 +113,8 @@ ARCHITECTURES = [
     Row("dots-llm1", "IQ4_K"),
     Row("ernie-4.5-0.3b", "IQ4_K"),
     Row("ernie-4.5-21b-a3b", "IQ4_K"),
+    Row("exaone-4.0-1.2b", "IQ4_K"),
+    Row("exaone-4.0-32b", "IQ4_K"),
     Row("hunyuan-0.5b", "IQ4_K"),
     Row("hunyuan-7b", "IQ4_K"),
     Row("hunyuan-a13b", "IQ4_K"),

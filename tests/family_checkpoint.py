@@ -11,6 +11,7 @@ import numpy as np
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.formats.codecs.codec import decode
+from iqforge.formats.pretokenizers import BYTE_LEVEL_REGEX, PRETOKENIZERS
 
 from .tiny_checkpoint import write_safetensors, write_tokenizer
 
@@ -79,6 +80,26 @@ def convert(folder: Path, **options) -> tuple[dict[str, np.ndarray], dict]:
                 else decode(tensor.type, values, tensor.n_cols).reshape(tensor.shape)
             )
         return made, {key: value.data for key, value in source.metadata.items()}
+
+
+def split_as(folder: Path, pre: str, *, nfc: bool = False) -> None:
+    """Make the tokenizer of a checkpoint split texts by the regexes that a pre-tokenizer has."""
+    file = folder / "tokenizer.json"
+    tokenizer, regexes = json.loads(file.read_text()), PRETOKENIZERS[pre].regexes
+    by_itself = regexes == (BYTE_LEVEL_REGEX,)
+    tokenizer["model"]["ignore_merges"] = False
+    tokenizer["normalizer"] = {"type": "NFC"} if nfc else None
+    tokenizer["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [
+            *(
+                {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}
+                for regex in (() if by_itself else regexes)
+            ),
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": by_itself},
+        ],
+    }
+    file.write_text(json.dumps(tokenizer))
 
 
 def full_names(tensors: dict[str, tuple]) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -111,6 +111,10 @@ BAILING_ATTENTION = {
     "attention.dense.weight": ((D, Q), "attn_output"),
 }
 
+EXAONE_NORMS = {
+    name: SANDWICH[name]
+    for name in ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
+}
 HUNYUAN_NORMS = {
     "self_attn.query_layernorm.weight": ((HEAD,), "attn_q_norm"),
     "self_attn.key_layernorm.weight": ((HEAD,), "attn_k_norm"),
@@ -169,6 +173,11 @@ FAMILIES = {
         {"rope_theta": None},
         NORMS | ATTENTION | MLP,
         {"ernie4_5.attention.key_length": HEAD, "ernie4_5.rope.freq_base": 5e5},
+    ),
+    "Exaone4ForCausalLM": (
+        {"sliding_window": None},
+        EXAONE_NORMS | ATTENTION | HEAD_NORMS | MLP,
+        {"exaone4.vocab_size": VOCAB, "exaone4.attention.sliding_window": 4096},
     ),
     "HunYuanDenseV1ForCausalLM": (
         {},

@@ -11,7 +11,20 @@ import numpy as np
 import pytest
 from iqforge.errors import CheckpointError
 
-from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV, KV_HEADS, VOCAB, D, Q, convert, write
+from .family_checkpoint import (
+    EXPERTS,
+    FF,
+    HEAD,
+    HEADS,
+    KV,
+    KV_HEADS,
+    VOCAB,
+    D,
+    Q,
+    convert,
+    split_as,
+    write,
+)
 from .tiny_checkpoint import write_ranks
 
 WIDE = 20  # hidden size of a routed expert
@@ -201,26 +214,8 @@ def test_vocabulary_of_ranks(tmp_path: Path, hf_class: str, width: int, begins: 
 
 
 def test_the_pre_tokenizer_has_a_name_of_its_own(tmp_path: Path):
-    from iqforge.formats.pretokenizers import PRETOKENIZERS
-
     write(tmp_path, "HunYuanDenseV1ForCausalLM", {}, {})
-    file = tmp_path / "tokenizer.json"
-    for name, own in (
-        ("deepseek-v3", "hunyuan-dense"),
-        ("qwen2", "qwen2"),
-    ):
-        tokenizer = json.loads(file.read_text())
-        tokenizer["model"]["ignore_merges"] = False
-        tokenizer["pre_tokenizer"] = {
-            "type": "Sequence",
-            "pretokenizers": [
-                *(
-                    {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}
-                    for regex in PRETOKENIZERS[name].regexes
-                ),
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-            ],
-        }
-        file.write_text(json.dumps(tokenizer))
+    for name, own in (("deepseek-v3", "hunyuan-dense"), ("qwen2", "qwen2")):
+        split_as(tmp_path, name)
         assert convert(tmp_path, vocab_only=True)[1]["tokenizer.ggml.pre"] == own
         assert convert(tmp_path, vocab_only=True, pre=name)[1]["tokenizer.ggml.pre"] == name

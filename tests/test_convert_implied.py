@@ -119,6 +119,10 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
         ("HunYuanDenseV1ForCausalLM", {}, {"use_cla": True}, "hunyuan-dense implies false"),
         ("HunYuanDenseV1ForCausalLM", {}, {"use_mla": True}, "hunyuan-dense implies false"),
         ("HunYuanDenseV1ForCausalLM", {}, {"use_rotary_pos_emb": False}, "implies true"),
+        ("Exaone4ForCausalLM", {}, {"layer_types": [LOCAL, GLOBAL]}, "for each of 1 layers"),
+        ("Exaone4ForCausalLM", {}, {"layer_types": ["x"]}, "must name sliding_attention or"),
+        ("Exaone4ForCausalLM", {}, {"sliding_window_pattern": "LG"}, "the last of 1 layers"),
+        ("Exaone4ForCausalLM", {}, {"sliding_window_pattern": "GX"}, "is 'GX', expected letters"),
         ("HunYuanDenseV1ForCausalLM", {}, {"position_embedding_xdrope": True}, "implies false"),
         (
             "HunYuanDenseV1ForCausalLM",

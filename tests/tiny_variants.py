@@ -91,7 +91,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         YARN,
     ),
     "exaone4": (
-        {"sliding_window": None},
+        {"sliding_window": None, "layer_types": ["full_attention"] * 5},
         {"tie_word_embeddings": True},
         {"rope_parameters": LLAMA3},
         {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},

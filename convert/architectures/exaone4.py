@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...errors import ConfigError, printable
-from ...formats.values import Value, ValueType, array, string, u32
+from ...formats.tokenizer_hints import NFC_KEY
+from ...formats.values import Value, ValueType, array, boolean, string, u32
 from .base import Architecture
 from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
 from .implied import GLOBAL, LOCAL
@@ -63,10 +64,13 @@ class Exaone4(Architecture):
 
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
         keys = super().vocabulary(pre)
-        # Texts are split as by GPT-2. Files of this model name their own.
+        # Texts are split as by GPT-2, or with NFC before as by OLMo. Files of this model name their
+        # own.
         name = keys.get("tokenizer.ggml.pre")
-        if pre is None and name is not None and name.data == "gpt-2":
+        if pre is None and name is not None and name.data in ("gpt-2", "olmo"):
             keys["tokenizer.ggml.pre"] = string("exaone4")
+            if name.data == "olmo":
+                keys[NFC_KEY] = boolean(True)
         return keys
 
     def weights(self) -> list[Weight]:
