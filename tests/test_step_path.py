@@ -484,7 +484,7 @@ def test_latent_attention_reads_encoded_caches(monkeypatch, tmp_path):
 def test_a_cache_that_is_not_in_one_piece_takes_the_slow_path():
     layer = object.__new__(StepAttentionLayer)
     layer.a, layer.layer = SimpleNamespace(spec=SimpleNamespace(kv_from=None)), 0
-    layer.input = SimpleNamespace(norm=SimpleNamespace(weight=torch.zeros(1)))
+    layer.device = CPU
     storage = KVStorage(256, 2, 64, 64, CacheSettings(), CPU)
     cache = KVCache(storage, Table(Blocks(4), 256))
     with pytest.raises(Slow, match="do not follow each other"):
