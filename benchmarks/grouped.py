@@ -133,22 +133,26 @@ def main() -> int:
     parser.add_argument("--plan", nargs="+", default=["used"], metavar="TILE,RING,GROUPS")
     args = parser.parse_args()
     types = [ggml_type(t) for t in args.type or packed_types() if supported(ggml_type(t))]
-    used = prompt_grouped.plan_of
+    used, may_be_small = prompt_grouped.plan_of, prompt_grouped.may_be_small
 
     def choose(plan: str) -> None:
         """Compile with a plan from now on."""
         prompt_grouped.spec.cache_clear()
         if plan == "used":
-            prompt_grouped.plan_of = used
+            prompt_grouped.plan_of, prompt_grouped.may_be_small = used, may_be_small
         else:
+            prompt_grouped.may_be_small = lambda *_: False
             tile, ring, groups = map(int, plan.split(","))
             prompt_grouped.plan_of = lambda *_: prompt_grouped.Plan(tile, ring, groups, False)
 
-    few = prompt_grouped.are_few(args.tokens * USED, EXPERTS)
     jobs = {(dequantize_spec(type), "sm_90") for type in types}
     for plan in args.plan:
         choose(plan)
-        jobs |= {(prompt_grouped.spec(type, torch.bfloat16, few=few), "sm_90") for type in types}
+        jobs |= {
+            (prompt_grouped.spec(type, torch.bfloat16, small=small), "sm_90")
+            for type in types
+            for small in (False, True)
+        }
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         list(pool.map(compile_one, jobs))
     tokens = Tokens(args.tokens)

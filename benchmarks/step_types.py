@@ -66,7 +66,9 @@ def prompt_specs(shape_name: str, type_name: str) -> list:
 
     type = ggml_type(type_name)
     if SHAPES[shape_name].n_experts:
-        grouped = [prompt_grouped.spec(type, torch.bfloat16, few=few) for few in (False, True)]
+        grouped = [
+            prompt_grouped.spec(type, torch.bfloat16, small=small) for small in (False, True)
+        ]
         return [dequantize_spec(type), *grouped]
     return [dequantize_spec(type)]
 

@@ -74,9 +74,14 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
         ("IQ1_S", torch.bfloat16),
     ],
 )
-# Those of the last one are few: tiles are smaller, and an expert has more than one of them.
+# Those of the last three are few: small tiles are used but for the last one, which has many more of
+# them.
 @pytest.mark.parametrize(
-    "counts", [[5, 0, 130, 161, 33, 1], [400, 7, 0, 96], [40, 0, 65, 17, 130, 1, 0, 16]]
+    "counts",
+    [
+        *([5, 0, 130, 161, 33, 1], [400, 7, 0, 96], [40, 0, 64, 17, 33, 1, 0, 16]),
+        *([40, 8, 65, 17, 33, 1, 2, 16], [40, 0, 65, 17, 130, 1, 0, 16]),
+    ],
 )
 def test_against_float64(type, half, counts):
     rng = torch.Generator("cuda").manual_seed(3)
@@ -230,16 +235,16 @@ def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
 def test_shared_memory_of_every_type(name, half):
     """A block has 227 KiB: for rows and results, and for tables, tiles and barriers."""
     type = ggml_type(name)
-    for few in (False, True):
-        plan = prompt_grouped.plan_of(type, half, few)
+    for small in (False, True):
+        plan = prompt_grouped.plan_of(type, half, small)
         assert plan.shared + shared_bytes(type) + 4096 <= 227 * 1024
 
 
 def test_small_tiles_are_for_few_tokens():
-    assert prompt_grouped.are_few(48 * 128, 128) and not prompt_grouped.are_few(48 * 128 + 1, 128)
-    few, many = (
-        prompt_grouped.plan_of(ggml_type("IQ4_K"), torch.bfloat16, f) for f in (True, False)
-    )
-    assert (few.tile, few.groups, many.tile) == (64, 4, 160)
-    names = {prompt_grouped.spec(ggml_type("IQ4_K"), torch.bfloat16, few=f).name for f in (0, 1)}
-    assert len(names) == 2
+    type = ggml_type("IQ4_K")
+    assert prompt_grouped.may_be_small(type, 48 * 128, 128)
+    assert not prompt_grouped.may_be_small(type, 48 * 128 + 1, 128)
+    assert not prompt_grouped.may_be_small(ggml_type("BF16"), 128, 128)
+    specs = [prompt_grouped.spec(type, torch.bfloat16, small=small) for small in (False, True)]
+    assert [dict(s.defines)["TILE"] for s in specs] == ["160", "64"]
+    assert specs[0].name != specs[1].name

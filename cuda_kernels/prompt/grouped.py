@@ -39,7 +39,7 @@ _THREE_GROUPS = (
 _UNITS = {"Q5_0_R4": "Q5_0", "Q6_0_R4": "Q6_0"}
 _LOOKUP_BYTES = 256 * 128
 _FLOATS = ("F32", "F16", "BF16")  # whose values take too many registers for small tiles
-_FEW = 48  # tokens of an expert on average up to which small tiles are faster
+_FEW = 48  # tokens of an expert on average up to which small tiles can be faster
 GROUP = 128  # columns that are permuted among themselves
 ARCHS = ("sm_90a",)
 
@@ -81,13 +81,12 @@ class Plan(NamedTuple):
         return tokens + self.looks_up * _LOOKUP_BYTES + 1024
 
 
-def plan_of(type: GGMLType, half: torch.dtype, few: bool = False) -> Plan:
-    """Return how the kernels of a type are compiled and launched. few: for experts with few tokens
-    (`are_few`), of which decoding takes the time and not the products: small tiles of tokens leave
-    registers for another warpgroup, which reads the same tokens.
+def plan_of(type: GGMLType, half: torch.dtype, small: bool = False) -> Plan:
+    """Return how the kernels of a type are compiled and launched. small: tiles of few tokens, which
+    leave registers for another warpgroup that reads the same ones.
     """
     looks_up = type.name in LOOKED_UP and half == torch.bfloat16
-    if few and type.name not in _FLOATS:
+    if small:
         return Plan(64, 6, 4, looks_up)
     if looks_up:
         return Plan(160, 3, 3, True)
@@ -96,9 +95,11 @@ def plan_of(type: GGMLType, half: torch.dtype, few: bool = False) -> Plan:
     return Plan(160, 4, 2, False)
 
 
-def are_few(rows: int, n_experts: int) -> bool:
-    """Return whether so many rows of all experts are few for each."""
-    return rows <= _FEW * n_experts
+def may_be_small(type: GGMLType, rows: int, n_experts: int) -> bool:
+    """Return whether small tiles can be faster for so many rows of all experts: decoding weights
+    takes the time, not the products.
+    """
+    return rows <= _FEW * n_experts and type.name not in _FLOATS
 
 
 @functools.cache
@@ -112,11 +113,11 @@ def places(cols: int, device: torch.device) -> torch.Tensor:
 
 @functools.cache
 def spec(
-    type: GGMLType, half: torch.dtype, gating: Gating = Gating(), few: bool = False
+    type: GGMLType, half: torch.dtype, gating: Gating = Gating(), small: bool = False
 ) -> KernelSpec:
     """Return the kernels for weights of a ggml type and activations of a dtype."""
     short = "f16" if half == torch.float16 else "bf16"
-    plan = plan_of(type, half, few)
+    plan = plan_of(type, half, small)
     return KernelSpec(
         f"prompt_grouped_{type.name.lower()}_{short}_{plan.tile}{gating.suffix}",
         (unit_header(type), "prompt/grouped.cu"),
@@ -134,11 +135,14 @@ def spec(
 
 def specs() -> list[KernelSpec]:
     """Return the specs for every type that can be packed, and both kinds of activations; of those
-    for few tokens the types in use most, and one with a codebook.
+    with small tiles the types in use most, and one with a codebook.
     """
     return [
         *(spec(ggml_type(name), half) for name in packed_types() for half in _HALVES),
-        *(spec(ggml_type(name), torch.bfloat16, few=True) for name in ("IQ4_K", "Q4_K", "IQ2_XXS")),
+        *(
+            spec(ggml_type(name), torch.bfloat16, small=True)
+            for name in ("IQ4_K", "Q4_K", "IQ2_XXS")
+        ),
         *(spec(ggml_type("MXFP4"), half, Gating("swiglu_oai", 7.0)) for half in _HALVES),
     ]
 
@@ -181,25 +185,27 @@ def grouped_product(
 
     x: half[tokens, padded(m.cols)], permuted. Rows after the last expert's stay as they are.
     """
-    few = are_few(len(out), m.n_matrices)
-    plan = plan_of(m.type, x.dtype, few)
-    launch(
-        function(spec(m.type, x.dtype, few=few), "grouped_product", x.device),
-        _multiprocessors(x.device),
-        plan.threads,
-        m.data,
-        np.int32(m.n_matrices),
-        np.int32(m.rows),
-        np.int32(m.cols),
-        ends,
-        x,
-        sources,
-        np.int32(n_slots),
-        terms.bias,
-        terms.scale,
-        out,
-        shared=plan.shared,
-    )
+    either = may_be_small(m.type, len(out), m.n_matrices)
+    for small in (False, True)[: 1 + either]:
+        plan = plan_of(m.type, x.dtype, small)
+        launch(
+            function(spec(m.type, x.dtype, small=small), "grouped_product", x.device),
+            _multiprocessors(x.device),
+            plan.threads,
+            m.data,
+            np.int32(m.n_matrices),
+            np.int32(m.rows),
+            np.int32(m.cols),
+            ends,
+            x,
+            sources,
+            np.int32(n_slots),
+            terms.bias,
+            terms.scale,
+            out,
+            np.int32(either),
+            shared=plan.shared,
+        )
 
 
 def grouped_gate_up(
@@ -217,29 +223,31 @@ def grouped_gate_up(
     """
     gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
     hidden = gate.rows if up is not None else gate.rows // 2
-    few = are_few(len(out), gate.n_matrices)
-    plan = plan_of(gate.type, x.dtype, few)
-    launch(
-        function(spec(gate.type, x.dtype, gating, few), "grouped_gate_up", x.device),
-        _multiprocessors(x.device),
-        plan.threads,
-        gate.data,
-        None if up is None else up.data,
-        np.int32(gate.n_matrices),
-        np.int32(gate.rows),
-        np.int32(hidden),
-        np.int32(gate.cols),
-        ends,
-        x,
-        sources,
-        np.int32(n_slots),
-        terms[0].bias,
-        None if up is None else terms[1].bias,
-        terms[0].scale,
-        None if up is None else terms[1].scale,
-        out,
-        shared=plan.shared,
-    )
+    either = may_be_small(gate.type, len(out), gate.n_matrices)
+    for small in (False, True)[: 1 + either]:
+        plan = plan_of(gate.type, x.dtype, small)
+        launch(
+            function(spec(gate.type, x.dtype, gating, small), "grouped_gate_up", x.device),
+            _multiprocessors(x.device),
+            plan.threads,
+            gate.data,
+            None if up is None else up.data,
+            np.int32(gate.n_matrices),
+            np.int32(gate.rows),
+            np.int32(hidden),
+            np.int32(gate.cols),
+            ends,
+            x,
+            sources,
+            np.int32(n_slots),
+            terms[0].bias,
+            None if up is None else terms[1].bias,
+            terms[0].scale,
+            None if up is None else terms[1].scale,
+            out,
+            np.int32(either),
+            shared=plan.shared,
+        )
 
 
 @functools.cache

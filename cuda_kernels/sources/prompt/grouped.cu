@@ -19,6 +19,7 @@
 #include "units/common.cuh"
 
 constexpr int LARGEST = TILE;             // tokens of a tile at most
+constexpr int SMALL_TILE = 64, LARGE_TILE = 160;
 using Sums = float[LARGEST / 2];          // of a thread: 2 rows of weights times a quarter of the tokens
 #include "prompt/wgmma.cuh"
 #include "units/gating.cuh"
@@ -200,8 +201,9 @@ __device__ __forceinline__ void gate_up(const Problem& p, const Geometry& g, con
 
 template <bool PAIRED>
 __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n_experts, const uint4* x, const int* sources, int n_slots,
-                                        uint16_t* out) {
+                                        uint16_t* out, int either) {
   extern __shared__ uint8_t shared[];
+  if (either && small_are_faster(ends, n_experts) != (LARGEST == SMALL_TILE)) return;
   __shared__ uint64_t barriers[2 * STAGES];
   __shared__ uint16_t before[TABLE + 1];
   __shared__ Tile list[LIST];
@@ -251,9 +253,9 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
 // where these are not null. Rows of x are as long as whole groups of 128 columns.
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
 grouped_product(const uint8_t* weights, int n_experts, int per_expert, int cols, const int* ends, const uint4* x, const int* sources,
-                int n_slots, const float* bias, const float* scale, uint16_t* out) {
+                int n_slots, const float* bias, const float* scale, uint16_t* out, int either) {
   const Problem p = {weights, weights, int64_t(n_experts) * per_expert, 0, per_expert, per_expert, cols, bias, bias, scale, scale};
-  grouped<false>(p, ends, n_experts, x, sources, n_slots, out);
+  grouped<false>(p, ends, n_experts, x, sources, n_slots, out, either);
 }
 
 // out half[rows, hidden, filled up to whole groups of 128] = joined(gate, up), permuted; gate and up are two matrices of per_expert = hidden
@@ -261,8 +263,8 @@ grouped_product(const uint8_t* weights, int n_experts, int per_expert, int cols,
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
 grouped_gate_up(const uint8_t* gate, const uint8_t* up, int n_experts, int per_expert, int hidden, int cols, const int* ends,
                 const uint4* x, const int* sources, int n_slots, const float* gate_bias, const float* up_bias, const float* gate_scale,
-                const float* up_scale, uint16_t* out) {
+                const float* up_scale, uint16_t* out, int either) {
   const Problem p = {gate, up ? up : gate, int64_t(n_experts) * per_expert, up ? 0 : hidden, per_expert, hidden, cols,
                      gate_bias, up ? up_bias : gate_bias, gate_scale, up ? up_scale : gate_scale};
-  grouped<true>(p, ends, n_experts, x, sources, n_slots, out);
+  grouped<true>(p, ends, n_experts, x, sources, n_slots, out, either);
 }
