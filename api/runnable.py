@@ -27,6 +27,7 @@ RUNNABLE = frozenset(
         "hunyuan-dense",
         "hunyuan-moe",
         "llama",
+        "minimax-m2",
         "mistral3",
         "mistral4",
         "phi3",

@@ -144,6 +144,13 @@ def converted(x, out):
     out.view(x.shape).copy_(x)
 
 
+def row_factors(products, queries, key_at, keys, eps, out):
+    for i, (first, n) in enumerate(((0, queries), (key_at, keys))):
+        if n:
+            x = products[:, first : first + n].float()
+            out[:, i] = torch.rsqrt(x.square().mean(1) + eps)
+
+
 def gather_rows(x, sources, n_slots, out):
     out.copy_(x[sources.long().clamp(0) // n_slots])
 
@@ -164,6 +171,8 @@ def rotate_heads(
     eps=0.0,
     value_eps=None,
     norms_last=False,
+    factors=None,
+    own=None,
 ):
     (tokens, n_heads, size), n_kv, value_size = q.shape, k.shape[1], v.shape[2]
     assert tokens == len(qkv) and tokens % len(cos) == 0 and q.dtype == k.dtype == v.dtype
@@ -172,14 +181,21 @@ def rotate_heads(
         qkv = torch.cat([queries.unflatten(1, (-1, 2, size))[:, :, 0].flatten(1), rest], 1)
     if qkv.shape[1] == (n_heads + n_kv) * size and value_size == size and n_kv:  # values are keys
         qkv = torch.cat([qkv, qkv[:, n_heads * size :]], 1)
-    sizes = n_heads * size, n_kv * size, n_kv * value_size
+    of_queries, of_keys = (n_heads, n_kv) if own is None else (own.n_queries, own.n_keys)
+    sizes = of_queries * size, of_keys * size, n_kv * value_size
     cos, sin = (x.repeat(tokens // len(cos), 1)[:, None] for x in (cos, sin))
     queries, keys, values = (
         x.unflatten(1, (-1, length))
         for x, length in zip(qkv.float().split(sizes, 1), (size, size, value_size), strict=True)
     )
-    for x, weight, to in ((queries, q_norm, q), (keys, k_norm, k[first : first + tokens])):
-        x = x if norms_last else step_on_cpu.normed(x, weight, eps)
+    taken = (slice(None),) * 2 if own is None else own.heads.long().split([n_heads, n_kv])
+    to_k = k[first : first + tokens]
+    for i, (x, weight, to) in enumerate(((queries, q_norm, q), (keys, k_norm, to_k))):
+        if factors is None:
+            x = x if norms_last else step_on_cpu.normed(x, weight, eps)
+        elif x.shape[1]:
+            x = x * factors[:, i, None, None] * weight.view(-1, size)
+        x = x[:, taken[i]]
         turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
         a, b = turned.chunk(2, -1) if neox else (turned[..., 0::2], turned[..., 1::2])
         a, b = a * cos - b * sin, a * sin + b * cos
@@ -417,7 +433,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
     monkeypatch.setattr(torch, "bmm", bmm)
     monkeypatch.setattr(torch, "mm", partial(mm, torch.mm))
-    for kernel in (add_norm, join_gate, take_sinks, converted, gather_rows):
+    for kernel in (add_norm, join_gate, take_sinks, converted, gather_rows, row_factors):
         monkeypatch.setattr(prompt_rows, kernel.__name__, kernel)
     for kernel in (rotate_heads, softmax_scores):
         monkeypatch.setattr(prompt_attention, kernel.__name__, kernel)

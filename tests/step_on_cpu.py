@@ -225,6 +225,17 @@ def sum_normed(first, first_weight, first_eps, second, second_weight, second_eps
 
 
 @kernel
+def norm_heads(q, k, q_weight, k_weight, eps, size, own, q_out, k_out):
+    first, n = 0, len(q)
+    for x, weight, out in ((q, q_weight, q_out), (k, k_weight, k_out)):
+        heads, given = normed(x, weight, eps).view(n, -1, size), out.shape[1] // size
+        if own is not None:
+            heads = heads[:, own[first : first + given].long()]
+        out.copy_(heads.reshape(n, -1))
+        first += given
+
+
+@kernel
 def layer_inputs(projected, scale, weight, eps, table, table_scale, out):
     layers, n, length = out.shape
     projected, table = (x.view(n, layers, length).transpose(0, 1) for x in (projected, table))
@@ -531,6 +542,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_between, "add_normed", add_normed),
         (step_between, "cap", cap),
         (step_between, "sum_normed", sum_normed),
+        (step_between, "norm_heads", norm_heads),
         (step_between, "layer_inputs", layer_inputs),
         (step_between, "layer_norm", layer_norm),
         (step_between, "activate", activate),

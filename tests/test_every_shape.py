@@ -52,6 +52,7 @@ SIZES = {
     "hunyuan-a13b": 80.4,
     "hunyuan-0.5b": 0.54,
     "hunyuan-7b": 7.5,
+    "minimax-m2": 228.7,
     "gpt-oss-20b": 20.9,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,

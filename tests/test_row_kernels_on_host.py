@@ -26,8 +26,8 @@ KERNELS = {
     "heads_neox_64": (
         "const uint4* qkv, int tokens, int heads, int kv, int pitch, int query_step, int key_at,"
         " int value_at, int size, int value_size, int n_rot, const float* cos, const float* sin,"
-        " int per, const float* q_norm, const float* k_norm, float eps, float value_eps, void* q,"
-        " void* k, void* v, long long first"
+        " int per, const float* q_norm, const float* k_norm, float eps, float value_eps, const"
+        " float* factors, const int* own, void* q, void* k, void* v, long long first"
     ),
     "softmax_scores": (
         "float* scores, unsigned short* out, int keys, int queries, int first, int window, float"
@@ -53,6 +53,15 @@ KERNELS = {
     "sum_normed": (
         "const float* first, const float* first_weight, float first_eps, float* second, const"
         " float* second_weight, float second_eps, float* out, int width"
+    ),
+    "norm_heads": (
+        "const float* q, const float* k, const float* q_weight, const float* k_weight, float eps,"
+        " const int* own, float* q_out, float* k_out, int q_width, int k_width, int q_heads, int"
+        " k_heads, int size"
+    ),
+    "row_factors": (
+        "const uint4* products, int pitch, int q_units, int key_at, int k_units, float eps, float*"
+        " factors"
     ),
     "layer_inputs": (
         "const float* projected, float scale, const float* weight, float eps, const float* table,"
@@ -138,6 +147,57 @@ def test_long_heads(compiled, size, value_size, gated, norms_last):
         options |= {"gated": gated, "norms_last": norms_last}
         module.rotate_heads(qkv, q, k, v, 0, angle.cos(), angle.sin(), neox=True, **options)
         results.append((q, k, v))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+# Of 5 heads of queries and 3 of keys; a key head twice, as a rank has it for unequal numbers.
+OWN = {"all": None, "some": ((1, 2, 4), (0, 2, 2))}
+
+
+@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("of", ["q", "kv", "qkv"])
+def test_norms_over_all_heads_in_prompts(compiled, own, of):
+    """Also of products that have only queries, or none."""
+    tokens, size, all_heads, n_own, results = 3, 296, (5, 3), (5, 3), []
+    given = [n * (x in of) for n, x in zip(all_heads, "qk", strict=True)]
+    if (chosen := OWN[own]) is not None:
+        n_own = tuple(map(len, chosen))
+        heads = torch.tensor(sum((h for h, x in zip(chosen, "qk", strict=True) if x in of), ()))
+        among = prompt_attention.OwnAmong(*given, heads.int())
+    n_q, n_kv = (n * (x in of) for n, x in zip(n_own, "qk", strict=True))
+    products = draw(tokens, (sum(given) + n_kv) * size).bfloat16()
+    angle, norms = draw(tokens, 72), [draw(n * size, seed=n) for n in all_heads]
+    for rows, module in ((prompt_rows, prompt_attention), (prompt_on_cpu, prompt_on_cpu)):
+        factors = torch.full((tokens, 2), float("nan"))
+        ends = given[0] * size, given[0] * size, given[1] * size
+        rows.row_factors(products, *ends, 1e-2, factors)
+        q, k, v = (torch.full((tokens, n, size), float("nan")) for n in (n_q, n_kv, n_kv))
+        module.rotate_heads(
+            products,
+            *(q, k, v, 0, angle.cos(), angle.sin()),
+            neox=True,
+            q_norm=norms[0],
+            k_norm=norms[1],
+            eps=1e-2,
+            factors=factors,
+            own=None if chosen is None else among,
+        )
+        results.append((q, k, v))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_norms_over_all_heads_in_steps(compiled, own):
+    size, (of_q, of_k), results = 24, (5, 3), []
+    chosen = OWN[own] or (range(of_q), range(of_k))
+    heads = None if OWN[own] is None else torch.tensor((*chosen[0], *chosen[1])).int()
+    q, k, norms = 3 * draw(3, of_q * size), draw(3, of_k * size), draw(of_q * size, seed=2)
+    for kernel in (step_between.norm_heads, step_on_cpu.norm_heads):
+        outs = [torch.full((3, len(x) * size), float("nan")) for x in chosen]
+        kernel(q, k, norms, norms[: of_k * size], 1e-2, size, heads, *outs)
+        results.append(outs)
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

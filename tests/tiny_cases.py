@@ -363,6 +363,15 @@ def _hunyuan_moe(s: Sizes) -> dict[str, Any]:
     return _hunyuan(s) | {"num_experts": s.experts, "moe_topk": 2}
 
 
+def _minimax_m2(s: Sizes) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    return _headed(s, rope_parameters=rope) | {
+        "intermediate_size": s.ff_expert,
+        "num_local_experts": s.experts,
+        "num_experts_per_tok": 2,
+    }
+
+
 def _gemma2(s: Sizes) -> dict[str, Any]:
     return _headed(
         s,
@@ -555,6 +564,7 @@ CASES = {
         Case("exaone4", "Exaone4ForCausalLM", "exaone4", _exaone4),
         Case("hunyuan_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", _hunyuan),
         Case("hunyuan_moe", "HunYuanMoEV1ForCausalLM", "hunyuan-moe", _hunyuan_moe),
+        Case("minimax_m2", "MiniMaxM2ForCausalLM", "minimax-m2", _minimax_m2),
         Case("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", _glm_moe_dsa),
         Case("gemma2", "Gemma2ForCausalLM", "gemma2", _gemma2),
         Case("gemma3", "Gemma3ForCausalLM", "gemma3", _gemma3),
@@ -601,4 +611,5 @@ FAST = (
     "bailing_moe_v2",
     "hunyuan_moe",
     "exaone4",
+    "minimax_m2",
 )

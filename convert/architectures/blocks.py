@@ -30,15 +30,21 @@ def attention(
     output_bias: bool,
     rotary_pairs: bool = False,
     head_norms: bool = False,
+    joined_norms: bool = False,
 ) -> list[Weight]:
     """Return query, key, value and output matrices. `rotary_pairs` reorders heads for GGUF's
-    `llama`; `head_norms` adds the norms of queries and keys.
+    `llama`; `head_norms` adds the norms of queries and keys over a head, `joined_norms` those over
+    all heads.
     """
     d, q, kv = model.n_embd, model.n_heads * model.head_size, model.n_kv_heads * model.head_size
     q_heads, kv_heads = (model.n_heads, model.n_kv_heads) if rotary_pairs else (0, 0)
     norms = [
-        Weight(f"{LAYER}.self_attn.{part}_norm", f"blk.{{}}.attn_{part}_norm", (model.head_size,))
-        for part in "qk"
+        Weight(
+            f"{LAYER}.self_attn.{part}_norm",
+            f"blk.{{}}.attn_{part}_norm",
+            (rows if joined_norms else model.head_size,),
+        )
+        for part, rows in (("q", q), ("k", kv))
     ]
     return [
         Weight(
@@ -49,7 +55,7 @@ def attention(
         ),
         Weight(f"{LAYER}.self_attn.v_proj", "blk.{}.attn_v", (kv, d), bias=bias),
         Weight(f"{LAYER}.self_attn.o_proj", "blk.{}.attn_output", (d, q), bias=output_bias),
-        *(norms if head_norms else []),
+        *(norms if head_norms or joined_norms else []),
     ]
 
 

@@ -9,7 +9,7 @@ from ...formats.values import Value, f32, u32
 from ..checkpoint.folder import Checkpoint
 from ..metadata.rope import RopeConfig
 from ..vocabulary.metadata import vocabulary_metadata
-from .implied import SILU, announce_window, check_activation
+from .implied import SILU, announce_window, check_name
 from .layout_options import LayoutOptions
 
 
@@ -60,7 +60,7 @@ class FamilyMetadata:
                 f" {self.n_kv_heads}",
                 file=config.file,
             )
-        check_activation(config, self.gguf_name, *self.activation)
+        check_name(config, self.gguf_name, *self.activation)
         if not self.has_window_key and self.has_window():
             announce_window(config, self.gguf_name)
 

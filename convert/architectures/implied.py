@@ -16,8 +16,10 @@ TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")  # different ways to 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
-def check_activation(config: Config, name: str, key: str, implied: tuple[str, ...]) -> None:
-    """Raise ConfigError if `key` names another activation of the feed-forward."""
+def check_name(config: Config, name: str, key: str, implied: tuple[str, ...]) -> None:
+    """Raise ConfigError if `key` is there and names something else, such as another activation of
+    the feed-forward.
+    """
     found = config.string(key, default=implied[0])
     if found not in implied:
         raise ConfigError(

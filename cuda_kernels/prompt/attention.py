@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,16 @@ from .rows import HALVES, UNIT, short
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _HEAD_UNITS = (8, 16, 32, 64)  # of a head, at most, for the kernels for heads
 _ROPE_WARPS, _ROPE_ROUNDS = 8, 4
+
+
+class OwnAmong(NamedTuple):
+    """Heads among more, `n_queries` and `n_keys` of them. heads: int32, the number of each head of
+    queries, then of each of keys.
+    """
+
+    n_queries: int
+    n_keys: int
+    heads: torch.Tensor
 
 
 @functools.cache
@@ -69,6 +80,8 @@ def rotate_heads(
     eps: float = 0.0,
     value_eps: float | None = None,
     norms_last: bool = False,
+    factors: torch.Tensor | None = None,
+    own: OwnAmong | None = None,
 ) -> None:
     """Norm the joined products of a prompt by head (if there are weights), rotate them (first of
     all with `norms_last`), and write them to where attention reads them.
@@ -78,20 +91,22 @@ def rotate_heads(
     value_size], of which rows first .. first + T are written; q, k and v of one dtype (float16,
     bfloat16 or float32). cos, sin: float32[n, n_rot / 2] for the positions of a sequence: T is a
     multiple of n. gated: a gate of `size` elements follows every head of queries and is left out.
-    value_eps: values are divided by their root mean square. Raise ValueError for rows that do not
-    fit the heads.
+    value_eps: values are divided by their root mean square. factors: float32[T, 2], what queries
+    and keys are multiplied by besides weights, which then are those of all heads. own: queries and
+    keys of qkv are more than those of q and k. Raise ValueError for rows that do not fit the heads.
     """
     tokens, n_heads, size = q.shape
     n_kv, value_size, given = k.shape[1], v.shape[2], qkv.shape[1]
     query_step = 2 * size if gated else size
-    key_at = n_heads * query_step
-    value_at = key_at + n_kv * size
+    of_queries, of_keys = (n_heads, n_kv) if own is None else (own.n_queries, own.n_keys)
+    key_at = of_queries * query_step
+    value_at = key_at + of_keys * size
     if given == value_at and value_size == size:  # values are keys
         value_at = key_at
     elif given != value_at + n_kv * value_size:
         raise ValueError(
-            f"rows of {given} elements for {n_heads} heads of queries{' with gates' * gated} and"
-            f" {n_kv} of keys of {size}, and values of {value_size}"
+            f"rows of {given} elements for {of_queries} heads of queries{' with gates' * gated} and"
+            f" {of_keys} of keys of {size}, and values of {value_size}"
         )
     units = next(n for n in _HEAD_UNITS if UNIT * n >= max(size, value_size))
     jobs = tokens * -(-(n_heads + 2 * n_kv) // (32 // min(units, 32) * _ROPE_ROUNDS))
@@ -121,6 +136,8 @@ def rotate_heads(
         k_norm,
         np.float32(eps),
         np.float32(-1 if value_eps is None else value_eps),
+        factors,
+        None if own is None else own.heads,
         q,
         k,
         v,

@@ -30,6 +30,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
         *(f"add_post_norm_{n}" for n in _NORM_UNITS),
         *(f"{activation}_gate" for activation in ACTIVATIONS),
         "gather_rows",
+        "row_factors",
         "take_sinks",
         "from_other",
     )
@@ -189,6 +190,26 @@ def take_sinks(x: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tensor) -> 
         np.int64(x.stride(0)),
         np.int64(x.stride(1)),
         np.int64(x.stride(2)),
+    )
+
+
+def row_factors(
+    products: torch.Tensor, queries: int, key_at: int, keys: int, eps: float, out: torch.Tensor
+) -> None:
+    """Compute out[t] = 1 / sqrt(mean(x^2) + eps), float32[T, 2], for the first `queries` columns of
+    half[T, ...], and for `keys` of them from `key_at` on; nothing for 0 columns.
+    """
+    launch(
+        function(_rows_spec(products.dtype), "row_factors", products.device),
+        (len(products), 2),
+        _NORM_THREADS,
+        products,
+        np.int32(products.shape[1] // UNIT),
+        np.int32(queries // UNIT),
+        np.int32(key_at // UNIT),
+        np.int32(keys // UNIT),
+        np.float32(eps),
+        out,
     )
 
 

@@ -17,6 +17,7 @@ BETWEEN = KernelSpec(
     (
         "add_normed",
         "sum_normed",
+        "norm_heads",
         "layer_inputs",
         "layer_norm",
         "activate",
@@ -149,6 +150,43 @@ def sum_normed(
         np.float32(second_eps),
         out,
         np.int32(width),
+        pdl=True,
+    )
+
+
+def norm_heads(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    size: int,
+    own: torch.Tensor | None,
+    q_out: torch.Tensor,
+    k_out: torch.Tensor,
+) -> None:
+    """Compute q_out = rms_norm(q) and k_out = rms_norm(k), over all heads of a row together: q, k
+    and results float32[n, heads * size], weights float32[heads * size]. own: int32, the number of
+    each head of q_out and then of k_out among those of q and k; None for all in their order.
+    """
+    n, q_width = q.shape
+    launch(
+        function(BETWEEN, "norm_heads", q.device),
+        (n, 2),
+        THREADS,
+        q,
+        k,
+        q_weight,
+        k_weight,
+        np.float32(eps),
+        own,
+        q_out,
+        k_out,
+        np.int32(q_width),
+        np.int32(k.shape[1]),
+        np.int32(q_out.shape[1] // size),
+        np.int32(k_out.shape[1] // size),
+        np.int32(size),
         pdl=True,
     )
 

@@ -27,7 +27,8 @@ class Shape:
     post_norms: norms after both halves of a block. latent: its attention is latent attention, with
     `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
     joined_heads: only query, key and value are.
-    long_rope: two sets of frequency factors. layer_norm: norms are LayerNorms. gated: whether
+    joined_norms: norms of queries and keys are over all heads. long_rope: two sets of frequency
+    factors. layer_norm: norms are LayerNorms. gated: whether
     feed-forward layers have a gate. scaled_by_norms: scores of attention have no scale, so that the
     norms of heads keep them small. keys: further keys.
     """
@@ -57,6 +58,7 @@ class Shape:
     delta: DeltaSizes | None = None
     rotated: int = 0
     head_norms: bool = False
+    joined_norms: bool = False
     biases: tuple[str, ...] = ()
     sinks: bool = False
     choice_bias: bool = False
@@ -140,9 +142,9 @@ class Shape:
             yield f"{name}.weight", (n_out, n_in)
             if name in self.biases:
                 yield f"{name}.bias", (n_out,)
-        if self.head_norms:
-            yield "attn_q_norm.weight", (self.head,)
-            yield "attn_k_norm.weight", (self.head,)
+        if self.head_norms or self.joined_norms:
+            yield "attn_q_norm.weight", (q if self.joined_norms else self.head,)
+            yield "attn_k_norm.weight", (k if self.joined_norms else self.head,)
         if self.sinks:
             yield "attn_sinks.weight", (self.n_heads,)
 

@@ -16,6 +16,7 @@ from ..simd.units import UNITS
 from ..simd.vectors.core import has_feature, is_arm
 from ..state.cache import CacheType
 from .memory import Buffer
+from .norms import norm_together
 from .plan import LANES, UNIT, NotPlanned, Plan
 
 _STORES = {
@@ -139,6 +140,16 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     ):
         raise NotPlanned("norms of heads that are no vectors")
     q, k, v = _projections(plan, module, x)
+    of_heads = module.q_norm, module.k_norm
+    if s.joined_norms:
+        if s.own is not None or s.gate:
+            raise NotPlanned("norms over heads of several ranks, or over gates")
+        if module.q_norm is not None:
+            q = norm_together(plan, module.q_norm, q, s.query_rows, "normed q")
+        if module.k_norm is not None:
+            k = norm_together(plan, module.k_norm, k, s.key_rows, "normed k")
+        plan.meet()
+        of_heads = None, None
     keys = Stored.of(plan.settings.k, plan.settings.block_of_keys(s.key_length))
     values = Stored.of(plan.settings.v, plan.settings.block_of_values(s.value_length))
     q_step = s.query_rows // s.heads
@@ -147,11 +158,8 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         keeping(keys, values, warms=s.temperature is not None, norms_last=s.norms_last),
         *(plan.frame_address, plan.layer_offset, q.address, s.heads, 4 * q_step),
         *(k.address, v.address, s.kv_heads, s.key_length, s.value_length),
-        *(
-            0 if norm is None else memory.vector(norm.weight)
-            for norm in (module.q_norm, module.k_norm)
-        ),
-        *(0.0 if norm is None else float(norm.eps) for norm in (module.q_norm, module.k_norm)),
+        *(0 if norm is None else memory.vector(norm.weight) for norm in of_heads),
+        *(0.0 if norm is None else float(norm.eps) for norm in of_heads),
         *(angles, pairs, step, other, *temperature_of(s.temperature)),
         *(*keys.transform, *values.transform),
     )
@@ -185,7 +193,7 @@ def _projections(plan: Plan, module: Attention, x: Buffer) -> tuple[Buffer, Buff
     if module.qkv is not None:
         q = plan.product(module.qkv, x, "qkv")
         k = q.at(s.query_rows)
-        v = k.at(s.kv_heads * s.key_length)
+        v = k.at(s.key_rows)
     elif module.q is None or module.k is None or module.v is None:
         raise NotPlanned("attention without a projection of its own for queries, keys or values")
     else:

@@ -24,6 +24,21 @@ def norm_of(plan: Plan, norm: Norm, x: Buffer, n: int, name: str) -> Buffer:
     return out
 
 
+def norm_together(plan: Plan, norm: Norm, x: Buffer, n: int, name: str) -> Buffer:
+    """Add the RMS norm of a vector of n elements, of which every thread computes a part; return
+    where it is. Threads have not met after it.
+    """
+    if not isinstance(norm, RMSNorm) or n % LANES:
+        raise NotPlanned(f"a norm of {n} elements inside a layer")
+    out = plan.memory.floats(name, n)
+    plan.add(
+        operation(norms.rms_norm_together),
+        *(x.address, n, out.address, plan.memory.vector(norm.weight), float(norm.eps)),
+        meet=False,
+    )
+    return out
+
+
 def add_and_norm(
     plan: Plan,
     h: Buffer,

@@ -155,14 +155,16 @@ def _attention(
 ) -> Sizes:
     s = m.spec
     q, kv = s.heads * s.key_length, s.kv_heads * (s.key_length + s.value_length)
+    of_products = s.query_rows + s.key_rows + s.value_rows
     of_result = rows * s.heads * s.value_length * _HALF
     whole = {settings.k.dtype, settings.v.dtype} <= {torch.float16, torch.bfloat16}
     found = {
-        "qkv": rows * (s.query_rows + kv) * _HALF,
+        "qkv": rows * of_products * _HALF,
+        "factors of norms": rows * 2 * _FLOAT * s.joined_norms,
         "queries": rows * q * (_HALF if whole else _FLOAT),  # other caches get float32
         "mixed": of_result,
         "delta": rows * width * _HALF,
-        "weights": max(s.query_rows + kv, q) * width * _HALF,
+        "weights": max(of_products, q) * width * _HALF,
         "attention": of_result + rows * s.heads * _FLOAT,  # what torch's flash attention returns
         "keys": rows * s.kv_heads * s.key_length * _HALF,
         "values": rows * s.kv_heads * s.value_length * _HALF,

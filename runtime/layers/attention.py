@@ -13,7 +13,7 @@ from ..weights.switches import Switches
 from . import many_rows
 from .batch import Batch
 from .costs import LooksBack, pairs
-from .norm import RMSNorm
+from .norm import RMSNorm, normed_together
 from .rope import Rope
 from .specs import AttentionSpec, Temperature
 
@@ -21,8 +21,9 @@ from .specs import AttentionSpec, Temperature
 class Attention(LooksBack):
     """softmax(scale * Q K^T + causal mask) V, heads joined in head order and projected by `output`.
 
-    `q_norm` and `k_norm` act on each head, before the rotation or after it. Without `v`, values are
-    what `k` gives, before both. `qkv` gives all three in one product. `sinks` float32[heads].
+    `q_norm` and `k_norm` act on each head, before the rotation or after it, or on all together with
+    `joined_norms`. Without `v`, values are what `k` gives, before norm and rotation. `qkv` gives
+    all three in one product. `sinks` float32[heads].
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Attention(LooksBack):
 
     def new_cache(self, capacity: int, settings: CacheSettings, device: torch.device) -> KVCache:
         """An empty cache with its own memory."""
-        s = self.spec
-        return KVCache.alone(capacity, s.kv_heads, s.key_length, s.value_length, settings, device)
+        sizes = self.spec.kv_heads, self.spec.key_length, self.spec.value_length
+        return KVCache.alone(capacity, *sizes, settings, device)
 
     def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
         """Return the bytes that a sequence of `capacity` positions takes."""
@@ -115,6 +116,10 @@ class Attention(LooksBack):
         """
         s, rows = self.spec, len(x)
         q, k, v = self._products(x)
+        if s.joined_norms:
+            of_queries, of_keys = (None, None) if s.own is None else (s.own.queries, s.own.keys)
+            q = normed_together(q, self.q_norm, of_queries, s.key_length)
+            k = None if k is None else normed_together(k, self.k_norm, of_keys, s.key_length)
         q, gate = q.view(rows, s.heads, -1), None
         if s.gate:
             q, gate = q.chunk(2, dim=-1)
@@ -123,7 +128,7 @@ class Attention(LooksBack):
             v = k if v is None else v.view(rows, s.kv_heads, s.value_length)
             if s.value_norm:
                 v = F.rms_norm(v, (s.value_length,), None, self.value_eps)
-        if not s.norms_last:
+        if not (s.norms_last or s.joined_norms):
             q, k = self._normed(q, k)
         if self.rope is not None:
             angles = batch.angles(self.rope)
@@ -146,8 +151,7 @@ class Attention(LooksBack):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         s = self.spec
         if self.qkv is not None:
-            sizes = (s.query_rows, s.kv_heads * s.key_length, s.kv_heads * s.value_length)
-            q, k, v = self.qkv(x).split(sizes, dim=-1)
+            q, k, v = self.qkv(x).split((s.query_rows, s.key_rows, s.value_rows), dim=-1)
             return q, k, v
         if self.q is None:
             raise TypeError("attention needs a query projection")

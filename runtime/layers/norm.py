@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional as F
 
@@ -49,6 +51,16 @@ class LayerNorm:
     @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def normed_together(
+    x: torch.Tensor, norm: RMSNorm | None, own: Sequence[int] | None, length: int
+) -> torch.Tensor:
+    """Norm all heads of x [rows, heads * length] together, and return those of them whose numbers
+    are in `own` (None: all), side by side.
+    """
+    x = x if norm is None else norm(x)
+    return x if own is None else x.unflatten(-1, (-1, length))[:, list(own)].flatten(1)
 
 
 def _range(name: str) -> RangeName:

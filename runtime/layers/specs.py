@@ -16,6 +16,18 @@ class Temperature:
 
 
 @dataclass(frozen=True)
+class OwnHeads:
+    """The heads of a rank whose products give those of all ranks. n_queries, n_keys: how many these
+    are. queries, keys: the number of each own head among them.
+    """
+
+    n_queries: int
+    n_keys: int
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Softmax attention with grouped key/value heads.
 
@@ -24,9 +36,10 @@ class AttentionSpec:
     softcap * tanh(scores / softcap); 0 for none. sinks: every head has a learned score that takes
     part in the softmax only. gate: the query projection gives a query and a gate for every head;
     the result is multiplied by sigmoid(gate). value_norm: value heads are divided by their root
-    mean square. kv_from: the layer whose keys and values are used instead of own ones. kv_shared:
-    later layers use the keys and values of this one. norms_last: norms of query and key heads
-    follow the rotation.
+    mean square. joined_norms: a norm of queries or keys is over all heads of the model together. On
+    a rank the products then give all these heads, and `own` says which are its own. norms_last:
+    norms of query and key heads follow the rotation. kv_from: the layer whose keys and values are
+    used instead of own ones. kv_shared: later layers use the keys and values of this one.
     """
 
     heads: int
@@ -39,6 +52,8 @@ class AttentionSpec:
     sinks: bool = False
     gate: bool = False
     value_norm: bool = False
+    joined_norms: bool = False
+    own: OwnHeads | None = None
     kv_from: int | None = None
     kv_shared: bool = False
     temperature: Temperature | None = None
@@ -52,7 +67,18 @@ class AttentionSpec:
     @property
     def query_rows(self) -> int:
         """Rows of the query projection."""
-        return self.heads * self.key_length * (2 if self.gate else 1)
+        heads = self.heads if self.own is None else self.own.n_queries
+        return heads * self.key_length * (2 if self.gate else 1)
+
+    @property
+    def key_rows(self) -> int:
+        """Rows of the key projection."""
+        return (self.kv_heads if self.own is None else self.own.n_keys) * self.key_length
+
+    @property
+    def value_rows(self) -> int:
+        """Rows of the value projection."""
+        return self.kv_heads * self.value_length
 
 
 @dataclass(frozen=True)

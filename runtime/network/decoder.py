@@ -193,9 +193,9 @@ class Decoder:
         **spec: Any,
     ) -> Any:
         """`attn_q`, `attn_k`, `attn_v` (or `attn_qkv`) and `attn_output` of a block, with biases
-        where the file has them; with `head_norms` also `attn_q_norm` and `attn_k_norm`, with
-        `sinks` `attn_sinks`. scale: default 1 / sqrt(key_length). spec: other fields of
-        `AttentionSpec`.
+        where the file has them; with `head_norms` or `joined_norms` also `attn_q_norm` and
+        `attn_k_norm`, over a head or over all; with `sinks` `attn_sinks`. scale: default 1 /
+        sqrt(key_length). spec: other fields of `AttentionSpec`.
         """
         at, w = f"blk.{layer}", self.w
         key_length, value_length = key_length or self.key_length, value_length or self.value_length
@@ -211,11 +211,8 @@ class Decoder:
         if local is None:
             return AbsentMixer()
         products: dict[str, Linear] = {}
-        sizes = {
-            "q": s.query_rows,
-            "k": s.kv_heads * key_length,
-            "v": s.kv_heads * value_length,
-        }
+        sizes = {"q": s.query_rows, "k": s.key_rows, "v": s.value_rows}
+        normed = {x: sizes[x] if s.joined_norms else key_length for x in ("q", "k")}
         if w.has(f"{at}.attn_qkv.weight"):
             sizes = {"qkv": sum(sizes.values())}
         elif s.kv_from is not None:
@@ -223,14 +220,15 @@ class Decoder:
         elif s.value_norm and not w.has(f"{at}.attn_v.weight"):
             del sizes["v"]
         for name, n_out in sizes.items():
+            split = "replicated" if s.joined_norms and name in normed else "column"
             products[name] = w.linear(
-                f"{at}.attn_{name}", self.width, n_out, role=f"attn_{name}", split="column"
+                f"{at}.attn_{name}", self.width, n_out, role=f"attn_{name}", split=split
             )
         q_norm, k_norm = (
-            self.rms_norm(f"{at}.attn_{x}_norm", key_length)
-            if head_norms and (x == "q" or s.kv_from is None)
+            self.rms_norm(f"{at}.attn_{x}_norm", n)
+            if (head_norms or s.joined_norms) and (x == "q" or s.kv_from is None)
             else None
-            for x in ("q", "k")
+            for x, n in normed.items()
         )
         return Attention(
             local,

@@ -27,6 +27,7 @@ def plan_attention(
 
     The unit is a key/value head with its query heads, or more where a block of the output's columns
     is longer. With fewer key/value heads than ranks they are copied, and query heads are split.
+    Where norms are over all heads together, every rank computes the queries and keys of all.
     """
     s, n_active = module.spec, _active(splits)
     copied = s.kv_heads < n_active
@@ -37,8 +38,10 @@ def plan_attention(
     unit = least_common(unit, values)
     sizes = (query, s.key_length, s.value_length)
     products = [module.qkv] * 3 if module.qkv is not None else [module.q, module.k, module.v]
-    for product, size, is_query in zip(products, sizes, (True, False, False), strict=True):
-        if product is None:
+    whole = (s.joined_norms, s.joined_norms, False)
+    kinds = zip(products, sizes, (True, False, False), whole, strict=True)
+    for product, size, is_query, is_whole in kinds:
+        if product is None or is_whole:
             continue
         group = multiple(size, splits.row_unit(product.name))
         if is_query:
@@ -57,8 +60,13 @@ def plan_attention(
     q_rows = [[scaled(held, query)] for held in heads]
     k_rows = [[scaled((h, h + 1), s.key_length) for h in held] for held in kv_heads]
     v_rows = [[scaled((h, h + 1), s.value_length) for h in held] for held in kv_heads]
+    if s.joined_norms:
+        q_rows, k_rows = (
+            [[(0, rows)] if held != NOTHING else [] for held in heads]
+            for rows in (s.query_rows, s.key_rows)
+        )
     if module.qkv is not None:
-        after_q, after_k = s.query_rows, s.query_rows + s.kv_heads * s.key_length
+        after_q, after_k = s.query_rows, s.query_rows + s.key_rows
         joined = [
             [*q, *_moved(k, after_q), *_moved(v, after_k)]
             for q, k, v in zip(q_rows, k_rows, v_rows, strict=True)

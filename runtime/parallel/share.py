@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..layers.specs import AttentionSpec, DeltaNetSpec, MLASpec
+from ..layers.specs import AttentionSpec, DeltaNetSpec, MLASpec, OwnHeads
 from ..weights.split_plan import NOTHING, LayerShare, Range, SplitPlan, length
 
 
@@ -110,7 +110,11 @@ class Share:
         part = self.layer(layer)
         if not part.n_heads:
             return None
-        return replace(spec, heads=part.n_heads, kv_heads=part.n_kv_heads)
+        own = None
+        if spec.joined_norms:
+            queries = tuple(range(*part.heads))
+            own = OwnHeads(spec.heads, spec.kv_heads, queries, part.kv_heads)
+        return replace(spec, heads=part.n_heads, kv_heads=part.n_kv_heads, own=own)
 
     def latent(self, layer: int, spec: MLASpec) -> MLASpec | None:
         n = self.layer(layer).n_heads

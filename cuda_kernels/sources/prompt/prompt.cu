@@ -111,6 +111,25 @@ ADD_NORM(2)
 ADD_NORM(4)
 ADD_NORM(8)
 
+// factors[t] = 1 / sqrt(mean(x^2) + eps) of two ranges of the columns of products HALF[T, 8 * pitch]: of q_units units from the first on, and of
+// k_units from key_at on; float32[T, 2]. Two blocks per token; nothing is written for a range of none.
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
+row_factors(const uint4* products, int pitch, int q_units, int key_at, int k_units, float eps, float* factors) {
+    __shared__ float sums[NORM_THREADS / 32];
+    const int units = blockIdx.y ? k_units : q_units;
+    if (!units) return;
+    products += (long long)blockIdx.x * pitch + (blockIdx.y ? key_at : 0);
+    float sum = 0;
+    for (int unit = threadIdx.x; unit < units; unit += NORM_THREADS) {
+        float x[8];
+        unpack8<HALF>(products[unit], x);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += x[j] * x[j];
+    }
+    sum = norm_sum(sum, sums);
+    if (threadIdx.x == 0) factors[(long long)blockIdx.x * 2 + blockIdx.y] = 1.0f / sqrtf(sum / (units * 8) + eps);
+}
+
 // out[r, c] = joined(gate[r, c], up[r, c]), gate and up [rows, cols] of which rows are `stride` elements apart. One unit per thread.
 template <int KIND>
 __device__ __forceinline__ void gate_rows(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols,

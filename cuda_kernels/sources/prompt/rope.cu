@@ -17,10 +17,12 @@ __device__ __forceinline__ void store_unit(void* to, long long unit, const float
 // NEOX pairs element j with j + n_rot / 2, otherwise 2j with 2j + 1; elements beyond n_rot stay. size and value_size <= 8 * LANES * EACH,
 // multiples of 8; n_rot a multiple of 16. Norm weights float32[size] or null. cos, sin float32[tokens of a sequence, n_rot / 2]. pitch: units of
 // 8 elements of a row of the products; query_step: those from a head of queries to the next; keys and values begin at units key_at and value_at. value_eps: from 0 on, values are divided by their root mean square.
+// factors: float32[tokens, 2], what queries and keys are multiplied by instead of the norm of each head, weights float32[heads of the products * size]; or null.
+// own: int32[n_heads + n_kv], which heads of queries and of keys among those of the products are taken, all in their order if it is null.
 template <int LANES, int EACH, bool NEOX>
 __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int query_step, int key_at, int value_at, int size, int value_size, int n_rot,
                                       const float* cos, const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps,
-                                      float value_eps, void* q, void* k, void* v, long long first) {
+                                      float value_eps, const float* factors, const int* own_heads, void* q, void* k, void* v, long long first) {
     constexpr int TOGETHER = 32 / LANES;
     const int lane = threadIdx.x % 32, own = lane % LANES, all = n_heads + 2 * n_kv;
     const int parts = (all + TOGETHER * ROUNDS - 1) / (TOGETHER * ROUNDS);
@@ -31,10 +33,12 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
     const bool norms = q_norm != nullptr || k_norm != nullptr || value_eps >= 0;  // the same for all lanes
 
     uint4 raw[ROUNDS][EACH];
+    int among[ROUNDS];  // the number of each head of queries or keys in the products
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
         const int head = first_head + i * TOGETHER, key = head - n_heads, value = key - n_kv, units = (value < 0 ? size : value_size) / 8;
-        const int at = key < 0 ? head * query_step : value < 0 ? key_at + key * units : value_at + value * units;
+        among[i] = own_heads != nullptr && value < 0 ? own_heads[head] : key < 0 ? head : key;
+        const int at = key < 0 ? among[i] * query_step : value < 0 ? key_at + among[i] * units : value_at + value * units;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             const int unit = own + e * LANES;
@@ -73,7 +77,11 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
                 for (int j = 0; j < 8; j++) sum += x[e][j] * x[e][j];
 #pragma unroll
             for (int step = LANES / 2; step; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-            const float scale = 1.0f / sqrtf(sum / length + (is_value ? value_eps : eps));
+            float scale = 1.0f / sqrtf(sum / length + (is_value ? value_eps : eps));
+            if (factors != nullptr && !is_value) {
+                scale = factors[t * 2 + is_key];
+                norm += among[i] * size;
+            }
 #pragma unroll
             for (int e = 0; e < EACH; e++) {
                 const int unit = own + e * LANES;
@@ -141,10 +149,10 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
 #define HEADS(NAME, LANES, EACH, NEOX) \
     extern "C" __global__ void __launch_bounds__(32 * ROPE_WARPS) \
     NAME(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int query_step, int key_at, int value_at, int size, int value_size, int n_rot, const float* cos, \
-         const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps, float value_eps, void* q, void* k, void* v, \
-         long long first) { \
+         const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps, float value_eps, const float* factors, \
+         const int* own, void* q, void* k, void* v, long long first) { \
         heads<LANES, EACH, NEOX>(qkv, tokens, n_heads, n_kv, pitch, query_step, key_at, value_at, size, value_size, n_rot, cos, sin, per_sequence, q_norm, k_norm, \
-                                 eps, value_eps, q, k, v, first); \
+                                 eps, value_eps, factors, own, q, k, v, first); \
     }
 HEADS(heads_norm_8, 8, 1, false)
 HEADS(heads_norm_16, 16, 1, false)

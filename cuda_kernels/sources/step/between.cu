@@ -103,6 +103,33 @@ sum_normed(const float* first, const float* first_weight, float first_eps, float
     }
 }
 
+// q_out = norm(q) and k_out = norm(k), each over all heads of a row together: q and k float32[rows, q_width] and [rows, k_width], weights as long
+// as rows, eps the same. The results are q_heads and k_heads heads of `size` elements; own[q_heads + k_heads] says which of the row they are,
+// all in their order if it is null. Two blocks per row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+norm_heads(const float* q, const float* k, const float* q_weight, const float* k_weight, float eps, const int* own, float* q_out, float* k_out,
+           int q_width, int k_width, int q_heads, int k_heads, int size) {
+    __shared__ float sums[WARPS];
+    wait_for_inputs();
+    start_dependents();
+    const bool is_key = blockIdx.y;
+    const int width = is_key ? k_width : q_width, heads = is_key ? k_heads : q_heads;
+    const float* x = (is_key ? k : q) + (long long)blockIdx.x * width;
+    const float* weight = is_key ? k_weight : q_weight;
+    float* out = (is_key ? k_out : q_out) + (long long)blockIdx.x * heads * size;
+    if (own && is_key) own += q_heads;
+    float squares = 0.f;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const float y = __ldcg(x + i);
+        squares = fmaf(y, y, squares);
+    }
+    const float inverse = rsqrtf(block_sum(squares, sums) / (float)width + eps);
+    for (int i = threadIdx.x; i < heads * size; i += THREADS) {
+        const int from = own ? own[i / size] * size + i % size : i;
+        out[i] = __ldcg(x + from) * inverse * weight[from];
+    }
+}
+
 // out[layer, row] = (norm(projected[row, layer] * scale) + table_scale * table[row, layer]) / sqrt(2), rows of `length` elements; weights of the
 // norm float32[length]. projected and table float32[rows, layers, length], out float32[layers, rows, length]. One block per row and layer.
 extern "C" __global__ void __launch_bounds__(THREADS)

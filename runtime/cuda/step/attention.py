@@ -10,10 +10,12 @@ from ....cuda_kernels.attention.shape import AttentionShape, fits, shared_limit
 from ....cuda_kernels.matvec.operands import NextAttention, RowRange
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ....cuda_kernels.packed.matrix import PackedMatrix
+from ....cuda_kernels.step import between as step_between
 from ...layers.attention import Attention
 from ...state.cache import CacheSettings, KVCache
 from ...weights.ranges import ranged
 from ..common.context import Context
+from ..common.joined_norms import JoinedNorms
 from ..common.registry import STEP, Placed, PlacedBranch, Slow, executor
 from .frame import Frame
 from .layers import StepBranch, StepInput, StepSum, on_device
@@ -22,7 +24,7 @@ from .layers import StepBranch, StepInput, StepSum, on_device
 @executor(STEP, Attention)
 class StepAttentionLayer(StepBranch):
     """q, k and v in one launch; biases, norms, rotation, cache, attention and gates in one; the
-    output projection onto h.
+    output projection onto h. One more launch for norms over all heads together.
     """
 
     joins = True
@@ -33,12 +35,15 @@ class StepAttentionLayer(StepBranch):
         s = a.spec
         self.a, self.rope, self.input = a, a.rope, StepInput(branch.branch.norm, context)
         # Rows of queries, keys and values.
-        self.sizes = s.query_rows, s.kv_heads * s.key_length, s.kv_heads * s.value_length
+        self.sizes = s.query_rows, s.key_rows, s.value_rows
         self.qkv, biases = self._projections(context)
         self.biases = _all_biases(biases, self.sizes, context.device)
         self.output = StepSum(a.output, branch, context)
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
+        self.joined = JoinedNorms.of(a, context.device)
+        if self.joined is not None and self.biases is not None:
+            raise Slow("biases before norms over all heads")
         # Keys of another layer have their norm; the kernel does not use this one then.
         k_norm = a.k_norm if s.kv_from is None else a.q_norm
         if (a.q_norm is None) != (k_norm is None):
@@ -49,8 +54,8 @@ class StepAttentionLayer(StepBranch):
             raise Slow("head norms of two kinds")
         self.head_eps = next(iter(all_eps), 0.0)
         self.norms = (
-            None if a.q_norm is None else a.q_norm.weight,
-            None if k_norm is None else k_norm.weight,
+            None if a.q_norm is None or s.joined_norms else a.q_norm.weight,
+            None if k_norm is None or s.joined_norms else k_norm.weight,
         )
         self._limit = shared_limit(context.device)
         self._check(a.new_cache(0, context.settings or CacheSettings(), torch.device("cpu")))
@@ -111,7 +116,7 @@ class StepAttentionLayer(StepBranch):
             cache.type_v.name,
             0 if self.rope is None else self.rope.n_rot,
             self.rope is not None and self.rope.style == "neox",
-            a.q_norm is not None,
+            a.q_norm is not None and not s.joined_norms,
             cache.hadamard_k,
             cache.hadamard_v,
             biases=self.biases is not None,
@@ -135,9 +140,14 @@ class StepAttentionLayer(StepBranch):
         mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
         attention = frame.attention(self._shape(frame.n, cache), cache.capacity)
         following = None
-        if attention.full_from is not None:
+        if attention.full_from is not None and self.joined is None:
             following = NextAttention(frame.positions, attention.full_from)
         self.input(frame, self.qkv, outs, attention=following)
+        if (joined := self.joined) is not None:
+            heads, size = (a.spec.heads, a.spec.kv_heads), a.spec.key_length
+            own = [frame.buffer(f"normed {x}", n * size) for x, n in zip("qk", heads, strict=True)]
+            step_between.norm_heads(q, k, *joined.weights, joined.eps, size, joined.own, *own)
+            q, k = own
         attention(
             q,
             k,

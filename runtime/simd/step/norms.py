@@ -101,6 +101,18 @@ def rms_norm(arguments, thread, threads):
         v.store_floats(out + i, v.mul(normed, v.load_floats(weights + i)))
 
 
+def rms_norm_together(arguments, thread, threads):
+    """Norm of a vector, of which every thread computes a part. Arguments: address of the vector,
+    elements, address of the result, which is another one, weights, eps.
+    """
+    x, n, out = v.integer_at(arguments), v.integer_at(arguments + 8), v.integer_at(arguments + 16)
+    weights, units = v.integer_at(arguments + 24), n // 16
+    factor = v.splat(rms_factor(x, n, v.float_at(arguments + 32)))
+    for i in range(64 * (units * thread // threads), 64 * (units * (thread + 1) // threads), 64):
+        normed = v.mul(v.load_floats(x + i), factor)
+        v.store_floats(out + i, v.mul(normed, v.load_floats(weights + i)))
+
+
 def cap(arguments, thread, threads):
     """limit * tanh(x / limit), in place. Arguments: address, elements, limit."""
     x, n = v.integer_at(arguments), v.integer_at(arguments + 8)

@@ -7,9 +7,12 @@ from typing import NamedTuple
 import torch
 
 from .....cuda_kernels.prompt import attention as prompt_attention
+from .....cuda_kernels.prompt import rows as prompt_rows
+from .....cuda_kernels.prompt.attention import OwnAmong
 from ....layers.attention import Attention, temperature
 from ....layers.batch import Batch
 from ...common.context import Context
+from ...common.joined_norms import JoinedNorms
 
 
 class Products(NamedTuple):
@@ -26,6 +29,7 @@ class Heads:
 
     def __init__(self, m: Attention, context: Context):
         self.m, self.context = m, context
+        self.joined = JoinedNorms.of(m, context.device)
 
     def gates(self, products: Products) -> torch.Tensor | None:
         """Return the gates half[rows, heads, length] that follow each head of queries."""
@@ -74,6 +78,7 @@ class Heads:
         sin: torch.Tensor,
     ) -> None:
         m = self.m
+        factors, own = self._over_all(products, q.shape[1] > 0, k.shape[1] > 0)
         prompt_attention.rotate_heads(
             products,
             q,
@@ -89,7 +94,27 @@ class Heads:
             eps=0.0 if m.q_norm is None else m.q_norm.eps,
             value_eps=m.value_eps if m.spec.value_norm else None,
             norms_last=m.spec.norms_last,
+            factors=factors,
+            own=own,
         )
+
+    def _over_all(
+        self, products: torch.Tensor, queries: bool, keys: bool
+    ) -> tuple[torch.Tensor | None, OwnAmong | None]:
+        """Return the factors of norms over all heads, and which of these heads are those of this
+        rank, of products that have queries, keys and values or only one of these. None for norms
+        of heads.
+        """
+        s, joined = self.m.spec, self.joined
+        if joined is None:
+            return None, None
+        of_queries, of_keys = s.query_rows * queries, s.key_rows * keys
+        factors = self.context.buffer("factors of norms", (len(products), 2), torch.float32)
+        prompt_rows.row_factors(products, of_queries, of_queries, of_keys, joined.eps, factors)
+        if s.own is None or joined.own is None:
+            return factors, None
+        heads = joined.own[0 if queries else s.heads : None if keys else s.heads]
+        return factors, OwnAmong(s.own.n_queries * queries, s.own.n_keys * keys, heads)
 
     def _tempered(self, q: torch.Tensor, batch: Batch) -> torch.Tensor:
         if self.m.spec.temperature is not None:
