@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...errors import ConfigError, printable
-from ...formats.values import Value, boolean, f32, string, u32
+from ...formats.values import Value, boolean, f32, u32
 from ..checkpoint.folder import Checkpoint
 from .blocks import LAYER, in_layers, norms
 from .experts import RoutedExperts
@@ -26,6 +26,7 @@ class BailingMoe2(MtpBlocks, RoutedExperts):
     """Ling and Ring 2.0; GGUF `bailingmoe2`."""
 
     gguf_name = "bailingmoe2"
+    pre_names = ("bailingmoe", "bailingmoe2")  # both generations of the model split alike
     class_defaults: ClassVar[dict[str, object]] = {
         "num_key_value_heads": 4,
         "head_dim": 128,
@@ -92,14 +93,6 @@ class BailingMoe2(MtpBlocks, RoutedExperts):
         # The reference writes the number where config.json has it, which is mostly 0.
         named = self.mtp_key in self.config and self.options.mtp != "drop"
         return {"nextn_predict_layers": u32(self.n_mtp)} if named else super().mtp_keys()
-
-    def vocabulary(self, pre: str | None) -> dict[str, Value]:
-        keys = super().vocabulary(pre)
-        # Both generations of the model split alike. Files of each name their own.
-        name = keys.get("tokenizer.ggml.pre")
-        if pre is None and name is not None and name.data == "bailingmoe":
-            keys["tokenizer.ggml.pre"] = string("bailingmoe2")
-        return keys
 
     def weights(self) -> list[Weight]:
         d, q, kv = self.n_embd, self.n_heads * self.head_size, self.n_kv_heads * self.head_size

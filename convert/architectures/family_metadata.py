@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...errors import ConfigError
-from ...formats.values import Value, f32, u32
+from ...formats.values import Value, f32, string, u32
 from ..checkpoint.folder import Checkpoint
 from ..metadata.rope import RopeConfig
 from ..vocabulary.metadata import vocabulary_metadata
@@ -33,6 +33,8 @@ class FamilyMetadata:
     class_defaults: ClassVar[dict[str, object]] = {}
     # the reference leaves key_length out where neither the class nor config.json has head_dim
     always_names_head_size = True
+    # what the pre-tokenizer is derived as, and what the reference calls it in this family
+    pre_names: tuple[str, str] | None = None
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         self.checkpoint, self.options = checkpoint, options
@@ -108,7 +110,11 @@ class FamilyMetadata:
         """Return all `tokenizer.*` keys. `pre` names the pre-tokenizer; by default it is
         derived.
         """
-        return vocabulary_metadata(self.checkpoint, self.n_vocab, pre)
+        keys = vocabulary_metadata(self.checkpoint, self.n_vocab, pre)
+        name = keys.get("tokenizer.ggml.pre")
+        if pre is None and self.pre_names and name is not None and name.data == self.pre_names[0]:
+            keys["tokenizer.ggml.pre"] = string(self.pre_names[1])
+        return keys
 
     def rope_keys(self) -> dict[str, Value]:
         """Return the keys of rotary scaling and base."""
