@@ -51,6 +51,15 @@ SHAPES["qwen2moe-tiny"] = replace(  # with a gated shared expert
     shared_gate=True,
     keys={"expert_shared_feed_forward_length": u32(512)},
 )
+SHAPES["minimax-tiny"] = replace(  # with norms over all heads
+    SHAPES["qwen3moe-tiny"],
+    architecture="minimax-m2",
+    head_norms=False,
+    joined_norms=True,
+    rotated=64,
+    choice_bias=True,
+    n_experts=2,  # all are used, so that rounding chooses no others
+)
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))
 
 

@@ -53,6 +53,7 @@ GEMMA2 = {
 }
 GEMMA3 = {"sliding_window": 8, "query_pre_attn_scalar": HEAD}
 BAILING = EXPERTS | {"num_shared_experts": 2, "n_group": 2, "topk_group": 1}
+MINIMAX = {"num_local_experts": 4, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
 STARCODER = {"norm_epsilon": 1e-5}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
@@ -153,6 +154,20 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
             HUNYUAN | {"num_hidden_layers": 2},
             {"moe_intermediate_size": [16]},
             "'moe_intermediate_size' must be one positive number for all 2 layers",
+        ),
+        ("MiniMaxM2ForCausalLM", MINIMAX, {"use_qk_norm": False}, "minimax-m2 implies true"),
+        ("MiniMaxM2ForCausalLM", MINIMAX, {"use_routing_bias": False}, "minimax-m2 implies true"),
+        ("MiniMaxM2ForCausalLM", MINIMAX, {"qk_norm_type": "per_head"}, "implies per_layer"),
+        ("MiniMaxM2ForCausalLM", MINIMAX, {"scoring_func": "softmax"}, "implies sigmoid"),
+        ("MiniMaxM2ForCausalLM", MINIMAX, {"shared_intermediate_size": 8}, "is 8; .* implies 0"),
+        ("MiniMaxM2ForCausalLM", MINIMAX, {"attn_type_list": [0]}, "has 0 for layer 0"),
+        ("MiniMaxM2ForCausalLM", MINIMAX, {"rotary_dim": 7}, "rotary_dim is 7: of heads of 16"),
+        ("MiniMaxM2ForCausalLM", MINIMAX, {"rotary_dim": 18}, "rotary_dim is 18"),
+        (
+            "MiniMaxM2ForCausalLM",
+            MINIMAX | {"rotary_dim": 8},
+            {"partial_rotary_factor": 0.25},
+            "partial_rotary_factor says 4",
         ),
         ("SeedOssForCausalLM", {}, {"attention_out_bias": True}, "seed_oss implies false"),
         ("SeedOssForCausalLM", {}, {"mlp_bias": True}, "seed_oss implies false"),

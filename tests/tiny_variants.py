@@ -103,6 +103,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         LINEAR,
     ),
     "hunyuan_moe": ({"tie_word_embeddings": False}, {"moe_topk": 3}, YARN),
+    "minimax_m2": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rotary_dim": 6},
+        {"num_key_value_heads": 4},
+        {"tie_word_embeddings": True},
+        YARN,
+    ),
     "glm_moe_dsa": (
         {"indexer_types": None},
         {"norm_topk_prob": False},

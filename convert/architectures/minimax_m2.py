@@ -1,4 +1,4 @@
-"""MiniMax-M2 to M2.5: norms of queries and keys over all heads, half of each head rotated, and
+"""MiniMax-M2 to M2.7: norms of queries and keys over all heads, half of each head rotated, and
 experts that sigmoid scores with a bias choose.
 """
 
@@ -22,15 +22,20 @@ log = logging.getLogger(__name__)
 
 @register("MiniMaxM2ForCausalLM")
 class MiniMaxM2(RoutedExperts):
-    """MiniMax-M2, M2.1 and M2.5; GGUF `minimax-m2`, which has no blocks that predict further
+    """MiniMax-M2 to M2.7; GGUF `minimax-m2`, which has no blocks that predict further
     tokens: they are left out.
     """
 
     gguf_name = "minimax-m2"
-    always_names_head_size = False
+    pre_names = ("gpt-4o", "minimax-m2")
     expert_stem = f"{LAYER}.block_sparse_moe.experts"
     expert_parts: ClassVar[dict[str, str]] = {"w1": GATE, "w2": DOWN, "w3": UP}
-    class_defaults: ClassVar[dict[str, object]] = {"rope_theta": 5e6}
+    class_defaults: ClassVar[dict[str, object]] = {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5e6,
+    }
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
@@ -70,8 +75,8 @@ class MiniMaxM2(RoutedExperts):
         found = self.config.integer("rotary_dim", default=share)
         if found % 2 or found > whole or share not in (found, whole):
             raise ConfigError(
-                f"rotary_dim is {found}: of heads of {whole} elements an even number is rotated, and"
-                f" partial_rotary_factor says {share}",
+                f"rotary_dim is {found}: of heads of {whole} elements an even number is rotated,"
+                f" and partial_rotary_factor says {share}",
                 file=self.config.file,
             )
         return found
