@@ -30,6 +30,7 @@ RUNNABLE = frozenset(
         "minimax-m2",
         "mistral3",
         "mistral4",
+        "olmo2",
         "phi3",
         "qwen2",
         "qwen2moe",

@@ -112,6 +112,8 @@ ARCHITECTURES = [
     Row("kimi-k2", "IQ4_K", layers=12),
     Row("dots-llm1", "IQ4_K"),
     Row("minimax-m2", "IQ4_K", layers=40),
+    Row("olmo2-7b", "IQ4_K"),
+    Row("olmo3-32b", "IQ4_K"),
     Row("ernie-4.5-0.3b", "IQ4_K"),
     Row("ernie-4.5-21b-a3b", "IQ4_K"),
     Row("exaone-4.0-1.2b", "IQ4_K"),

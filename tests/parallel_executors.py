@@ -60,6 +60,14 @@ SHAPES["minimax-tiny"] = replace(  # with norms over all heads
     choice_bias=True,
     n_experts=2,  # all are used, so that rounding chooses no others
 )
+SHAPES["olmo-tiny"] = replace(  # with norms after both halves of a block, and none before them
+    SHAPES["llama-tiny"],
+    architecture="olmo2",
+    llama3_rope=False,
+    joined_norms=True,
+    pre_norms=False,
+    post_norms=("post_attention_norm", "post_ffw_norm"),
+)
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))
 
 

@@ -56,6 +56,14 @@ HEAD_NORMS = {
     "self_attn.q_norm.weight": ((HEAD,), "attn_q_norm"),
     "self_attn.k_norm.weight": ((HEAD,), "attn_k_norm"),
 }
+JOINED_NORMS = {
+    "self_attn.q_norm.weight": ((Q,), "attn_q_norm"),
+    "self_attn.k_norm.weight": ((KV,), "attn_k_norm"),
+}
+POST_NORMS = {
+    "post_attention_layernorm.weight": ((D,), "post_attention_norm"),
+    "post_feedforward_layernorm.weight": ((D,), "post_ffw_norm"),
+}
 MLP = {
     "mlp.gate_proj.weight": ((FF, D), "ffn_gate"),
     "mlp.up_proj.weight": ((FF, D), "ffn_up"),
@@ -168,6 +176,21 @@ FAMILIES = {
         {"no_rope_layers": [1, 1, 1, 0]},
         NORMS | ATTENTION | MLP,
         {"smollm3.rope.dimension_count": HEAD, "smollm3.vocab_size": VOCAB},
+    ),
+    "Olmo2ForCausalLM": (
+        {},
+        POST_NORMS | ATTENTION | JOINED_NORMS | MLP,
+        {"olmo2.attention.key_length": HEAD, "olmo2.rope.freq_base": 1e4},
+    ),
+    "Olmo3ForCausalLM": (
+        {"sliding_window": 8, "rope_theta": None},
+        POST_NORMS | ATTENTION | JOINED_NORMS | MLP,
+        {
+            "olmo2.attention.sliding_window": 8,
+            "olmo2.attention.sliding_window_pattern": [True],
+            "olmo2.rope.freq_base": 5e5,
+            "olmo2.rope.freq_base_swa": 5e5,
+        },
     ),
     "Ernie4_5ForCausalLM": (
         {"rope_theta": None},

@@ -53,6 +53,8 @@ SIZES = {
     "hunyuan-0.5b": 0.54,
     "hunyuan-7b": 7.5,
     "minimax-m2": 228.7,
+    "olmo2-7b": 7.3,
+    "olmo3-32b": 32.2,
     "gpt-oss-20b": 20.9,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,

@@ -372,6 +372,30 @@ def _minimax_m2(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _headless(s: Sizes, **more) -> dict[str, Any]:
+    """For classes whose heads are as long as the width has room for: of a length that kernels
+    take.
+    """
+    return _common(s, num_attention_heads=HEADS if s is SMALL else 2, **more)
+
+
+def _olmo3(s: Sizes) -> dict[str, Any]:
+    """Scaled frequencies only in the layer that sees all positions, which is the fourth; one has a
+    window after it.
+    """
+    full = yarn(attention_factor=1.2079, rope_theta=10000.0)
+    rope = {
+        "full_attention": full,
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    kinds = None if s is SMALL else ["sliding_attention", "full_attention"]
+    layers = {"num_hidden_layers": 5, "num_key_value_heads": KV_HEADS} if s is SMALL else {}
+    return _headless(s, rope_parameters=rope, sliding_window=WINDOW, **layers) | {
+        "layer_types": kinds,
+        **({} if s is SMALL else {"num_key_value_heads": 1}),
+    }
+
+
 def _gemma2(s: Sizes) -> dict[str, Any]:
     return _headed(
         s,
@@ -565,6 +589,8 @@ CASES = {
         Case("hunyuan_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", _hunyuan),
         Case("hunyuan_moe", "HunYuanMoEV1ForCausalLM", "hunyuan-moe", _hunyuan_moe),
         Case("minimax_m2", "MiniMaxM2ForCausalLM", "minimax-m2", _minimax_m2),
+        Case("olmo2", "Olmo2ForCausalLM", "olmo2", lambda s: _headless(s, num_key_value_heads=2)),
+        Case("olmo3", "Olmo3ForCausalLM", "olmo2", _olmo3),
         Case("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", _glm_moe_dsa),
         Case("gemma2", "Gemma2ForCausalLM", "gemma2", _gemma2),
         Case("gemma3", "Gemma3ForCausalLM", "gemma3", _gemma3),
@@ -612,4 +638,5 @@ FAST = (
     "hunyuan_moe",
     "exaone4",
     "minimax_m2",
+    "olmo3",
 )

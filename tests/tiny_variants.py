@@ -109,6 +109,17 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"tie_word_embeddings": True},
         YARN,
     ),
+    "olmo2": ({"num_key_value_heads": None}, {"tie_word_embeddings": True}, YARN, LINEAR),
+    "olmo3": (
+        {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},
+        {
+            "rope_parameters": {
+                "full_attention": yarn(attention_factor=1.5),
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+        {"rope_parameters": None},
+    ),
     "glm_moe_dsa": (
         {"indexer_types": None},
         {"norm_topk_prob": False},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...formats.values import f32, string, u32
+from ...formats.values import Value, f32, string, u32
 from .shape import QKV, Shape
 
 
@@ -59,6 +59,34 @@ def _hunyuan(name: str, sizes: tuple[int, int, int, int, int, int, int]) -> Shap
     return Shape("hunyuan-dense", name, *sizes, base, 262144, 1e-5, head_norms=True, tied=True)
 
 
+def _olmo(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int, int],
+    context: int,
+    keys: dict[str, Value],
+) -> Shape:
+    """OLMo 2 or 3."""
+    return Shape(
+        "olmo2",
+        name,
+        *sizes,
+        500000.0,
+        context,
+        1e-6,
+        joined_norms=True,
+        attn_norm="",
+        ffn_norm="",
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        keys=keys,
+    )
+
+
+_OLMO3 = {  # every fourth layer sees all positions, as in files that do not say
+    "attention.sliding_window": u32(4096),
+    "rope.scaling.type": string("yarn"),
+    "rope.scaling.factor": f32(8.0),
+    "rope.scaling.original_context_length": u32(8192),
+}
 DENSE_SHAPES: dict[str, Shape] = {
     "llama-8b": _llama("8B", (32, 4096, 32, 8, 128, 14336, 128256)),
     "llama-70b": _llama("70B", (80, 8192, 64, 8, 128, 28672, 128256)),
@@ -227,6 +255,8 @@ DENSE_SHAPES: dict[str, Shape] = {
     ),
     "hunyuan-0.5b": _hunyuan("0.5B", (24, 1024, 16, 8, 128, 3584, 120818)),
     "hunyuan-7b": _hunyuan("7B", (32, 4096, 32, 8, 128, 14336, 128167)),
+    "olmo2-7b": _olmo("7B", (32, 4096, 32, 32, 128, 11008, 100352), 4096, {}),
+    "olmo3-32b": _olmo("32B", (64, 5120, 40, 8, 128, 27648, 100278), 65536, _OLMO3),
     "smollm3-3b": Shape(
         "smollm3",
         "3B",
