@@ -31,6 +31,7 @@ RUNNABLE = frozenset(
         "mistral3",
         "mistral4",
         "olmo2",
+        "olmoe",
         "phi3",
         "qwen2",
         "qwen2moe",

@@ -113,6 +113,7 @@ ARCHITECTURES = [
     Row("dots-llm1", "IQ4_K"),
     Row("minimax-m2", "IQ4_K", layers=40),
     Row("olmo2-7b", "IQ4_K"),
+    Row("olmoe-1b-7b", "IQ4_K"),
     Row("olmo3-32b", "IQ4_K"),
     Row("ernie-4.5-0.3b", "IQ4_K"),
     Row("ernie-4.5-21b-a3b", "IQ4_K"),

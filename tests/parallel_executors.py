@@ -65,7 +65,8 @@ SHAPES["olmo-tiny"] = replace(  # with norms after both halves of a block, and n
     architecture="olmo2",
     llama3_rope=False,
     joined_norms=True,
-    pre_norms=False,
+    attn_norm="",
+    ffn_norm="",
     post_norms=("post_attention_norm", "post_ffw_norm"),
 )
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))

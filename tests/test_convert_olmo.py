@@ -1,14 +1,30 @@
-"""OLMo 3: which layers have the window, and what llama.cpp makes of it; OLMo 2."""
+"""OLMo 3: which layers have the window, and what llama.cpp makes of it; OLMo 2 and
+OLMoE.
+"""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
-from iqforge.errors import ConfigError
+from iqforge.errors import CheckpointError, ConfigError
 from iqforge.formats.pretokenizer_regexes import LLAMA3
 
-from .family_checkpoint import HEAD, convert, write
+from .family_checkpoint import (
+    EXPERTS,
+    FF,
+    HEAD,
+    HEADS,
+    KV,
+    KV_HEADS,
+    LAYER,
+    D,
+    Q,
+    convert,
+    full_names,
+    write,
+)
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 CONFIG = {"num_hidden_layers": 5, "tie_word_embeddings": False, "head_dim": None}
@@ -96,3 +112,69 @@ def test_the_pre_tokenizer_has_the_name_that_llama_cpp_gives_it(tmp_path):
     file.write_text(json.dumps(tokenizer))
     for pre, name in ((None, "dbrx"), ("glm4", "glm4")):
         assert convert(tmp_path, vocab_only=True, pre=pre)[1]["tokenizer.ggml.pre"] == name
+
+
+OLMOE = {"num_experts": EXPERTS, "num_experts_per_tok": 2}
+OLMOE_NAMES = full_names(
+    {
+        "input_layernorm.weight": ((D,), "attn_norm"),
+        "post_attention_layernorm.weight": ((D,), "ffn_norm"),
+        "self_attn.q_proj.weight": ((Q, D), "attn_q"),
+        "self_attn.k_proj.weight": ((KV, D), "attn_k"),
+        "self_attn.v_proj.weight": ((KV, D), "attn_v"),
+        "self_attn.o_proj.weight": ((D, Q), "attn_output"),
+        "self_attn.q_norm.weight": ((Q,), "attn_q_norm"),
+        "self_attn.k_norm.weight": ((KV,), "attn_k_norm"),
+        "mlp.gate.weight": ((EXPERTS, D), "ffn_gate_inp"),
+    }
+)
+PARTS = {"gate": (FF, D), "up": (FF, D), "down": (D, FF)}
+EXPERT = LAYER + "mlp.experts.{}.{}_proj.weight"
+OLMOE_SHAPES = {name: shape for name, (shape, _) in OLMOE_NAMES.items()} | {
+    EXPERT.format(x, part): shape for part, shape in PARTS.items() for x in range(EXPERTS)
+}
+
+
+def test_names_values_and_keys_of_olmoe(tmp_path):
+    stored = write(tmp_path, "OlmoeForCausalLM", OLMOE | {"rms_norm_eps": None}, OLMOE_SHAPES)
+    made, metadata = convert(tmp_path)
+    expected = {gguf: stored[name] for name, (_, gguf) in OLMOE_NAMES.items()}
+    for part in PARTS:
+        experts = [stored[EXPERT.format(x, part)] for x in range(EXPERTS)]
+        expected[f"blk.0.ffn_{part}_exps.weight"] = np.stack(experts)
+    assert set(made) == set(expected)
+    for name, values in expected.items():
+        assert np.array_equal(made[name], values), name
+    keys = {k.removeprefix("olmoe."): v for k, v in metadata.items() if k.startswith("olmoe.")}
+    assert keys == {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": D,
+        "feed_forward_length": FF,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "attention.layer_norm_rms_epsilon": pytest.approx(1e-5),
+        "rope.freq_base": 1e4,
+        "expert_count": EXPERTS,
+        "expert_used_count": 2,
+    }
+
+
+@pytest.mark.parametrize("name", OLMOE_NAMES)
+def test_a_missing_tensor_of_olmoe_is_named(tmp_path, name):
+    without = {other: shape for other, shape in OLMOE_SHAPES.items() if other != name}
+    write(tmp_path, "OlmoeForCausalLM", OLMOE, without)
+    with pytest.raises(CheckpointError) as raised:
+        convert(tmp_path)
+    assert f"'{name}': is missing" in str(raised.value)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_files_of_olmoe_that_others_refuse_are_announced(tmp_path, caplog, whole):
+    """Fewer key-value heads, and a tied output matrix."""
+    config = {"num_key_value_heads": HEADS, "tie_word_embeddings": False} if whole else {}
+    write(tmp_path, "OlmoeForCausalLM", OLMOE | config, {})
+    convert(tmp_path, vocab_only=True)
+    assert caplog.text.count("llama.cpp refuses GGUF's olmoe") == (0 if whole else 2)

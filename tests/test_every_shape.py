@@ -53,6 +53,7 @@ SIZES = {
     "hunyuan-0.5b": 0.54,
     "hunyuan-7b": 7.5,
     "minimax-m2": 228.7,
+    "olmoe-1b-7b": 6.92,
     "olmo2-7b": 7.3,
     "olmo3-32b": 32.2,
     "gpt-oss-20b": 20.9,

@@ -396,6 +396,15 @@ def _olmo3(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _olmoe(s: Sizes) -> dict[str, Any]:
+    config = _headless(s, num_key_value_heads=HEADS if s is SMALL else 2)
+    return config | {
+        "intermediate_size": s.ff_expert,
+        "num_experts": s.experts,
+        "num_experts_per_tok": 3,
+    }
+
+
 def _gemma2(s: Sizes) -> dict[str, Any]:
     return _headed(
         s,
@@ -590,6 +599,7 @@ CASES = {
         Case("hunyuan_moe", "HunYuanMoEV1ForCausalLM", "hunyuan-moe", _hunyuan_moe),
         Case("minimax_m2", "MiniMaxM2ForCausalLM", "minimax-m2", _minimax_m2),
         Case("olmo2", "Olmo2ForCausalLM", "olmo2", lambda s: _headless(s, num_key_value_heads=2)),
+        Case("olmoe", "OlmoeForCausalLM", "olmoe", _olmoe),
         Case("olmo3", "Olmo3ForCausalLM", "olmo2", _olmo3),
         Case("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", _glm_moe_dsa),
         Case("gemma2", "Gemma2ForCausalLM", "gemma2", _gemma2),

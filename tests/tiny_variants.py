@@ -109,6 +109,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"tie_word_embeddings": True},
         YARN,
     ),
+    "olmoe": ({"num_key_value_heads": 2}, {"tie_word_embeddings": True}, YARN),
     "olmo2": ({"num_key_value_heads": None}, {"tie_word_embeddings": True}, YARN, LINEAR),
     "olmo3": (
         {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},
