@@ -647,6 +647,5 @@ FAST = (
     "bailing_moe_v2",
     "hunyuan_moe",
     "exaone4",
-    "minimax_m2",
     "olmo3",
 )

@@ -33,7 +33,8 @@ class StepAttentionLayer(StepBranch):
         super().__init__(branch, context)
         a: Attention = branch.module
         s = a.spec
-        self.a, self.rope, self.input = a, a.rope, StepInput(branch.branch.norm, context)
+        self.a, self.rope, self.device = a, a.rope, context.device
+        self.input = StepInput(branch.branch.norm, context)
         # Rows of queries, keys and values.
         self.sizes = s.query_rows, s.key_rows, s.value_rows
         self.qkv, biases = self._projections(context)
