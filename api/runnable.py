@@ -26,6 +26,8 @@ RUNNABLE = frozenset(
         "gpt-oss",
         "hunyuan-dense",
         "hunyuan-moe",
+        "granite",
+        "granitemoe",
         "llama",
         "minimax-m2",
         "mistral3",

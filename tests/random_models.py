@@ -19,8 +19,10 @@ from .tiny_models import TinyModel, make_tiny_model
 WITH_EXPERTS = [
     case
     for case in CASES
-    if {"num_experts", "num_local_experts", "n_routed_experts"}
-    & set((settings := CASES[case].config(WIDE)).get("text_config", settings))
+    if any(
+        (settings := CASES[case].config(WIDE)).get("text_config", settings).get(key)
+        for key in ("num_experts", "num_local_experts", "n_routed_experts")
+    )
 ]
 
 

@@ -207,6 +207,17 @@ FAMILIES = {
         NORMS | ATTENTION | HUNYUAN_NORMS | MLP,
         {"hunyuan-dense.attention.key_length": HEAD, "hunyuan-dense.rope.freq_base": 1e4},
     ),
+    "GraniteForCausalLM": (
+        {"embedding_multiplier": 12, "logits_scaling": 8.0, "attention_multiplier": 0.25},
+        NORMS | ATTENTION | MLP,
+        {
+            "granite.embedding_scale": 12.0,
+            "granite.logit_scale": 8.0,
+            "granite.attention.scale": 0.25,
+            "granite.rope.dimension_count": HEAD,
+            "granite.vocab_size": VOCAB,
+        },
+    ),
     "BailingMoeV2ForCausalLM": (
         BAILING,
         NORMS | BAILING_ATTENTION | MLP,
@@ -233,7 +244,7 @@ FAMILIES = {
     ),
 }
 # whose rotary halves become pairs
-PAIRED = ("Ministral3ForCausalLM", "SmolLM3ForCausalLM")
+PAIRED = ("GraniteForCausalLM", "Ministral3ForCausalLM", "SmolLM3ForCausalLM")
 
 
 @pytest.mark.parametrize("hf_class", FAMILIES)

@@ -68,6 +68,8 @@ SIZES = {
     "qwen1.5-moe-a2.7b": 14.3,
     "ministral3-14b": 13.5,
     "seed-oss-36b": 36.15,
+    "granite-3.3-8b": 8.17,
+    "granite-3.1-3b-a800m": 3.30,
     "smollm3-3b": 3.08,
     "ernie-4.5-0.3b": 0.36,
     "ernie-4.5-21b-a3b": 21.8,

@@ -539,6 +539,38 @@ def _ernie4_5_moe(s: Sizes) -> dict[str, Any]:
     return _common(s, tie_word_embeddings=True) | _experts(s, moe_num_shared_experts=2)
 
 
+FACTORS = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+
+
+def _granite(s: Sizes) -> dict[str, Any]:
+    return _common(s, tie_word_embeddings=True, **FACTORS)
+
+
+def _granite_moe_shared(s: Sizes) -> dict[str, Any]:
+    return _common(s, intermediate_size=s.ff_expert, **FACTORS) | {
+        "num_local_experts": s.experts,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": s.ff,
+    }
+
+
+def _granite4(s: Sizes) -> dict[str, Any]:
+    """Without Mamba, whose sizes the class checks all the same, and without experts."""
+    return _common(s, tie_word_embeddings=True, **FACTORS) | {
+        "layer_types": ["attention"] * s.layers,
+        "position_embedding_type": "rope",
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": s.ff,
+        "mamba_n_heads": 2,
+    }
+
+
 CASES = {
     case.name: case
     for case in (
@@ -606,6 +638,11 @@ CASES = {
         Case("gemma3", "Gemma3ForCausalLM", "gemma3", _gemma3),
         Case("gemma4_moe", "Gemma4ForCausalLM", "gemma4", _gemma4_moe),
         Case("gemma4_e", "Gemma4ForCausalLM", "gemma4", _gemma4_e),
+        Case("granite", "GraniteForCausalLM", "granite", _granite),
+        Case(
+            "granite_moe_shared", "GraniteMoeSharedForCausalLM", "granitemoe", _granite_moe_shared
+        ),
+        Case("granite4", "GraniteMoeHybridForCausalLM", "granite", _granite4),
         Case("gpt_oss", "GptOssForCausalLM", "gpt-oss", _gpt_oss),
         Case("phi3", "Phi3ForCausalLM", "phi3", _phi3),
         Case("phi3_within", "Phi3ForCausalLM", "phi3", _phi3_long(64)),
@@ -648,4 +685,5 @@ FAST = (
     "hunyuan_moe",
     "exaone4",
     "olmo3",
+    "granite",
 )

@@ -140,6 +140,17 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_kv_shared_layers": 2},
     ),
     "gpt_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}),
+    "granite": (
+        {"attention_bias": True, "mlp_bias": True},
+        {"tie_word_embeddings": False},
+        {"head_dim": 20},
+        YARN,
+    ),
+    "granite_moe_shared": ({"shared_intermediate_size": 0}, {"attention_bias": True}),
+    "granite4": (
+        {"position_embedding_type": None},
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 28},
+    ),
     "phi3": (PARTIAL, {"sliding_window": WINDOW}, {"tie_word_embeddings": True}),
     "ernie4_5": ({"tie_word_embeddings": False}, YARN, LINEAR),
     "ernie4_5_moe": (

@@ -11,18 +11,19 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
+from typing import TypeVar
 
 from ...errors import ArchitectureError, printable
 from .base import Architecture
+
+_Class = TypeVar("_Class", bound=type[Architecture])
 
 # (class, model_type of its text model); None is for all other text models.
 _REGISTRY: dict[tuple[str, str | None], type[Architecture]] = {}
 _loaded = False
 
 
-def register(
-    *hf_classes: str, model_type: str | None = None
-) -> Callable[[type[Architecture]], type[Architecture]]:
+def register(*hf_classes: str, model_type: str | None = None) -> Callable[[_Class], _Class]:
     """Register the decorated class for checkpoints whose `architectures[0]` is one of `hf_classes`.
 
     Multimodal classes wrap several text models. With `model_type` only those with this `model_type`
@@ -30,7 +31,7 @@ def register(
     registered without it converts the others.
     """
 
-    def add(converter: type[Architecture]) -> type[Architecture]:
+    def add(converter: _Class) -> _Class:
         for name in hf_classes:
             if (name, model_type) in _REGISTRY:
                 raise RuntimeError(

@@ -88,9 +88,11 @@ class Decoder:
             layer_norm,
         )
 
-    def network(self, block: Callable[[int], Block], **options: Any) -> Network:
+    def network(
+        self, block: Callable[[int], Block], *, logit_scale: float = 1.0, **options: Any
+    ) -> Network:
         """Return a network of `block(layer)` for every layer. Its output matrix is the embedding if
-        the file has no output tensor. options: those of `Network`.
+        the file has no output tensor. logit_scale: multiplies logits. options: those of `Network`.
         """
         n_vocab = self.p.integer("vocab_size", self.w.n_rows_of("token_embd.weight"))
         output = "output" if self.w.has("output.weight") else "token_embd"
@@ -98,7 +100,9 @@ class Decoder:
             self.w.embedding("token_embd", n_vocab, self.width),
             [block(layer) for layer in range(self.n_layers)],
             self.norm("output_norm"),
-            self.w.linear(output, self.width, n_vocab, role="output", split="column"),
+            self.w.linear(
+                output, self.width, n_vocab, role="output", split="column", factor=logit_scale
+            ),
             n_vocab,
             **options,
             join=None if self.w.share is None else self.w.share.join,

@@ -88,11 +88,24 @@ class Weights(NamedTensors):
             observe(name, x, None)
 
     def linear(
-        self, name: str, n_in: int, n_out: int, *, role: str, split: str, scaled: bool = True
+        self,
+        name: str,
+        n_in: int,
+        n_out: int,
+        *,
+        role: str,
+        split: str,
+        scaled: bool = True,
+        factor: float = 1.0,
     ) -> Linear:
         """`<name>.weight` with shape [n_out, n_in], and `<name>.bias` and `<name>.scale` (one
-        number) where the file has them. scaled: a tensor of that name is such a scale.
+        number) where the file has them. scaled: a tensor of that name is such a scale. factor:
+        multiplies products as the scale does.
         """
+        scale = self.optional_vector(f"{name}.scale", 1) if scaled else None
+        if factor != 1:
+            home = self.placement.home(f"{name}.weight")
+            scale = (torch.ones(1, device=home) if scale is None else scale) * factor
         matrix = self.store.matrices([self._tensor(f"{name}.weight", (n_out, n_in))], 1)[0]
         return self._record(
             Linear(
@@ -102,7 +115,7 @@ class Weights(NamedTensors):
                 self.taps,
                 role=role,
                 split=split,
-                scale=self.optional_vector(f"{name}.scale", 1) if scaled else None,
+                scale=scale,
             )
         )
 

@@ -1,0 +1,188 @@
+"""Granite 3 and 4: Llama with factors of embeddings, of what layers add, of scores and of logits;
+with experts, a router whose experts are stacked, and a shared one in some models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from ...errors import ConfigError, printable
+from ...formats.source import TensorInfo
+from ...formats.values import Value, boolean, f32, string, u32
+from ..checkpoint.folder import Checkpoint
+from ..tensors.rows import RowRange, StoredRows
+from ..tensors.stored import StoredTensor
+from .blocks import LAYER, attention, embedding_and_head, norms
+from .experts import RoutedExperts
+from .layout_options import LayoutOptions
+from .llama import Llama
+from .registry import register
+from .weight import ConvertedTensor, Weight, check_shape, split_numbers
+
+_FACTORS = (
+    ("attention.scale", "attention_multiplier"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("logit_scale", "logits_scaling"),
+)
+# Names that split texts alike: what a tokenizer gets, and what files of this family have.
+_PRE = {"starcoder": "refact", "glm4": "dbrx"}
+_MOE = f"{LAYER}.block_sparse_moe"
+_SHARED = f"{LAYER}.shared_mlp"
+
+
+@register("GraniteForCausalLM")
+class Granite(Llama):
+    """Granite without experts; GGUF `granite`."""
+
+    gguf_name = "granite"
+    class_defaults: ClassVar[dict[str, object]] = {
+        "rms_norm_eps": 1e-6,
+        **{stored: 1.0 for _, stored in _FACTORS},
+    }
+
+    def head_size_keys(self) -> dict[str, Value]:
+        # The reference does not know `head_dim` of this class, so it names none.
+        usual = self.head_size * self.n_heads == self.n_embd
+        return {} if usual else super().head_size_keys()
+
+    def family_keys(self) -> dict[str, Value]:
+        factors = {key: f32(self.config.number(stored)) for key, stored in _FACTORS}
+        return super().family_keys() | factors
+
+    def vocabulary(self, pre: str | None) -> dict[str, Value]:
+        keys = super().vocabulary(pre)
+        name = keys.get("tokenizer.ggml.pre")
+        if pre is None and name is not None and name.data in _PRE:
+            keys["tokenizer.ggml.pre"] = string(_PRE[name.data])
+        return keys
+
+
+@register("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
+class GraniteMoe(RoutedExperts, Granite):
+    """Granite with experts, and with a shared one where `shared_intermediate_size` says so; GGUF
+    `granitemoe`.
+    """
+
+    gguf_name = "granitemoe"
+    expert_stem = f"{_MOE}.experts"
+    shared_by_default = 0
+
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
+        super().__init__(checkpoint, options)
+        self.n_ff_shared = self.config.integer(
+            "shared_intermediate_size", minimum=0, default=self.shared_by_default
+        )
+
+    def expert_width(self) -> int:
+        return self.n_ff
+
+    def family_keys(self) -> dict[str, Value]:
+        keys = super().family_keys()
+        if self.n_experts and self.n_ff_shared:
+            keys["expert_shared_feed_forward_length"] = u32(self.n_ff_shared)
+        return keys
+
+    def weights(self) -> list[Weight]:
+        biased, d = self.config.boolean("attention_bias", default=False), self.n_embd
+        table = [
+            *embedding_and_head(self),
+            *norms(self),
+            *attention(self, bias=biased, output_bias=biased, rotary_pairs=True),
+        ]
+        if self.n_experts:
+            table.append(Weight(f"{_MOE}.router.layer", "blk.{}.ffn_gate_inp", (self.n_experts, d)))
+        if ff := self.n_ff_shared:
+            gate, down = (f"blk.{{}}.ffn_{part}{self._suffix}" for part in ("gate", "down"))
+            table += [
+                Weight(f"{_SHARED}.input_linear", gate, (2 * ff, d)),  # `convert` divides it
+                Weight(f"{_SHARED}.output_linear", down, (d, ff)),
+            ]
+        return table
+
+    @property
+    def _suffix(self) -> str:
+        """What follows the names of matrices that work on every token."""
+        return "_shexp" if self.n_experts else ""
+
+    def convert(
+        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> Iterator[ConvertedTensor]:
+        pattern, numbers = split_numbers(name)
+        if self.n_experts and pattern == f"{_MOE}.input_linear.weight":
+            yield from self.stack(self.layer_of(tensor, numbers)).stacked_gate_up(tensor)
+        elif self.n_experts and pattern == f"{_MOE}.output_linear.weight":
+            yield from self.stack(self.layer_of(tensor, numbers)).stacked_down(tensor)
+        elif self.n_ff_shared and pattern == f"{_SHARED}.input_linear.weight":
+            yield from self._gate_and_up(tensor, self.layer_of(tensor, numbers))
+        else:
+            yield from super().convert(name, tensor, table)
+
+    def _gate_and_up(self, tensor: StoredTensor, layer: int) -> Iterator[ConvertedTensor]:
+        """Yield both halves of [2 n_ff, n_embd], gate rows first."""
+        ff, d = self.n_ff_shared, self.n_embd
+        check_shape(tensor, (2 * ff, d))
+        whole, type = StoredRows(self.checkpoint, tensor), self.checkpoint.type_of(tensor)
+        for half, part in enumerate(("gate", "up")):
+            gguf = f"blk.{layer}.ffn_{part}{self._suffix}.weight"
+            info = TensorInfo(gguf, (ff, d), type)
+            yield ConvertedTensor(info, RowRange(whole, half * ff, ff), (tensor,))
+
+
+@register("GraniteMoeHybridForCausalLM")
+class GraniteMoeHybrid(GraniteMoe):
+    """Granite 4 whose layers are all attention: GGUF `granitemoe`, or `granite` if it has no
+    routed experts, where what is stored as the shared one is the feed-forward.
+    """
+
+    shared_by_default = 1024
+
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
+        super().__init__(checkpoint, options)
+        config = self.config
+        kinds = config.strings("layer_types", "layers_block_type", default=[])
+        if len(kinds) != self.n_layers:
+            raise ConfigError(
+                f"key 'layer_types' has {len(kinds)} items for {self.n_layers} layers; layers that"
+                " it does not name are Mamba, which is not supported yet",
+                file=config.file,
+            )
+        for layer, kind in enumerate(kinds):
+            if kind not in ("attention", "full_attention"):
+                raise ConfigError(
+                    f"key 'layer_types' has '{printable(kind)}' for layer {layer}; only attention"
+                    " is supported yet (GGUF's granite and granitemoe, not granitehybrid)",
+                    file=config.file,
+                )
+        self.has_positions = config.string("position_embedding_type", default=None) == "rope"
+        if not self.n_experts:
+            self.gguf_name, self.has_experts = "granite", False
+            if not self.n_ff_shared:
+                raise ConfigError(
+                    "key 'shared_intermediate_size' is 0, and there are no routed experts: layers"
+                    " have no feed-forward",
+                    file=config.file,
+                )
+            self.n_ff = self.n_ff_shared
+        elif not self.has_positions:
+            # The newest runtimes rotate heads of granitemoe whatever this key says.
+            raise ConfigError(
+                "key 'position_embedding_type' is not rope; GGUF's granitemoe implies rope",
+                file=config.file,
+            )
+
+    def read_expert_sizes(self) -> None:
+        self.n_experts = self.config.integer("num_local_experts", minimum=0, default=8)
+        self.n_experts_used, self.n_ff_expert = 0, self.n_ff
+        if self.n_experts:
+            super().read_expert_sizes()
+
+    def expert_layers(self) -> range:
+        return super().expert_layers() if self.n_experts else range(0)
+
+    def expert_keys(self) -> dict[str, Value]:
+        return super().expert_keys() if self.n_experts else {}
+
+    def family_keys(self) -> dict[str, Value]:
+        return super().family_keys() | {"rope.scaling.finetuned": boolean(self.has_positions)}
