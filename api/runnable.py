@@ -13,6 +13,8 @@ from ..runtime.tokenizer import Tokenizer
 RUNNABLE = frozenset(
     {
         "bailingmoe2",
+        "cohere2",
+        "command-r",
         "deepseek2",
         "dots1",
         "ernie4_5",

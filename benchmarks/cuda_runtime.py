@@ -122,6 +122,8 @@ ARCHITECTURES = [
     Row("hunyuan-0.5b", "IQ4_K"),
     Row("hunyuan-7b", "IQ4_K"),
     Row("hunyuan-a13b", "IQ4_K"),
+    Row("command-r7b", "IQ4_K"),
+    Row("command-r-35b", "IQ4_K"),
     Row("granite-3.3-8b", "IQ4_K"),
     Row("granite-3.1-3b-a800m", "IQ4_K"),
     Row("ling-mini-2.0", "IQ4_K"),

@@ -162,7 +162,7 @@ def _decoded_bytes(parameters: Sequence[Any]) -> int:
 
 def _is_fast(mixer: Branch) -> bool:
     """Return whether kernels evaluate the mixer of a block, as far as its description says."""
-    m = mixer.module
+    m = mixer.modules[0]
     try:
         check_description(mixer)
     except Slow:

@@ -68,6 +68,8 @@ SIZES = {
     "qwen1.5-moe-a2.7b": 14.3,
     "ministral3-14b": 13.5,
     "seed-oss-36b": 36.15,
+    "command-r-35b": 35.0,
+    "command-r7b": 8.03,
     "granite-3.3-8b": 8.17,
     "granite-3.1-3b-a800m": 3.30,
     "smollm3-3b": 3.08,

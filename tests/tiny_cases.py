@@ -571,6 +571,17 @@ def _granite4(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _cohere(s: Sizes, **more) -> dict[str, Any]:
+    config = _common(s, tie_word_embeddings=True, layer_norm_eps=1e-5, logit_scale=0.25, **more)
+    del config["rms_norm_eps"]
+    return config
+
+
+def _cohere2(s: Sizes) -> dict[str, Any]:
+    # The fourth layer is the one without window and rotation, and there is one after it.
+    return _cohere(s, num_hidden_layers=5, sliding_window=WINDOW)
+
+
 CASES = {
     case.name: case
     for case in (
@@ -643,6 +654,8 @@ CASES = {
             "granite_moe_shared", "GraniteMoeSharedForCausalLM", "granitemoe", _granite_moe_shared
         ),
         Case("granite4", "GraniteMoeHybridForCausalLM", "granite", _granite4),
+        Case("cohere", "CohereForCausalLM", "command-r", _cohere),
+        Case("cohere2", "Cohere2ForCausalLM", "cohere2", _cohere2),
         Case("gpt_oss", "GptOssForCausalLM", "gpt-oss", _gpt_oss),
         Case("phi3", "Phi3ForCausalLM", "phi3", _phi3),
         Case("phi3_within", "Phi3ForCausalLM", "phi3", _phi3_long(64)),
@@ -686,4 +699,5 @@ FAST = (
     "exaone4",
     "olmo3",
     "granite",
+    "cohere2",
 )

@@ -140,6 +140,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_kv_shared_layers": 2},
     ),
     "gpt_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}),
+    "cohere": (
+        {"use_qk_norm": True},
+        {"num_key_value_heads": 4, "use_qk_norm": True},
+        {"logit_scale": 1.0},
+    ),
+    "cohere2": (
+        {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
+        {"sliding_window": 300},
+    ),
     "granite": (
         {"attention_bias": True, "mlp_bias": True},
         {"tie_word_embeddings": False},

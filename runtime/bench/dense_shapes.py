@@ -87,6 +87,34 @@ _OLMO3 = {  # every fourth layer sees all positions, as in files that do not say
     "rope.scaling.factor": f32(8.0),
     "rope.scaling.original_context_length": u32(8192),
 }
+
+
+def _cohere(
+    architecture: str,
+    name: str,
+    sizes: tuple[int, int, int, int, int, int],
+    base: float,
+    context: int,
+    logit_scale: float,
+    **keys: Value,
+) -> Shape:
+    """sizes: layers, width, heads, key/value heads, head, hidden size."""
+    return Shape(
+        architecture,
+        name,
+        *sizes,
+        256000,
+        base,
+        context,
+        1e-5,
+        layer_norm=True,
+        norm_biases=False,
+        side_by_side=True,
+        tied=True,
+        keys={"logit_scale": f32(logit_scale), **keys},
+    )
+
+
 DENSE_SHAPES: dict[str, Shape] = {
     "llama-8b": _llama("8B", (32, 4096, 32, 8, 128, 14336, 128256)),
     "llama-70b": _llama("70B", (80, 8192, 64, 8, 128, 28672, 128256)),
@@ -257,6 +285,18 @@ DENSE_SHAPES: dict[str, Shape] = {
     "hunyuan-7b": _hunyuan("7B", (32, 4096, 32, 8, 128, 14336, 128167)),
     "olmo2-7b": _olmo("7B", (32, 4096, 32, 32, 128, 11008, 100352), 4096, {}),
     "olmo3-32b": _olmo("32B", (64, 5120, 40, 8, 128, 27648, 100278), 65536, _OLMO3),
+    "command-r-35b": _cohere(
+        "command-r", "35B", (40, 8192, 64, 64, 128, 22528), 8000000.0, 131072, 0.0625
+    ),
+    "command-r7b": _cohere(
+        "cohere2",
+        "8B",
+        (32, 4096, 32, 8, 128, 14336),
+        50000.0,
+        132096,
+        0.25,
+        **{"attention.sliding_window": u32(4096)},
+    ),
     "granite-3.3-8b": Shape(
         "granite",
         "8B",

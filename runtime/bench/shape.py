@@ -28,7 +28,8 @@ class Shape:
     `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
     joined_heads: only query, key and value are.
     joined_norms: norms of queries and keys are over all heads. long_rope: two sets of frequency
-    factors. layer_norm: norms are LayerNorms. gated: whether
+    factors. layer_norm: norms are LayerNorms, with biases if `norm_biases`. side_by_side: attention
+    and feed-forward read the same norm. gated: whether
     feed-forward layers have a gate. scaled_by_norms: scores of attention have no scale, so that the
     norms of heads keep them small. keys: further keys.
     """
@@ -72,6 +73,8 @@ class Shape:
     joined_heads: bool = False
     long_rope: bool = False
     layer_norm: bool = False
+    norm_biases: bool = True
+    side_by_side: bool = False
     gated: bool = True
     scaled_by_norms: bool = False
     keys: dict[str, Value] = field(default_factory=dict)
@@ -107,7 +110,7 @@ class Shape:
 
     def _norm(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{name}.weight", (self.width,)
-        if self.layer_norm:
+        if self.layer_norm and self.norm_biases:
             yield f"{name}.bias", (self.width,)
 
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -165,7 +168,7 @@ class Shape:
             yield from self.indexer.tensors(self.width, s.q_rank)
 
     def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        if self.ffn_norm:
+        if self.ffn_norm and not self.side_by_side:
             yield from self._norm(self.ffn_norm)
         if self.n_experts and layer >= self.n_dense:
             yield "ffn_gate_inp.weight", (self.n_experts, self.width)

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 from ...formats.kernel import inlined_function
 from ...formats.types import ggml_type
 from ..layers.attention import Attention
+from ..layers.norm import HeadLayerNorm, RMSNorm
 from ..layers.specs import Temperature
 from ..simd.operations import operation
 from ..simd.step import attention as attention_step
 from ..simd.step import heads as heads_step
+from ..simd.step import norms as norms_step
 from ..simd.step.kept_types import STORES
 from ..simd.units import UNITS
 from ..simd.vectors.core import has_feature, is_arm
@@ -140,16 +142,17 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     ):
         raise NotPlanned("norms of heads that are no vectors")
     q, k, v = _projections(plan, module, x)
-    of_heads = module.q_norm, module.k_norm
     if s.joined_norms:
         if s.own is not None or s.gate:
             raise NotPlanned("norms over heads of several ranks, or over gates")
-        if module.q_norm is not None:
-            q = norm_together(plan, module.q_norm, q, s.query_rows, "normed q")
-        if module.k_norm is not None:
-            k = norm_together(plan, module.k_norm, k, s.key_rows, "normed k")
+        if not isinstance(module.q_norm, RMSNorm) or not isinstance(module.k_norm, RMSNorm):
+            raise NotPlanned("norms over all heads that are no RMS norms")
+        q = norm_together(plan, module.q_norm, q, s.query_rows, "normed q")
+        k = norm_together(plan, module.k_norm, k, s.key_rows, "normed k")
         plan.meet()
-        of_heads = None, None
+        head_norms = None, None
+    else:
+        head_norms = _head_norms(plan, module, q, k)
     keys = Stored.of(plan.settings.k, plan.settings.block_of_keys(s.key_length))
     values = Stored.of(plan.settings.v, plan.settings.block_of_values(s.value_length))
     q_step = s.query_rows // s.heads
@@ -158,8 +161,8 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         keeping(keys, values, warms=s.temperature is not None, norms_last=s.norms_last),
         *(plan.frame_address, plan.layer_offset, q.address, s.heads, 4 * q_step),
         *(k.address, v.address, s.kv_heads, s.key_length, s.value_length),
-        *(0 if norm is None else memory.vector(norm.weight) for norm in of_heads),
-        *(0.0 if norm is None else float(norm.eps) for norm in of_heads),
+        *(0 if norm is None else memory.vector(norm.weight) for norm in head_norms),
+        *(0.0 if norm is None else float(norm.eps) for norm in head_norms),
         *(angles, pairs, step, other, *temperature_of(s.temperature)),
         *(*keys.transform, *values.transform),
     )
@@ -186,6 +189,25 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
     y = plan.product(module.output, mixed, "delta")
     plan.meet()
     return y
+
+
+def _head_norms(
+    plan: Plan, module: Attention, q: Buffer, k: Buffer
+) -> tuple[RMSNorm | None, RMSNorm | None]:
+    """Return the norms of queries and keys that are applied with the rotation. Others are added
+    here.
+    """
+    s, found = module.spec, []
+    for norm, x, heads in ((module.q_norm, q, s.heads), (module.k_norm, k, s.kv_heads)):
+        if isinstance(norm, HeadLayerNorm):
+            if s.gate:
+                raise NotPlanned("LayerNorms of heads with gates")
+            weight = plan.memory.vector(norm.weight.reshape(-1))
+            arguments = x.address, heads, s.key_length, weight, float(norm.eps)
+            plan.add(operation(norms_step.head_layer_norms), *arguments)
+            norm = None
+        found.append(norm)
+    return found[0], found[1]
 
 
 def _projections(plan: Plan, module: Attention, x: Buffer) -> tuple[Buffer, Buffer, Buffer]:

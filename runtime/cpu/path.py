@@ -168,8 +168,11 @@ class StepProgram:
                 with plan.within(_range_of(branch.norm, kind)):
                     add_and_norm(plan, h, delta, width, branch.norm, x, first=first, post=post)
                 first, post = 0.0, branch.post_norm
-                with plan.within(kind):
-                    delta = _planned(plan, branch.module, x if branch.norm is not None else h)
+                for number, module in enumerate(branch.modules):
+                    with plan.within(RangeName(f"blk.{layer}", type(module).__name__)):
+                        if number:  # reads what the one before has read
+                            add_and_norm(plan, h, delta, width, None, x)
+                        delta = _planned(plan, module, x if branch.norm is not None else h)
         with plan.within(_range_of(network.output_norm, RangeName("output", "output_norm"))):
             add_and_norm(plan, h, delta, width, network.output_norm, x, first=first, post=post)
         found = memory.floats("logits", -(-network.output.rows // LANES) * LANES)
@@ -275,7 +278,8 @@ def _ask_for_rows(network: Network) -> None:
     mixers = [block.mixer for block in network.blocks]
     ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
     splits = {rope.style != "norm" for rope in ropes if isinstance(rope, Rope)}
-    modules = [branch.module for block in network.blocks for branch in block.branches]
+    branches = (branch for block in network.blocks for branch in block.branches)
+    modules = [module for branch in branches for module in branch.modules]
     recurrent = {m.spec.value_length for m in modules if isinstance(m, DeltaNet)}
     experts = list(moe_layers(network))
     dense = [*modules, *(moe.shared for moe in experts)]

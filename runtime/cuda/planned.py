@@ -17,7 +17,7 @@ from ...cuda_kernels.peer.rows import memory_bytes
 from ...cuda_kernels.prompt import flash_plan
 from ...cuda_kernels.prompt import grouped as prompt_grouped
 from ..layers.attention import Attention
-from ..layers.block import Block, Branch
+from ..layers.block import AttentionAndFFN, Block, Branch
 from ..layers.delta_net import DeltaNet
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
@@ -102,7 +102,8 @@ def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
     buffers for what is copied there and the residual streams of pieces that share a copy.
     """
     found, largest = 0, 0
-    for m in (branch.module for block in blocks for branch in block.branches):
+    branches = (branch for block in blocks for branch in block.branches)
+    for m in (module for branch in branches for module in branch.modules):
         m = m.moe if isinstance(m, DenseAndExperts) else m
         if isinstance(m, MLA):
             s = m.spec
@@ -126,6 +127,13 @@ def _of_branch(
     device: torch.device,
 ) -> Sizes:
     m = branch.module
+    if isinstance(m, AttentionAndFFN):
+        found: Sizes = {"delta of ffn": rows * width * _HALF}
+        for module in branch.modules:
+            part = Branch(branch.norm, module)
+            for name, n_bytes in _of_branch(part, width, rows, keys, settings, device).items():
+                found[name] = max(found.get(name, 0), n_bytes)
+        return found
     if isinstance(m, Attention):
         return _attention(m, width, rows, keys, settings, device)
     if isinstance(m, MLA):

@@ -13,7 +13,7 @@ from ..weights.switches import Switches
 from . import many_rows
 from .batch import Batch
 from .costs import LooksBack, pairs
-from .norm import RMSNorm, normed_together
+from .norm import HeadLayerNorm, RMSNorm, normed_together
 from .rope import Rope
 from .specs import AttentionSpec, Temperature
 
@@ -36,8 +36,8 @@ class Attention(LooksBack):
         v: Linear | None = None,
         qkv: Linear | None = None,
         rope: Rope | None = None,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        q_norm: RMSNorm | HeadLayerNorm | None = None,
+        k_norm: RMSNorm | HeadLayerNorm | None = None,
         value_eps: float = 0.0,
         sinks: torch.Tensor | None = None,
         switches: Switches = Switches(),

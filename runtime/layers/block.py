@@ -111,6 +111,23 @@ class RowLayer(Protocol):
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor: ...
 
 
+class AttentionAndFFN:
+    """attention(x) + ffn(x): both read the same rows (Wang and Komatsuzaki, 2021). A
+    tensor-parallel rank may have no part of one of them.
+    """
+
+    def __init__(self, attention: Mixer, ffn: FeedForward):
+        self.attention, self.ffn = attention, ffn
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """x float32[rows, width] to float32[rows, width], rows as `batch` says."""
+        with opened("", type(self.attention).__name__):
+            y = self.attention(x, batch)
+        with opened("", type(self.ffn).__name__):
+            y += self.ffn(x)
+        return y
+
+
 @dataclass(frozen=True)
 class Branch:
     """One step of the residual stream: h += post_norm(module(norm(h))); a norm that is None does
@@ -122,7 +139,7 @@ class Branch:
     """
 
     norm: Norm | None
-    module: Mixer | FeedForward | RowLayer
+    module: Mixer | FeedForward | RowLayer | AttentionAndFFN
     post_norm: Norm | None = None
     mixer: bool = False
     takes_batch: bool = False
@@ -130,6 +147,13 @@ class Branch:
 
     def __post_init__(self):
         object.__setattr__(self, "takes_batch", self.takes_batch or self.mixer)
+
+    @property
+    def modules(self) -> tuple[Mixer | FeedForward | RowLayer, ...]:
+        """The module, or both of two side by side, of which the mixer is the first."""
+        if isinstance(self.module, AttentionAndFFN):
+            return self.module.attention, self.module.ffn
+        return (self.module,)
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return what the branch adds to h float32[rows, width]."""
@@ -157,14 +181,14 @@ class Block:
     @property
     def mixer(self) -> Mixer:
         """The module that mixes tokens."""
-        [mixer] = [branch.module for branch in self.branches if branch.mixer]
+        [mixer] = [branch.modules[0] for branch in self.branches if branch.mixer]
         return mixer  # pyright: ignore[reportReturnType]  `mixer` says so
 
     @property
     def row_layers(self) -> list[FeedForward | RowLayer]:
         """The modules that work on every row alone."""
-        modules = (branch.module for branch in self.branches if not branch.mixer)
-        return list(modules)  # pyright: ignore[reportReturnType]  `mixer` says so
+        modules = (branch.modules[branch.mixer :] for branch in self.branches)
+        return [x for some in modules for x in some]  # pyright: ignore[reportReturnType]  see `mixer`
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
         for branch in self.branches:

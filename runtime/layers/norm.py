@@ -53,12 +53,34 @@ class LayerNorm:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
+class HeadLayerNorm:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight over the last dimension of x [..., heads, n], in
+    float32. weight float32[heads, n]: every head has weights of its own.
+    """
+
+    split = "rows"
+
+    def __init__(self, weight: torch.Tensor, eps: float, name: str = ""):
+        self.weight, self.eps, self.name = weight, eps, name
+
+    @property
+    def range(self) -> RangeName:
+        """The name of its range in profiles."""
+        return _range(self.name)
+
+    @ranged
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.weight.shape[-1:], None, None, self.eps) * self.weight
+
+
 def normed_together(
-    x: torch.Tensor, norm: RMSNorm | None, own: Sequence[int] | None, length: int
+    x: torch.Tensor, norm: RMSNorm | HeadLayerNorm | None, own: Sequence[int] | None, length: int
 ) -> torch.Tensor:
     """Norm all heads of x [rows, heads * length] together, and return those of them whose numbers
-    are in `own` (None: all), side by side.
+    are in `own` (None: all), side by side. TypeError for a norm that is no RMS norm.
     """
+    if isinstance(norm, HeadLayerNorm):
+        raise TypeError(f"{norm.name}: norms over all heads are RMS norms")
     x = x if norm is None else norm(x)
     return x if own is None else x.unflatten(-1, (-1, length))[:, list(own)].flatten(1)
 

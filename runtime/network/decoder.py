@@ -15,10 +15,10 @@ import torch
 from ...errors import ConfigError
 from ..layers.absent import AbsentMixer, AbsentRows
 from ..layers.attention import Attention
-from ..layers.block import Block, Branch
+from ..layers.block import AttentionAndFFN, Block, Branch
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
-from ..layers.norm import LayerNorm, Norm, RMSNorm
+from ..layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
 from ..layers.rope import Rope, Scaling
 from ..layers.specs import AttentionSpec, FFNSpec
 from ..weights.hyperparameters import Hyperparameters
@@ -138,6 +138,16 @@ class Decoder:
         )
         return Block(branches, self.w.placement.layer(layer), output_scale)
 
+    def parallel_block(self, layer: int, mixer: Any, ffn: Any) -> Block:
+        """A block of attention and a feed-forward layer that read the same `attn_norm` of the
+        stream.
+        """
+        absent = isinstance(mixer, AbsentMixer) and isinstance(ffn, AbsentRows)
+        module = mixer if absent else AttentionAndFFN(mixer, ffn)
+        total = None if self.w.share is None else self.w.share.meeting.sum
+        branch = Branch(self.norm(f"blk.{layer}.attn_norm"), module, mixer=True, sum=total)
+        return Block((branch,), self.w.placement.layer(layer))
+
     def norm(self, name: str, n: int | None = None) -> Norm:
         """Return the norm `<name>.weight` over `n` elements (default: the width)."""
         if not self.layer_norm:
@@ -198,8 +208,9 @@ class Decoder:
     ) -> Any:
         """`attn_q`, `attn_k`, `attn_v` (or `attn_qkv`) and `attn_output` of a block, with biases
         where the file has them; with `head_norms` or `joined_norms` also `attn_q_norm` and
-        `attn_k_norm`, over a head or over all; with `sinks` `attn_sinks`. scale: default 1 /
-        sqrt(key_length). spec: other fields of `AttentionSpec`.
+        `attn_k_norm`, over a head or over all; with `sinks` `attn_sinks`. Where norms are
+        LayerNorms, those of heads have weights for each head. scale: default 1 / sqrt(key_length).
+        spec: other fields of `AttentionSpec`.
         """
         at, w = f"blk.{layer}", self.w
         key_length, value_length = key_length or self.key_length, value_length or self.value_length
@@ -229,10 +240,10 @@ class Decoder:
                 f"{at}.attn_{name}", self.width, n_out, role=f"attn_{name}", split=split
             )
         q_norm, k_norm = (
-            self.rms_norm(f"{at}.attn_{x}_norm", n)
+            self._head_norm(f"{at}.attn_{x}_norm", heads, normed[x])
             if (head_norms or s.joined_norms) and (x == "q" or s.kv_from is None)
             else None
-            for x, n in normed.items()
+            for x, heads in (("q", s.heads), ("k", s.kv_heads))
         )
         return Attention(
             local,
@@ -251,6 +262,11 @@ class Decoder:
             k_norm=k_norm,
             **products,
         )
+
+    def _head_norm(self, name: str, heads: int, n: int) -> RMSNorm | HeadLayerNorm:
+        if not self.layer_norm:
+            return self.rms_norm(name, n)
+        return HeadLayerNorm(self.w.values(f"{name}.weight", (heads, n)), self.eps, name)
 
     def ffn(self, layer: int, hidden: int, spec: FFNSpec = FFNSpec(), suffix: str = "") -> Any:
         """`ffn_gate`, `ffn_up`, `ffn_down` of a block, with `suffix` after each name. Without

@@ -12,6 +12,7 @@ from ..layers.attention import Attention
 from ..layers.delta_net import DeltaNet
 from ..layers.latent import Joined, PerHead
 from ..layers.mla import MLA
+from ..layers.norm import HeadLayerNorm
 from ..weights.split_plan import NOTHING, LayerShare, Range
 from .apportion import ranges
 from .tensor_splits import TensorSplits, fitting, least_common, multiple, scaled, stem
@@ -75,8 +76,12 @@ def plan_attention(
     for product, rows in ((module.q, q_rows), (module.k, k_rows), (module.v, v_rows)):
         if product is not None:
             splits.rows(stem(product.name), rows)
-    for norm in (module.q_norm, module.k_norm):
-        if norm is not None:
+    of_queries = [[held] for held in heads]
+    of_keys = [[(h, h + 1) for h in held] for held in kv_heads]
+    for norm, held in ((module.q_norm, of_queries), (module.k_norm, of_keys)):
+        if isinstance(norm, HeadLayerNorm):
+            splits.rows(norm.name, held)
+        elif norm is not None:
             splits.copy(f"{norm.name}.weight")
     if module.sinks is not None:
         splits.vector(f"{output.rpartition('.')[0]}.attn_sinks.weight", [[held] for held in heads])

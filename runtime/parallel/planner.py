@@ -56,36 +56,35 @@ def plan_split(
     apportion: Apportion = Reference(normal) if reference else Balanced(normal)
     splits = TensorSplits(tensors, apportion, len(normal), column_steps)
     layers: list[tuple[LayerShare, ...]] = []
+    mode: ExpertChoice = "columns" if reference else experts
     for layer, block in enumerate(network.blocks):
         parts = tuple(LayerShare() for _ in normal)
         for branch in block.branches:
             for norm in (branch.norm, branch.post_norm):
                 if norm is not None:
                     splits.copy(f"{norm.name}.weight")
-            module = branch.module
-            match module:
-                case Attention():
-                    parts = plan_attention(module, splits, parts, _source(module, layers))
-                case MLA():
-                    parts = plan_latent(module, splits, parts)
-                case DeltaNet():
-                    parts = plan_delta_net(module, layer, splits, parts)
-                case GatedFFN() | PlainFFN():
-                    parts = plan_ffn(module, splits, parts)
-                case MoE():
-                    parts = plan_experts(module, splits, parts, "columns" if reference else experts)
-                case DenseAndExperts():
-                    parts = plan_ffn(module.dense, splits, parts)
-                    parts = plan_experts(
-                        module.moe, splits, parts, "columns" if reference else experts
-                    )
-                case LayerInput():
-                    pass  # small; every rank computes all of it
-                case _:
-                    raise NoPlanError(
-                        f"layer {layer} has a {type(module).__name__}, for which there is no split"
-                        " plan"
-                    )
+            for module in branch.modules:
+                match module:
+                    case Attention():
+                        parts = plan_attention(module, splits, parts, _source(module, layers))
+                    case MLA():
+                        parts = plan_latent(module, splits, parts)
+                    case DeltaNet():
+                        parts = plan_delta_net(module, layer, splits, parts)
+                    case GatedFFN() | PlainFFN():
+                        parts = plan_ffn(module, splits, parts)
+                    case MoE():
+                        parts = plan_experts(module, splits, parts, mode)
+                    case DenseAndExperts():
+                        parts = plan_ffn(module.dense, splits, parts)
+                        parts = plan_experts(module.moe, splits, parts, mode)
+                    case LayerInput():
+                        pass  # small; every rank computes all of it
+                    case _:
+                        raise NoPlanError(
+                            f"layer {layer} has a {type(module).__name__}, for which there is no"
+                            " split plan"
+                        )
         layers.append(parts)
     vocabulary = _output(network, splits, normal)
     return SplitPlan(normal, splits.found, tuple(layers), vocabulary)

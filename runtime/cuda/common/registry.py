@@ -15,14 +15,14 @@ import torch
 
 from ...layers.absent import AbsentMixer, AbsentRows
 from ...layers.attention import Attention
-from ...layers.block import Block, Branch
+from ...layers.block import AttentionAndFFN, Block, Branch
 from ...layers.delta_net import DeltaNet
 from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.layer_input import LayerInput
 from ...layers.mla import MLA
 from ...layers.moe import MoE
-from ...layers.norm import LayerNorm, Norm, RMSNorm
+from ...layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
 from .context import Context
 from .expert_terms import gating_of
 
@@ -147,15 +147,22 @@ def check_description(branch: Branch) -> None:
     own_norms = isinstance(module, (DenseAndExperts, LayerInput))
     # What has kernels for the stream as it is, with the norm after it alone.
     any_norm = isinstance(module, (Attention, GatedFFN, AbsentMixer, AbsentRows))
+    centered = Attention, AttentionAndFFN, PlainFFN, AbsentMixer, AbsentRows
     if (own_norms != (branch.norm is None) and not any_norm) or (
-        isinstance(branch.norm, LayerNorm) and not isinstance(module, (Attention, PlainFFN))
+        isinstance(branch.norm, LayerNorm) and not isinstance(module, centered)
     ):
         raise Slow("no norm before it, or another one")
     if branch.post_norm is not None and not isinstance(branch.post_norm, RMSNorm):
         raise Slow("a norm after it that is no RMS norm")
     if isinstance(module, Attention):
+        if isinstance(module.q_norm, HeadLayerNorm):
+            raise Slow("norms of heads that subtract the mean")
         return
-    if isinstance(module, DenseAndExperts):
+    if isinstance(module, AttentionAndFFN):
+        check_description(Branch(branch.norm, module.attention))
+        if isinstance(module.ffn, GatedFFN):
+            _check_gating(module.ffn)
+    elif isinstance(module, DenseAndExperts):
         _check_dense_and_experts(module)
     elif isinstance(module, LayerInput):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf"):

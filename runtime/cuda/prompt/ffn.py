@@ -19,13 +19,14 @@ from .common.weights import Product
 class PromptFFN(Staged):
     """h += down(act(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
 
-    def __init__(self, branch: PlacedBranch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context, result: str = "delta"):
+        """result: the name of the buffer of what is added."""
         check_norm(branch.branch.norm, context)
         ffn: GatedFFN = branch.module
         self.branch, self.norm, self.context = branch, branch.branch.norm, context
         pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
         self.gate_up = Product("gate_up", pair, context)
-        self.down = Product("delta", [ffn.down], context)
+        self.down = Product(result, [ffn.down], context)
         self.gating, self.post_norm = gating_of(ffn.spec), branch.post_norm
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:

@@ -25,7 +25,14 @@ from ...weights.ranges import opened, recording
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.registry import PROMPT, PlacedBranch, Slow, choose_all, placed
-from . import absent, dense_and_experts, ffn, layer_input, offloaded  # noqa: F401, see below
+from . import (  # noqa: F401, see below
+    absent,
+    attention_and_ffn,
+    dense_and_experts,
+    ffn,
+    layer_input,
+    offloaded,
+)
 from .common.graphs import MOST_KINDS, Part, PassKind, PromptGraphs, Segment, Stage, Staged, launch
 from .common.stream import Scaled, SlowBranch, Stream
 from .common.weights import PromptOutput, packed

@@ -32,7 +32,7 @@ def fits(network: Network) -> bool:
     """Return whether layers leave nothing for others but the residual stream and their own state:
     buffers hold what belongs to one piece.
     """
-    mixers = [branch.module for block in network.blocks for branch in block.branches]
+    mixers = [block.mixer for block in network.blocks]
     shares_keys = any(
         m.spec.kv_shared or m.spec.kv_from is not None for m in mixers if isinstance(m, Attention)
     )

@@ -9,6 +9,7 @@ from ....cuda_kernels.matvec.operands import RowRange
 from ....cuda_kernels.matvec.plan import GATE_UP, NORM_MATVEC
 from ....cuda_kernels.step import between as step_between
 from ...layers.ffn import GatedFFN, PlainFFN
+from ...layers.norm import RMSNorm
 from ...weights.linear import Linear
 from ...weights.ranges import ranged
 from ..common.context import Context
@@ -34,15 +35,16 @@ class StepFFN(StepBranch):
         self.cols, self.activation = self.down.matrix.cols, ffn.spec.activation
         self.gating = gating_of(ffn.spec)
         self.biases = _biases_of(pair, self.cols)
-        # Without biases the product itself computes the activation.
-        kind = GATE_UP if self.biases is None else NORM_MATVEC
+        # Without biases the product itself computes the activation, and an RMS norm if any.
+        self.joined = self.biases is None and isinstance(self.input.norm, RMSNorm | None)
+        kind = GATE_UP if self.joined else NORM_MATVEC
         matrices = [on_device(x, context, kind, biased=True) for x in pair]
         self.matrices = matrices
         quantized = (
             len({x.type for x in matrices}) == 1
             and not matrices[0].type.is_float
             and not self.down.matrix.type.is_float
-            and self.biases is None
+            and self.joined
         )
         self.between = BETWEEN if quantized else torch.float32
         self.halves = (
@@ -53,11 +55,19 @@ class StepFFN(StepBranch):
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        self.add(frame, self.hidden(frame))
+
+    def add(self, frame: Frame, hidden: torch.Tensor) -> None:
+        """Launch the product of what `hidden` returns, onto the stream."""
+        self.down(frame, hidden, frame.h)
+
+    def hidden(self, frame: Frame) -> torch.Tensor:
+        """Launch what comes before the last product, [n, cols], of the stream as it is now."""
         hidden = frame.buffer("hidden", self.cols, self.between)
-        if self.biases is not None:
+        if not self.joined:
             gate, up = (frame.buffer(name, self.cols) for name in ("gate", "up"))
             self.input(frame, self.halves, [gate, up])
-            gate_bias, up_bias = self.biases
+            gate_bias, up_bias = self.biases or (None, None)
             step_between.activate(
                 gate, hidden, self.activation, bias=gate_bias, up=up, up_bias=up_bias
             )
@@ -66,7 +76,7 @@ class StepFFN(StepBranch):
             h, join = frame.joined()
             arguments = h, self.norm, self.eps, gate, up, hidden, join, self.gating
             operation(matvec.gate_up, *arguments, plain=self.input.norm is None)
-        self.down(frame, hidden, frame.h)
+        return hidden
 
 
 def _biases_of(

@@ -16,7 +16,14 @@ from ...weights.ranges import opened
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.registry import STEP, Slow, choose_all, placed
-from . import absent, attention, dense_and_experts, ffn, mla  # noqa: F401, declare executors
+from . import (  # noqa: F401, they declare executors
+    absent,
+    attention,
+    attention_and_ffn,
+    dense_and_experts,
+    ffn,
+    mla,
+)
 from .ends import (
     DeviceEmbedding,
     SlowEmbedding,

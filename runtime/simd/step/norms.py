@@ -31,6 +31,18 @@ def rms_factor(x, n, eps):
 
 
 @inlined_function
+def center(x, n, out):
+    """Write n numbers less their mean to `out`, which may be where they are. Return `out`."""
+    a = v.splat(np.float32(0))
+    for i in range(0, 4 * n, 64):
+        a = v.add(a, v.load_floats(x + i))
+    mean = v.splat(v.total(a) / np.float32(n))
+    for i in range(0, 4 * n, 64):
+        v.store_floats(out + i, v.sub(v.load_floats(x + i), mean))
+    return out
+
+
+@inlined_function
 def add(arguments, thread):
     """Add to the hidden state of this thread, or begin it. Return its address.
 
@@ -74,13 +86,7 @@ def add_and_layer_norm(arguments, thread, threads):
     h, n = add(arguments, thread), v.integer_at(arguments + 24)
     out = v.integer_at(arguments + 64) + thread * v.integer_at(arguments + 72)
     weights, biases = v.integer_at(arguments + 80), v.integer_at(arguments + 96)
-    a = v.splat(np.float32(0))
-    for i in range(0, 4 * n, 64):
-        a = v.add(a, v.load_floats(h + i))
-    mean = v.splat(v.total(a) / np.float32(n))
-    for i in range(0, 4 * n, 64):
-        v.store_floats(out + i, v.sub(v.load_floats(h + i), mean))
-    factor = v.splat(rms_factor(out, n, v.float_at(arguments + 88)))
+    factor = v.splat(rms_factor(center(h, n, out), n, v.float_at(arguments + 88)))
     for i in range(0, 4 * n, 64):
         normed = v.mul(v.mul(v.load_floats(out + i), factor), v.load_floats(weights + i))
         if biases:
@@ -111,6 +117,24 @@ def rms_norm_together(arguments, thread, threads):
     for i in range(64 * (units * thread // threads), 64 * (units * (thread + 1) // threads), 64):
         normed = v.mul(v.load_floats(x + i), factor)
         v.store_floats(out + i, v.mul(normed, v.load_floats(weights + i)))
+
+
+def head_layer_norms(arguments, thread, threads):
+    """LayerNorms of heads, in place, each with weights of its own. Arguments: address, heads,
+    elements of a head, weights, eps.
+    """
+    x, heads, n = (
+        v.integer_at(arguments),
+        v.integer_at(arguments + 8),
+        v.integer_at(arguments + 16),
+    )
+    weights, eps = v.integer_at(arguments + 24), v.float_at(arguments + 32)
+    for head in range(thread, heads, threads):
+        at, by = x + 4 * n * head, weights + 4 * n * head
+        factor = v.splat(rms_factor(center(at, n, at), n, eps))
+        for i in range(0, 4 * n, 64):
+            normed = v.mul(v.load_floats(at + i), factor)
+            v.store_floats(at + i, v.mul(normed, v.load_floats(by + i)))
 
 
 def cap(arguments, thread, threads):

@@ -249,6 +249,13 @@ class Stream:
             self._added = {}
         return self.h
 
+    def settle_between(self) -> None:
+        """Add what is left, before more is added without a norm between. Parts of a sum over ranks
+        stay parts.
+        """
+        if self._parts is None:
+            self.settled()
+
     def keep_last(self, n_sequences: int) -> None:
         """Keep only the last row of each of so many sequences."""
         if len(self.h) > n_sequences:
