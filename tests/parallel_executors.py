@@ -16,7 +16,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from iqforge.formats.values import u32
+from iqforge.formats.values import f32, u32
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.offloaded import OffloadedExperts
@@ -68,6 +68,20 @@ SHAPES["olmo-tiny"] = replace(  # with norms after both halves of a block, and n
     attn_norm="",
     ffn_norm="",
     post_norms=("post_attention_norm", "post_ffw_norm"),
+)
+SHAPES["cohere2-tiny"] = replace(  # attention and feed-forward side by side
+    SHAPES["llama-tiny"],
+    architecture="cohere2",
+    n_layers=4,
+    n_heads=2,  # of three ranks, one has no attention
+    n_kv_heads=1,
+    head=128,
+    llama3_rope=False,
+    layer_norm=True,
+    norm_biases=False,
+    side_by_side=True,
+    tied=True,
+    keys={"attention.sliding_window": u32(16), "logit_scale": f32(0.25)},
 )
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))
 

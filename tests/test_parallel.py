@@ -147,6 +147,7 @@ def test_other_options_on_ranks(three):
                 "llama-tiny:Q8_0",
                 "qwen3moe-tiny:Q8_0",
                 "qwen35-tiny:Q8_0",
+                "cohere2-tiny:Q8_0",
                 "gemma4-tiny:IQ4_K",
                 "gemma4-tiny:IQ4_K@columns",
                 "qwen2moe-tiny:Q8_0@columns",

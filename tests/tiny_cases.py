@@ -551,12 +551,16 @@ def _granite(s: Sizes) -> dict[str, Any]:
     return _common(s, tie_word_embeddings=True, **FACTORS)
 
 
-def _granite_moe_shared(s: Sizes) -> dict[str, Any]:
-    return _common(s, intermediate_size=s.ff_expert, **FACTORS) | {
+def _granite_moe(s: Sizes) -> dict[str, Any]:
+    return _common(s, intermediate_size=s.ff_expert, tie_word_embeddings=True, **FACTORS) | {
         "num_local_experts": s.experts,
-        "num_experts_per_tok": 2,
-        "shared_intermediate_size": s.ff,
+        "num_experts_per_tok": 3,
     }
+
+
+def _granite_moe_shared(s: Sizes) -> dict[str, Any]:
+    more = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
+    return _granite_moe(s) | more | {"shared_intermediate_size": s.ff}
 
 
 def _granite4(s: Sizes) -> dict[str, Any]:
@@ -650,6 +654,7 @@ CASES = {
         Case("gemma4_moe", "Gemma4ForCausalLM", "gemma4", _gemma4_moe),
         Case("gemma4_e", "Gemma4ForCausalLM", "gemma4", _gemma4_e),
         Case("granite", "GraniteForCausalLM", "granite", _granite),
+        Case("granite_moe", "GraniteMoeForCausalLM", "granitemoe", _granite_moe),
         Case(
             "granite_moe_shared", "GraniteMoeSharedForCausalLM", "granitemoe", _granite_moe_shared
         ),

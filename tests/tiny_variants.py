@@ -155,7 +155,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"head_dim": 20},
         YARN,
     ),
-    "granite_moe_shared": ({"shared_intermediate_size": 0}, {"attention_bias": True}),
+    "granite_moe_shared": ({"attention_bias": True},),
     "granite4": (
         {"position_embedding_type": None},
         {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 28},
