@@ -11,7 +11,8 @@ import pytest
 import torch
 from iqforge.runtime.cuda.common.registry import Slow, check_description
 from iqforge.runtime.layers.block import AttentionAndFFN
-from iqforge.runtime.layers.norm import HeadLayerNorm
+from iqforge.runtime.layers.ffn import PlainFFN
+from iqforge.runtime.layers.norm import HeadLayerNorm, RMSNorm
 from iqforge.runtime.model import load_model
 from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.state.cache import CacheSettings
@@ -71,3 +72,20 @@ def test_gpus_have_no_kernels_for_them(command_r_plus):
             assert isinstance(branch.module, AttentionAndFFN)
             with pytest.raises(Slow, match="norms of heads that subtract the mean"):
                 check_description(branch)
+
+
+def test_gpus_leave_no_part_of_a_layer_out(command_r_plus):
+    """What they cannot evaluate side by side is on the reference path."""
+    with load_model(command_r_plus[0]) as model:
+        [branch] = model.network.blocks[0].branches
+        both, norm = branch.module, RMSNorm(branch.norm.weight, 1e-5)
+        both.attention.q_norm = both.attention.k_norm = None
+        check_description(branch)
+        for module in (
+            AttentionAndFFN(both.attention, PlainFFN(both.ffn.up, both.ffn.down, both.ffn.spec)),
+            AttentionAndFFN(both.ffn, both.ffn),
+        ):
+            with pytest.raises(Slow, match="FFN side by side"):
+                check_description(replace(branch, module=module))
+        with pytest.raises(Slow, match="a norm after attention and feed-forward"):
+            check_description(replace(branch, post_norm=norm))

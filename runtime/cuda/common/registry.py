@@ -159,9 +159,7 @@ def check_description(branch: Branch) -> None:
             raise Slow("norms of heads that subtract the mean")
         return
     if isinstance(module, AttentionAndFFN):
-        check_description(Branch(branch.norm, module.attention))
-        if isinstance(module.ffn, GatedFFN):
-            _check_gating(module.ffn)
+        _check_side_by_side(branch, module)
     elif isinstance(module, DenseAndExperts):
         _check_dense_and_experts(module)
     elif isinstance(module, LayerInput):
@@ -180,6 +178,17 @@ def check_description(branch: Branch) -> None:
             raise Slow(f"activation {module.spec.activation}")
     elif not isinstance(module, (DeltaNet, MLA, AbsentMixer, AbsentRows)):
         raise Slow("no kernels for this kind of layer")
+
+
+def _check_side_by_side(branch: Branch, m: AttentionAndFFN) -> None:
+    parts = type(m.attention), type(m.ffn)
+    if parts[0] not in (Attention, AbsentMixer) or parts[1] not in (GatedFFN, AbsentRows):
+        raise Slow("{} and {} side by side".format(*(part.__name__ for part in parts)))
+    if branch.post_norm is not None:
+        raise Slow("a norm after attention and feed-forward side by side")
+    check_description(Branch(branch.norm, m.attention))
+    if isinstance(m.ffn, GatedFFN):
+        _check_gating(m.ffn)
 
 
 def _check_dense_and_experts(m: DenseAndExperts) -> None:

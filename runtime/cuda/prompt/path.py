@@ -74,7 +74,8 @@ class PromptPath:
                 self._slow.append(scaled[1])
         self._graphs = PromptGraphs(context)
         self._kept: dict[PassKind, list[Segment]] = {}  # the one used last at the end
-        ropes = (getattr(branch.module, "rope", None) for branch in branches)
+        modules = (module for one in branches for module in one.branch.modules)
+        ropes = (getattr(module, "rope", None) for module in modules)
         by_context = {
             id(rope): rope for rope in ropes if rope is not None and rope.long is not None
         }
