@@ -26,7 +26,8 @@ class BailingMoe2(MtpBlocks, RoutedExperts):
     """Ling and Ring 2.0; GGUF `bailingmoe2`."""
 
     gguf_name = "bailingmoe2"
-    pre_names = ("bailingmoe", "bailingmoe2")  # both generations of the model split alike
+    # Both generations of the model split alike.
+    pre_names: ClassVar[dict[str, str]] = {"bailingmoe": "bailingmoe2"}
     class_defaults: ClassVar[dict[str, object]] = {
         "num_key_value_heads": 4,
         "head_dim": 128,

@@ -7,8 +7,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...errors import ConfigError, printable
-from ...formats.tokenizer_hints import NFC_KEY
-from ...formats.values import Value, ValueType, array, boolean, string, u32
+from ...formats.values import Value, ValueType, array, u32
 from .base import Architecture
 from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
 from .implied import GLOBAL, LOCAL
@@ -25,6 +24,8 @@ class Exaone4(Architecture):
     gguf_name = "exaone4"
     always_names_head_size = False
     has_window_key = True
+    # Texts are split as by GPT-2, or with NFC before as by OLMo.
+    pre_names: ClassVar[dict[str, str]] = {"gpt-2": "exaone4", "olmo": "exaone4"}
     class_defaults: ClassVar[dict[str, object]] = {"num_key_value_heads": 32, "rms_norm_eps": 1e-5}
 
     def family_keys(self) -> dict[str, Value]:
@@ -61,17 +62,6 @@ class Exaone4(Architecture):
                 file=config.file,
             )
         return [letters[layer % len(letters)] == "L" for layer in range(n)]
-
-    def vocabulary(self, pre: str | None) -> dict[str, Value]:
-        keys = super().vocabulary(pre)
-        # Texts are split as by GPT-2, or with NFC before as by OLMo. Files of this model name their
-        # own.
-        name = keys.get("tokenizer.ggml.pre")
-        if pre is None and name is not None and name.data in ("gpt-2", "olmo"):
-            keys["tokenizer.ggml.pre"] = string("exaone4")
-            if name.data == "olmo":
-                keys[NFC_KEY] = boolean(True)
-        return keys
 
     def weights(self) -> list[Weight]:
         d = self.n_embd

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...errors import ConfigError
-from ...formats.values import Value, f32, string, u32
+from ...formats.pretokenizers import PRETOKENIZERS
+from ...formats.tokenizer_hints import NFC_KEY
+from ...formats.values import Value, boolean, f32, string, u32
 from ..checkpoint.folder import Checkpoint
 from ..metadata.rope import RopeConfig
 from ..vocabulary.metadata import vocabulary_metadata
@@ -33,8 +35,8 @@ class FamilyMetadata:
     class_defaults: ClassVar[dict[str, object]] = {}
     # the reference leaves key_length out where neither the class nor config.json has head_dim
     always_names_head_size = True
-    # what the pre-tokenizer is derived as, and what the reference calls it in this family
-    pre_names: tuple[str, str] | None = None
+    # what pre-tokenizers are derived as, and what the reference calls them in this family
+    pre_names: ClassVar[dict[str, str]] = {}
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         self.checkpoint, self.options = checkpoint, options
@@ -112,8 +114,12 @@ class FamilyMetadata:
         """
         keys = vocabulary_metadata(self.checkpoint, self.n_vocab, pre)
         name = keys.get("tokenizer.ggml.pre")
-        if pre is None and self.pre_names and name is not None and name.data == self.pre_names[0]:
-            keys["tokenizer.ggml.pre"] = string(self.pre_names[1])
+        if pre is None and name is not None and name.data in self.pre_names:
+            own = self.pre_names[name.data]
+            keys["tokenizer.ggml.pre"] = string(own)
+            nfc = PRETOKENIZERS[name.data].nfc
+            if nfc != PRETOKENIZERS[own].nfc:
+                keys.setdefault(NFC_KEY, boolean(nfc))
         return keys
 
     def rope_keys(self) -> dict[str, Value]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ...errors import ConfigError, printable
 from ...formats.source import TensorInfo
-from ...formats.values import Value, boolean, f32, string, u32
+from ...formats.values import Value, boolean, f32, u32
 from ..checkpoint.folder import Checkpoint
 from ..tensors.rows import RowRange, StoredRows
 from ..tensors.stored import StoredTensor
@@ -26,8 +26,6 @@ _FACTORS = (
     ("residual_scale", "residual_multiplier"),
     ("logit_scale", "logits_scaling"),
 )
-# Names that split texts alike: what a tokenizer gets, and what files of this family have.
-_PRE = {"starcoder": "refact", "glm4": "dbrx"}
 _MOE = f"{LAYER}.block_sparse_moe"
 _SHARED = f"{LAYER}.shared_mlp"
 
@@ -37,6 +35,7 @@ class Granite(Llama):
     """Granite without experts; GGUF `granite`."""
 
     gguf_name = "granite"
+    pre_names: ClassVar[dict[str, str]] = {"starcoder": "refact", "glm4": "dbrx"}
     class_defaults: ClassVar[dict[str, object]] = {
         "rms_norm_eps": 1e-6,
         **{stored: 1.0 for _, stored in _FACTORS},
@@ -50,13 +49,6 @@ class Granite(Llama):
     def family_keys(self) -> dict[str, Value]:
         factors = {key: f32(self.config.number(stored)) for key, stored in _FACTORS}
         return super().family_keys() | factors
-
-    def vocabulary(self, pre: str | None) -> dict[str, Value]:
-        keys = super().vocabulary(pre)
-        name = keys.get("tokenizer.ggml.pre")
-        if pre is None and name is not None and name.data in _PRE:
-            keys["tokenizer.ggml.pre"] = string(_PRE[name.data])
-        return keys
 
 
 @register("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")

@@ -4,10 +4,10 @@ base a fixed `alpha` stretches.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import ConfigError, printable
-from ...formats.values import Value, string, u32
+from ...formats.values import Value, u32
 from ..checkpoint.folder import Checkpoint
 from ..metadata.rope import AlphaRopeConfig, RopeConfig
 from .base import Architecture
@@ -35,6 +35,9 @@ _IDS = "tokenizer.ggml.{}_token_id"
 class Hunyuan(Architecture):
     """What Hunyuan V1 has with experts and without."""
 
+    # The smaller models split texts as DeepSeek V3 does.
+    pre_names: ClassVar[dict[str, str]] = {"deepseek-v3": "hunyuan-dense"}
+
     def make_rope(self) -> RopeConfig:
         return AlphaRopeConfig(self.config, self.head_size)
 
@@ -50,14 +53,6 @@ class Hunyuan(Architecture):
         for key, implied in _FLAGS.items():
             check_flag(self.config, self.gguf_name, key, implied)
         return {}
-
-    def vocabulary(self, pre: str | None) -> dict[str, Value]:
-        keys = super().vocabulary(pre)
-        # The smaller models split texts as DeepSeek V3 does. Files of each name their own.
-        name = keys.get("tokenizer.ggml.pre")
-        if pre is None and name is not None and name.data == "deepseek-v3":
-            keys["tokenizer.ggml.pre"] = string("hunyuan-dense")
-        return keys
 
     def begin_with(self, keys: dict[str, Value], token: str) -> None:
         """Name the token that begins texts, where the vocabulary is `hy.tiktoken`: the ids in

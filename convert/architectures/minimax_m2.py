@@ -27,7 +27,7 @@ class MiniMaxM2(RoutedExperts):
     """
 
     gguf_name = "minimax-m2"
-    pre_names = ("gpt-4o", "minimax-m2")
+    pre_names: ClassVar[dict[str, str]] = {"gpt-4o": "minimax-m2"}
     expert_stem = f"{LAYER}.block_sparse_moe.experts"
     expert_parts: ClassVar[dict[str, str]] = {"w1": GATE, "w2": DOWN, "w3": UP}
     class_defaults: ClassVar[dict[str, object]] = {

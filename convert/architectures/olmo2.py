@@ -43,7 +43,7 @@ class Olmo2(Architecture):
     """OLMo 2; GGUF `olmo2`."""
 
     gguf_name = "olmo2"
-    pre_names = ("glm4", "dbrx")
+    pre_names: ClassVar[dict[str, str]] = {"glm4": "dbrx"}
     always_names_head_size = False
     class_defaults: ClassVar[dict[str, object]] = {"rms_norm_eps": 1e-5}
 
