@@ -93,7 +93,7 @@ def permuted_columns(x, out):
     return F.pad(x, (0, n - x.shape[1]))[:, permutation(n)]
 
 
-def grouped_product(m, ends, x, out, sources=None, n_slots=1, terms=NO_TERMS):
+def grouped_product(m, ends, x, out, sources=None, n_slots=1, terms=NO_TERMS, n_experts=0):
     n = int(ends[-1])
     x = x if sources is None else x[sources[:n].long() // n_slots]
     x = x[:n, prompt_grouped.places(m.cols, CPU)]
@@ -111,6 +111,7 @@ def grouped_gate_up(
     n_slots=1,
     gating=Gating(),
     terms=(NO_TERMS, NO_TERMS),
+    n_experts=0,
 ):
     both = []
     for m, of_m in zip(matrices, terms, strict=True):

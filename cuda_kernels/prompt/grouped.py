@@ -96,8 +96,8 @@ def plan_of(type: GGMLType, half: torch.dtype, small: bool = False) -> Plan:
 
 
 def may_be_small(type: GGMLType, rows: int, n_experts: int) -> bool:
-    """Return whether small tiles can be faster for so many rows of all experts: decoding weights
-    takes the time, not the products.
+    """Return whether small tiles can be faster for so many rows of so many experts: decoding
+    weights takes the time, not the products.
     """
     return rows <= _FEW * n_experts and type.name not in _FLOATS
 
@@ -179,13 +179,15 @@ def grouped_product(
     sources: torch.Tensor | None = None,
     n_slots: int = 1,
     terms: ExpertTerms = NO_TERMS,
+    n_experts: int = 0,
 ) -> None:
     """Compute out half[rows, m.rows]: row r is x[r] (or x[sources[r] // n_slots]) times the matrix
     of its expert, with its `terms`; see `prompt.group_rows`.
 
     x: half[tokens, padded(m.cols)], permuted. Rows after the last expert's stay as they are.
+    n_experts: those that all rows are of, if others have some of them; 0 for these alone.
     """
-    either = may_be_small(m.type, len(out), m.n_matrices)
+    either = may_be_small(m.type, len(out), n_experts or m.n_matrices)
     for small in (False, True)[: 1 + either]:
         plan = plan_of(m.type, x.dtype, small)
         launch(
@@ -217,13 +219,15 @@ def grouped_gate_up(
     n_slots: int = 1,
     gating: Gating = Gating(),
     terms: Sequence[ExpertTerms] = (NO_TERMS, NO_TERMS),
+    n_experts: int = 0,
 ) -> None:
     """Compute out half[rows, padded(hidden)], permuted: silu(gate) * up, or as `gating` says, of
-    the rows as in `grouped_product`. matrices, terms: gate and up, or both in one.
+    the rows as in `grouped_product`. matrices, terms: gate and up, or both in one. n_experts: as
+    there.
     """
     gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
     hidden = gate.rows if up is not None else gate.rows // 2
-    either = may_be_small(gate.type, len(out), gate.n_matrices)
+    either = may_be_small(gate.type, len(out), n_experts or gate.n_matrices)
     for small in (False, True)[: 1 + either]:
         plan = plan_of(gate.type, x.dtype, small)
         launch(

@@ -199,10 +199,13 @@ class PromptMoE(Staged):
             self.m.spec.n_used,
             self.gating,
             self.input_terms,
+            self.m.spec.n_experts,
         )
         self._show_gated(gated, ends)
         out = self.context.buffer("delta", (len(sources), self.down.rows), x.dtype)
-        prompt_grouped.grouped_product(self.down, ends, gated, out, terms=self.down_terms)
+        prompt_grouped.grouped_product(
+            self.down, ends, gated, out, terms=self.down_terms, n_experts=self.m.spec.n_experts
+        )
         return out
 
     def _apart(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
