@@ -97,6 +97,18 @@ def test_which_rows_are_rounded_together(monkeypatch):
     assert not RowMetrics(narrow).couples(narrow.info("1.ffn_down_exps"))
 
 
+def test_feed_forward_next_to_attention_reads_the_same_norm():
+    norms = {f"blk__{layer}__attn_norm__weight": (WIDTH,) for layer in range(LAYERS)}
+    gone = (
+        f"blk.{i}.{name}.weight" for i in range(LAYERS) for name in ("ffn_norm", "ffn_gate_inp")
+    )
+    model = Model(*gone, **norms)
+    rows = RowMetrics(model)
+    for one in model.tensors:  # not by what is in the same layer
+        adds = one.name.split(".")[2] in ("attn_output", "ffn_down_exps")
+        assert rows.couples(one) == (adds and not one.name.startswith(f"blk.{LAYERS - 1}."))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_metric_is_that_of_later_readers(monkeypatch, threads):
     """Targets make up for the errors of earlier blocks, by the upper factor of G."""

@@ -159,6 +159,8 @@ class RowMetrics:
             return info if info is not None and info.n_cols == width else None
 
         names = _FFN if ffn else _ATTENTION
+        if not ffn and not any(f"blk.{layer}.{norm}" in self._tensors for norm in _NORMS):
+            names += _FFN  # both are side by side
         readers = [one for name in names if (one := reads(f"{name}.weight")) is not None]
         return _Input(found[0], reads(ROUTER) if ffn else None, tuple(readers))
 
