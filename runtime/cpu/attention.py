@@ -200,8 +200,8 @@ def _head_norms(
     s, found = module.spec, []
     for norm, x, heads in ((module.q_norm, q, s.heads), (module.k_norm, k, s.kv_heads)):
         if isinstance(norm, HeadLayerNorm):
-            if s.gate:
-                raise NotPlanned("LayerNorms of heads with gates")
+            if s.gate or s.norms_last:
+                raise NotPlanned("LayerNorms of heads with gates, or after the rotation")
             weight = plan.memory.vector(norm.weight.reshape(-1))
             arguments = x.address, heads, s.key_length, weight, float(norm.eps)
             plan.add(operation(norms_step.head_layer_norms), *arguments)
