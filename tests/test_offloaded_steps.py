@@ -63,6 +63,15 @@ def two_threads():
         yield
 
 
+def check(found: torch.Tensor, truth: torch.Tensor) -> None:
+    """Rows of logits are the same but for rounding: a cached value that is rounded the other way,
+    as another processor may, shows in few logits.
+    """
+    assert found.shape == truth.shape
+    errors = (found - truth).norm(dim=-1) / truth.norm(dim=-1)
+    assert errors.max() < 3e-4, errors
+
+
 def ask(exchange: Exchange, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor):
     """Do what the device does, and return the answer."""
     n = len(x)
@@ -147,7 +156,7 @@ def test_steps_are_the_reference_path(three):
     assert steps.captures and sum(type(x) is StepOffloadedMoE for x in steps._branches) > 1
     state = model.new_state(64)
     truth = host.extend(TOKENS, host.new_state(64), all_logits=True)
-    torch.testing.assert_close(follow(steps, state, TOKENS), truth, rtol=1e-3, atol=1e-4)
+    check(follow(steps, state, TOKENS), truth)
     assert device.n_replays == len(TOKENS) - 1
     first, again = int(truth[-1].argmax()), host.new_state(64)
     host.extend(TOKENS, again)
@@ -181,7 +190,7 @@ def test_other_architectures(monkeypatch, tmp_path, two_threads, name, merged):
         tokens = torch.tensor(tiny.tokens)
         expected = host.extend(tokens, host.new_state(64, settings), all_logits=True)
         found = in_pieces(steps, tokens, state := model.new_state(64, settings))
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        check(found, expected)
         assert (device.n_replays > 10) == steps._sequence(state).captures
 
 
@@ -206,7 +215,7 @@ def test_a_step_that_is_interrupted_leaves_nobody_waiting(three, monkeypatch, re
             follow(steps, state, TOKENS[n:])
     assert device.seconds < 120 and not TURN.locked()  # it would wait for 240
     found = follow(steps, state if replayed else model.new_state(64), TOKENS[n:])
-    torch.testing.assert_close(found, truth[n:], rtol=1e-3, atol=1e-4)
+    check(found, truth[n:])
 
 
 def test_giving_up_can_be_interrupted(three, monkeypatch):
@@ -223,7 +232,7 @@ def test_giving_up_can_be_interrupted(three, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             follow(steps, state, TOKENS[3:])
     truth = host.extend(TOKENS, host.new_state(64), all_logits=True)[3:]
-    torch.testing.assert_close(follow(steps, state, TOKENS[3:]), truth, rtol=1e-3, atol=1e-4)
+    check(follow(steps, state, TOKENS[3:]), truth)
 
 
 def test_nothing_is_launched_if_the_host_cannot_plan(three, monkeypatch):
