@@ -29,7 +29,7 @@ from iqforge.runtime.parallel.ranks import Ranks
 
 # Every expert is used: no near tie between experts is decided otherwise, so steps can be compared.
 MOE = SHAPES["qwen3moe-tiny"]
-SHAPES["every-expert"] = replace(MOE, n_used=MOE.n_experts)
+SHAPES["every-expert-tiny"] = replace(MOE, n_used=MOE.n_experts)
 GREEDY = Sampling(temperature=0.0)
 # No piece of a prompt is so small that ranks, which take pieces one by one, compute it on the CPU.
 N_PROMPT, N_STEPS, UBATCH = 160, 24, 64

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 FOLDER = Path(__file__).parent
 SPECS = (
     *("llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K", "qwen35-tiny:IQ4_K", "gemma4-tiny:IQ4_K"),
-    *("every-expert:IQ4_K", "every-expert:IQ4_K+cpu", "gemma4-tiny:IQ4_K+cpu"),
+    *("every-expert-tiny:IQ4_K", "every-expert-tiny:IQ4_K+cpu", "gemma4-tiny:IQ4_K+cpu"),
 )
 SHARES = {
     "graph": ("1,1", "2,1", "1,1,1,1", "3,1,2,2"),
