@@ -69,7 +69,7 @@ def check(found: torch.Tensor, truth: torch.Tensor) -> None:
     """
     assert found.shape == truth.shape
     errors = (found - truth).norm(dim=-1) / truth.norm(dim=-1)
-    assert errors.max() < 3e-4, errors
+    assert errors.max() < 1e-4, errors
 
 
 def ask(exchange: Exchange, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor):
