@@ -38,6 +38,7 @@ MODULES = (
     "prompt.cached",
     "prompt.delta",
     "prompt.experts",
+    "prompt.few",
     "prompt.flash",
     "prompt.grouped",
     "prompt.mla",

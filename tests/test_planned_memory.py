@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from iqforge.cuda_kernels.prompt import flash_plan
+from iqforge.cuda_kernels.prompt import few, flash_plan
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.planned import buffer_bytes, input_sizes, kept_bytes, output_sizes
 from iqforge.runtime.layers.absent import AbsentRows
@@ -69,6 +69,7 @@ def test_experts_of_two_types_are_decoded_first(monkeypatch, tmp_path, of_up, me
     """On Hopper, too, where products of one type read packed experts."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash_plan, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(few, "is_used", lambda device: False)  # what it needs would be most of all
     path, gpu = tmp_path / "model.gguf", torch.device("cuda")
 
     def type_of(tensor) -> str:

@@ -22,7 +22,7 @@ from ..compile.spec import KernelSpec
 from ..layouts.table import packed_types, unit_header
 from ..packed.matrix import PackedMatrix
 
-_HALVES = {torch.bfloat16: "0", torch.float16: "1"}
+HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024
 # In bfloat16, pairs of values of these types are looked up in a table in shared memory.
 LOOKED_UP = (
@@ -36,9 +36,9 @@ _THREE_GROUPS = (
     *("IQ4_KT", "Q8_KV", "Q8_K_R8", "Q8_K_R16"),
 )
 # Units that differ from others only in the sign of zeros.
-_UNITS = {"Q5_0_R4": "Q5_0", "Q6_0_R4": "Q6_0"}
-_LOOKUP_BYTES = 256 * 128
-_FLOATS = ("F32", "F16", "BF16")  # whose values take too many registers for small tiles
+UNITS = {"Q5_0_R4": "Q5_0", "Q6_0_R4": "Q6_0"}
+LOOKUP_BYTES = 256 * 128
+FLOATS = ("F32", "F16", "BF16")  # whose values take too many registers for small tiles
 _FEW = 48  # tokens of an expert on average up to which small tiles can be faster
 GROUP = 128  # columns that are permuted among themselves
 ARCHS = ("sm_90a",)
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
     def shared(self) -> int:
         """Return bytes: the ring, a place for results of each group, the table, the alignment."""
         tokens = self.tile * 2 * (self.ring * GROUP + self.groups * 64)
-        return tokens + self.looks_up * _LOOKUP_BYTES + 1024
+        return tokens + self.looks_up * LOOKUP_BYTES + 1024
 
 
 def plan_of(type: GGMLType, half: torch.dtype, small: bool = False) -> Plan:
@@ -99,7 +99,7 @@ def may_be_small(type: GGMLType, rows: int, n_experts: int) -> bool:
     """Return whether small tiles can be faster for so many rows of so many experts: decoding
     weights takes the time, not the products.
     """
-    return rows <= _FEW * n_experts and type.name not in _FLOATS
+    return rows <= _FEW * n_experts and type.name not in FLOATS
 
 
 @functools.cache
@@ -122,8 +122,8 @@ def spec(
         f"prompt_grouped_{type.name.lower()}_{short}_{plan.tile}{gating.suffix}",
         (unit_header(type), "prompt/grouped.cu"),
         (
-            ("TYPE", _UNITS.get(type.name, type.name)),
-            ("HALF", _HALVES[half]),
+            ("TYPE", UNITS.get(type.name, type.name)),
+            ("HALF", HALVES[half]),
             ("TENSOR_CORES", "1"),
             *plan.defines,
             *gating.defines,
@@ -138,12 +138,12 @@ def specs() -> list[KernelSpec]:
     with small tiles the types in use most, and one with a codebook.
     """
     return [
-        *(spec(ggml_type(name), half) for name in packed_types() for half in _HALVES),
+        *(spec(ggml_type(name), half) for name in packed_types() for half in HALVES),
         *(
             spec(ggml_type(name), torch.bfloat16, small=True)
             for name in ("IQ4_K", "Q4_K", "IQ2_XXS")
         ),
-        *(spec(ggml_type("MXFP4"), half, Gating("swiglu_oai", 7.0)) for half in _HALVES),
+        *(spec(ggml_type("MXFP4"), half, Gating("swiglu_oai", 7.0)) for half in HALVES),
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 from ...cuda_kernels.layouts.table import plain_type
 from ...cuda_kernels.packed.matrix import PackedMatrix
 from ...cuda_kernels.peer.rows import memory_bytes
-from ...cuda_kernels.prompt import flash_plan
+from ...cuda_kernels.prompt import few, flash_plan
 from ...cuda_kernels.prompt import grouped as prompt_grouped
 from ..layers.attention import Attention
 from ..layers.block import AttentionAndFFN, Block, Branch
@@ -61,6 +61,8 @@ def buffer_bytes(
     where layers have inputs.
     """
     most: Sizes = {"stream": rows * width * _FLOAT, "normed": rows * width * _HALF}
+    if device.type == "cuda" and few.is_used(device):
+        most["sums of few tokens"] = few.workspace_bytes(device)
     branches = (branch for block in blocks for branch in block.branches)
     of_branches = (_of_branch(x, width, rows, keys, settings, device) for x in branches)
     for sizes in (*others, *of_branches):

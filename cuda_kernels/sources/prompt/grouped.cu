@@ -27,109 +27,14 @@ using Sums = float[LARGEST / 2];          // of a thread: 2 rows of weights time
 constexpr int STAGES = RING, CONSUMERS = GROUPS, PRODUCERS = 128;
 constexpr int STAGE_BYTES = LARGEST * 256;
 constexpr int TABLE = 1024;        // experts at most
-constexpr int REGISTERS = CONSUMERS == 4 ? 104 : CONSUMERS == 3 ? 152 : 216;
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 4 ? 64 : CONSUMERS == 3 ? 56 : 72;
 static_assert(LARGEST % 32 == 0, "results are stored by 32 tokens");
 constexpr int OUT_BYTES = LARGEST * 128, EXCHANGE_BYTES = CONSUMERS * OUT_BYTES;  // 64 rows of half per token and consumer
 constexpr int BLOCK = 1, WITHIN = 4;  // named barriers: of the block; within a consumer (one each)
 constexpr int LIST = 64;              // tiles of a block that are looked up together
 
+#include "prompt/grouped_multiply.cuh"
+
 #include "prompt/grouped_tiles.cuh"
-
-#include "prompt/grouped_decode.cuh"
-
-// sums += 64 rows of weights times N tokens, 128 k deep. The registers are free again when this
-// returns. The compiler does not know that wgmma reads them until it has been waited for, so
-// nothing may be decoded meanwhile. The other consumer decodes during this time.
-template <int N>
-__device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add) {
-  wgmma_fence();
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const uint32_t fragment[4] = {a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]};
-    Wgmma<N>::run(sums, fragment, descriptor(stage, j / 4 * (LARGEST * 128) + j % 4 * 32), add || j);
-  }
-  wgmma_commit();
-  wgmma_wait<0>();
-}
-
-// The same, of a tile that can be as large as that.
-template <int N>
-__device__ __forceinline__ void multiply_within(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add) {
-  if constexpr (N <= LARGEST) multiply<N>(sums, a, b, stage, add);
-}
-
-// As many columns as the tile has tokens: the same registers whatever their number.
-__device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add, int columns) {
-  if constexpr (LARGEST <= 64) {
-    switch (columns) {
-      case 0: multiply<16>(sums, a, b, stage, add); break;
-      case 1: multiply<32>(sums, a, b, stage, add); break;
-      case 2: multiply<48>(sums, a, b, stage, add); break;
-      default: multiply<64>(sums, a, b, stage, add);
-    }
-  } else {
-    switch (columns) {
-      case 0: multiply<32>(sums, a, b, stage, add); break;
-      case 1: multiply<64>(sums, a, b, stage, add); break;
-      case 2: multiply_within<96>(sums, a, b, stage, add); break;
-      case 3: multiply_within<112>(sums, a, b, stage, add); break;
-      case 4: multiply_within<128>(sums, a, b, stage, add); break;
-      case 5: multiply_within<136>(sums, a, b, stage, add); break;
-      case 6: multiply_within<144>(sums, a, b, stage, add); break;
-      case 7: multiply_within<152>(sums, a, b, stage, add); break;
-      default: multiply_within<160>(sums, a, b, stage, add);
-    }
-  }
-}
-
-// The case of `multiply` for so many tokens.
-__device__ __forceinline__ int columns_for(int rows) {
-  if (LARGEST <= 64) return max(rows - 1, 0) / 16;
-  return rows <= 96 ? max(rows - 1, 0) / 32 : rows <= 128 ? (rows - 97) / 16 + 3 : (rows - 129) / 8 + 5;
-}
-
-// sums = the products of 16 rows of weights per warp (per thread a row of `first` and one of `second`) and `rows` tokens.
-__device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* first, int64_t low, const uint8_t* second, int64_t high,
-                                        const Geometry& g, int cols, uint32_t table, uint32_t ring, uint32_t full, uint32_t empty, Turn& turn) {
-  const int steps = steps_of(cols), last = cols / 32 - 1, columns = columns_for(rows);
-  int unit = min(int(threadIdx.x % 4), last);
-  typename TYPE::Raw one = TYPE::load(first, g, low, unit), two = TYPE::load(second, g, high, unit);
-  for (int k = 0; k < steps; ++k, turn.next()) {
-    uint32_t a[16], b[16];
-    decode_pairs<TYPE>(one, unit, table, a);
-    decode_pairs<TYPE>(two, unit, table, b);
-    unit = min(unit + 4, last);
-    if (k + 1 < steps) one = TYPE::load(first, g, low, unit), two = TYPE::load(second, g, high, unit);
-    barrier_wait(full + 8 * turn.stage, turn.round);
-    multiply(sums, a, b, ring + turn.stage * STAGE_BYTES, k, columns);
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * turn.stage);
-  }
-}
-
-// 8 x 8 halves of each of four matrices, transposed: rows of the results are at the addresses that lanes 8 m .. 8 m + 7 give for matrix m.
-__device__ __forceinline__ void store_matrices(uint32_t at, const uint32_t (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-// Sixteen bytes of chunk c of token t of a tile in shared memory, rows of 128 bytes.
-__device__ __forceinline__ uint32_t place(uint32_t tile, int t, int c) { return tile + t * 128 + (c ^ (t % 8)) * 16; }
-
-// CHUNKS chunks of 8 columns of all tokens of a tile to out[token][...], those before `chunks`; by one warpgroup.
-template <int CHUNKS>
-__device__ __forceinline__ void write_out(uint32_t tile, uint16_t* out, int stride, int rows, int chunks) {
-  named_sync<128>(WITHIN + threadIdx.x / 128);
-#pragma unroll 4
-  for (int i = threadIdx.x % 128; i < rows * CHUNKS; i += 128) {
-    const int t = i / CHUNKS, c = i % CHUNKS;
-    uint4 eight;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
-                 : "r"(place(tile, t, c)) : "memory");
-    if (c < chunks) *reinterpret_cast<uint4*>(out + int64_t(t) * stride + 8 * c) = eight;
-  }
-  named_sync<128>(WITHIN + threadIdx.x / 128);  // the tile is free again
-}
 
 struct Problem {
   const uint8_t *first, *second;  // packed weights: of gate and up, or twice the same
@@ -154,7 +59,7 @@ __device__ __forceinline__ void product(const Problem& p, const Geometry& g, con
   const int64_t before = int64_t(tile.expert) * p.per_expert, low = before + min(mine, p.n_out - 1), high = before + min(mine + 8, p.n_out - 1);
   const Terms one = terms_of(p.first_bias, p.first_scale, low, tile.expert), two = terms_of(p.first_bias, p.first_scale, high, tile.expert);
   Sums sums;
-  consume(sums, tile.rows, p.first, low, p.first, high, g, p.cols, table, ring, full, empty, turn);
+  consume<1>(sums, tile.rows, p.first, low, p.first, high, g, p.cols, 0, steps_of(p.cols), table, ring, full, empty, turn);
   const uint32_t to = exchange + group * OUT_BYTES;
 #pragma unroll
   for (int i = 0; i < LARGEST / 8; i += 2) {
@@ -182,7 +87,7 @@ __device__ __forceinline__ void gate_up(const Problem& p, const Geometry& g, con
   const uint32_t to = exchange + group * OUT_BYTES;
   const Terms gate = terms_of(p.first_bias, p.first_scale, low, tile.expert), up = terms_of(p.second_bias, p.second_scale, high, tile.expert);
   Sums sums;
-  consume(sums, tile.rows, p.first, low, p.second, high, g, p.cols, table, ring, full, empty, turn);
+  consume<1>(sums, tile.rows, p.first, low, p.second, high, g, p.cols, 0, steps_of(p.cols), table, ring, full, empty, turn);
 #pragma unroll
   for (int i = 0; i < LARGEST / 8; i += 4) {
     if (8 * i >= tile.rows) break;

@@ -10,12 +10,14 @@ constexpr int LOOKUP_BYTES = 256 * 128;
 template <class TABLE>
 __device__ __forceinline__ float table_value(int n) { return float(int8_t(TABLE::word(n / 4) >> (8 * (n % 4)))); }
 
+// A thread stores all copies of a pair, sixteen bytes at a time, and begins with other ones than its neighbours: they are in other banks.
 template <class T>
 __device__ __forceinline__ void fill_lookup(uint32_t table) {
-  for (int i = threadIdx.x; i < LOOKUP_BYTES / 4; i += blockDim.x) {
-    const int codes = i / 32;
+  for (int codes = threadIdx.x; codes < LOOKUP_BYTES / 128; codes += blockDim.x) {
     const uint32_t pair = to_bfloats(table_value<typename T::Sixteen>(codes % 16), table_value<typename T::Sixteen>(codes / 16));
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(table + 4 * i), "r"(pair) : "memory");
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(table + 128 * codes + (i + codes) % 8 * 16), "r"(pair) : "memory");
   }
 }
 

@@ -1,10 +1,7 @@
 // Tiles of grouped.cu: which there are, and how their rows of x come to shared memory.
 #pragma once
-#include "prompt/barriers.cuh"
 
 struct alignas(16) Tile { int expert, first, rows, row_tile; };
-
-using Turn = Ring<STAGES>;
 
 // Whether small tiles are faster: if there are few more of them than of large ones. Each takes 0.86 of the time (experts of one tile of either, on an H200),
 // as decoding the weights once more costs more than anything else. By all threads of the block.
@@ -57,9 +54,6 @@ __device__ __forceinline__ Tile find_tile(int t, int row_tiles, const int* ends,
   return {low, start + at, min(share, count - at), t % row_tiles};
 }
 
-// Stages of a row of weights. Rows of x have as many groups of 128.
-__device__ __forceinline__ int steps_of(int cols) { return (cols + 127) / 128; }
-
 // Rows of x (through `sources` where given: row sources[i] / n_slots) to the ring, 128 k at a time. `turn` counts stages over all tiles.
 __device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const int* sources, int n_slots, int cols, uint32_t ring,
                                         uint32_t full, uint32_t empty, Turn& turn) {
@@ -96,10 +90,4 @@ __device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const 
 __device__ __forceinline__ int unpermuted(int p) {
   const int s = p % 16;
   return p / 128 * 128 + s % 8 / 2 * 32 + p % 128 / 16 * 4 + s % 2 + s / 8 * 2;
-}
-
-// A descriptor of 16 k of tokens in shared memory, `bytes` after `stage`: rows of 128 bytes, swizzled by 128, groups of 8 rows 1024 bytes
-// apart. Addresses are below 2^18, so that a sum does not leave the lower 14 bits.
-__device__ __forceinline__ uint64_t descriptor(uint32_t stage, int bytes) {
-  return uint64_t(64 | 1 << 30) << 32 | uint32_t((stage >> 4 | 1 << 16) + (bytes >> 4));
 }

@@ -28,9 +28,10 @@ from ..common.context import Context
 from ..common.executor import operation
 from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
 from ..common.registry import Placed, PlacedBranch, Slow
+from .common.decoded import stacked
 from .common.graphs import Stage, Staged
 from .common.stream import SlowBranch, Stream, check_norm
-from .common.weights import Product, packed, stacked
+from .common.weights import Product, packed
 
 
 class PromptMoE(Staged):

@@ -1,5 +1,5 @@
 """Weights of the prompt path: stored blocks are decoded to the activations' dtype right before the
-product that reads them.
+product that reads them, or, for few tokens, within it.
 
 Matrices with the same input are decoded one after the other into one matrix, for one product.
 """
@@ -18,6 +18,8 @@ from ....weights.stacked_linear import ExpertLinear
 from ...common.context import Context
 from ...common.held import held
 from ...common.registry import Slow
+from .decoded import decoded, multiply
+from .few import FewTokens
 from .rounded import rounded_product
 
 SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
@@ -60,7 +62,7 @@ class Product:
         self.observed = [name for linear in linears for name in linear.observed]
         self.bias = _joined_bias(linears, context)
         self.cols, self.rows = self.matrices[0].cols, sum(m.rows for m in self.matrices)
-        self._first, self._is_part = 0, part is not None
+        self._part = part
         self._rounds = (
             context.rounds
             and not exact
@@ -70,19 +72,15 @@ class Product:
         if part is not None:
             [_] = linears
             first, last, _ = part.indices(self.rows)
-            self._first, self.rows = first, last - first
+            self.rows = last - first
             self.bias = None if self.bias is None else self.bias[part].contiguous()
             if first % 8 or self.rows % 8:
                 raise Slow(f"rows {first} to {last} of {linears[0].role}, not multiples of 8")
+        self._few = FewTokens(self.matrices, self.bias, part, context)
 
     def weights(self) -> torch.Tensor:
         """Decode to half[rows, cols]."""
-        if not self._is_part:
-            return stacked(self.matrices, self.context)
-        [matrix], dtype = self.matrices, self.context.dtype
-        out = self.context.buffer("weights", (self.rows, self.cols), dtype)
-        decode_matrix(matrix, dtype, first_row=self._first, n_rows=self.rows, out=out)
-        return out
+        return decoded(self.matrices, self.context, self._part)
 
     def out(self, rows: int) -> torch.Tensor:
         """The buffer for the product of so many rows of x."""
@@ -96,27 +94,23 @@ class Product:
         out = self.out(len(x))
         if self._rounds and len(x) >= prompt_rounded.FEWEST_ROWS:
             rounded_product(self.matrices, x, out, self.bias, self.context)
+        elif self._few.takes(x):
+            self._few(x, out)
         else:
-            self._multiply(x, self.weights(), out)
+            multiply(x, self.weights(), out, self.bias)
         return out
 
     def pieces(self, x: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
         """Compute the product `rows` rows at a time, and yield these rows of `out`. The weights are
-        decoded once; in 8 bits all rows are computed first.
+        decoded once; in 8 bits, or if there are few, all rows are computed first.
         """
-        if self._rounds:
+        if self._rounds or self._few.takes(x):
             yield from self(x).split(rows)
             return
         weights, out = self.weights(), self.out(len(x))
         for part, result in zip(x.split(rows), out.split(rows), strict=True):
-            self._multiply(part, weights, result)
+            multiply(part, weights, result, self.bias)
             yield result
-
-    def _multiply(self, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
-        if self.bias is None:
-            torch.mm(x, weights.t(), out=out)
-        else:
-            torch.addmm(self.bias, x, weights.t(), out=out)
 
 
 def _joined_bias(linears: list[Linear], context: Context) -> torch.Tensor | None:
@@ -130,15 +124,6 @@ def _joined_bias(linears: list[Linear], context: Context) -> torch.Tensor | None
         for linear in linears
     ]
     return torch.cat(parts).to(context.dtype)
-
-
-def stacked(matrices: list[PackedMatrix], context: Context, name: str = "weights") -> torch.Tensor:
-    """Decode to half[all rows, cols] in a buffer; a stack of experts has the rows of all."""
-    cols, rows = matrices[0].cols, [m.rows * m.n_matrices for m in matrices]
-    out = context.buffer(name, (sum(rows), cols), context.dtype)
-    for matrix, part in zip(matrices, out.split(rows), strict=True):
-        decode_matrix(matrix, context.dtype, out=part)
-    return out
 
 
 def rows_of_slice(cols: int, itemsize: int) -> int:
