@@ -109,7 +109,13 @@ def test_missing_device_is_reported():
 @pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
 )
-@pytest.mark.parametrize("kind", ["plain", "single", "block", "row", "steps"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("plain", "single", "block"),
+        *(pytest.param(kind, marks=pytest.mark.full) for kind in ("row", "steps")),
+    ],
+)
 def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
     """NVVM's code of each kind of search has no fused or approximate operation. No device is
     needed.

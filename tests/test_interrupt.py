@@ -22,7 +22,7 @@ def listens():
 program._listen = listens
 program.run()
 """
-MOMENTS = 12
+MOMENTS = 6
 
 
 def started(code: str, *words: str) -> subprocess.Popen:

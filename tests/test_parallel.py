@@ -135,7 +135,6 @@ def test_other_options_on_ranks(three):
         (
             2,
             (
-                "qwen3moe-tiny:Q8_0",
                 "qwen2moe-tiny:Q8_0",
                 "gemma4-tiny:IQ4_K@columns",
                 "qwen3moe-tiny:Q8_0@whole+cpu",

@@ -76,7 +76,9 @@ def test_only_types_that_may_be_chosen_are_tried(llama, monkeypatch):
         assert again == found
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "IQ4_K", "IQ2_XXS", "IQ2_KT"])
+@pytest.mark.parametrize(
+    "name", ["Q4_0", "IQ4_K", "IQ2_XXS", pytest.param("IQ2_KT", marks=pytest.mark.full)]
+)
 def test_code_of_rounding_is_found_without_running_it(name):
     """What is kept of a type on the way, such as where its codes are, is not spoiled by that."""
     type = ggml_type(name)
