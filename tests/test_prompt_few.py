@@ -108,6 +108,7 @@ def test_neighbours_of_one_type_are_one_launch(monkeypatch, part):
     bias, x = torch.randn(rows).bfloat16(), torch.randn(9, 64).bfloat16()
     products = prompt_few.FewTokens(matrices, bias, part, context)
     assert products.takes(x) and not products.takes(torch.empty(few.MOST_TOKENS + 1, 64))
+    assert not products.takes(torch.empty(9, 68)[:, 4:].bfloat16()[:, ::2])
     out = torch.empty(9, rows).bfloat16()
     products(x, out)
     assert launches == ([["Q8_0"]] if part else [["Q8_0"] * 2, ["Q4_0"] * 3, ["Q4_0"]])

@@ -157,6 +157,14 @@ def fits(matrices: list[PackedMatrix], device: torch.device) -> bool:
     )
 
 
+def takes(x: torch.Tensor) -> bool:
+    """Return whether rows of activations are multiplied here: there are few of them, and sixteen
+    bytes of a row can be read together.
+    """
+    aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    return len(x) <= MOST_TOKENS and aligned
+
+
 def few_product(
     matrices: list[PackedMatrix],
     x: torch.Tensor,

@@ -42,7 +42,7 @@ class FewTokens:
 
     def takes(self, x: torch.Tensor) -> bool:
         """Return whether x half[n, cols] is multiplied here."""
-        return self._space is not None and len(x) <= few.MOST_TOKENS
+        return self._space is not None and few.takes(x)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Compute out half[n, all rows] for x half[n, cols]."""
