@@ -34,6 +34,8 @@ RUNNABLE = frozenset(
         "minimax-m2",
         "mistral3",
         "mistral4",
+        "nemotron_h",
+        "nemotron_h_moe",
         "olmo2",
         "olmoe",
         "phi3",

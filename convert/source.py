@@ -37,7 +37,7 @@ class CheckpointSource(RowsSource):
         options = LayoutOptions(**layout)
         model_type = checkpoint.config.of_text().values.get("model_type")
         architecture = architecture_class(checkpoint.architecture, model_type)(checkpoint, options)
-        if options.merge_gate_up and not architecture.has_experts:
+        if options.merge_gate_up and not (architecture.has_experts and architecture.has_gates):
             raise UsageError(
                 f"{checkpoint.architecture} has no experts whose gate and up could be merged"
             )

@@ -8,8 +8,10 @@ from typing import Any
 
 from ..formats.source import Source, TensorInfo
 from ..formats.tensor_names import TOKEN_EMBEDDING
+from .layers.absent import AbsentMixer
 from .layers.block import Mixer
 from .layers.delta_net import DeltaNet
+from .layers.mamba2.state_space import StateSpace
 from .layers.mla import MLA
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
@@ -271,7 +273,9 @@ def _mixer(mixer: Any) -> str:
         "latent"
         if isinstance(mixer, MLA)
         else "delta"
-        if isinstance(mixer, DeltaNet)
+        if isinstance(mixer, (DeltaNet, StateSpace))
+        else "none"
+        if isinstance(mixer, AbsentMixer)
         else "attention"
     )
 

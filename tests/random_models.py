@@ -26,6 +26,9 @@ WITH_EXPERTS = [
 ]
 
 
+NO_GATES = ("nemotron_h_moe", "nemotron_h_latent")  # of experts
+
+
 class Models:
     """Checkpoints, files and logits, each made at its first use."""
 

@@ -223,7 +223,8 @@ def test_flags_in_text_exist(page):
 
 def gguf_architectures() -> set[str]:
     """Return the GGUF names of all architectures that can be converted."""
-    return {architecture_class(hf_class).gguf_name for hf_class in supported()}
+    classes = [architecture_class(hf_class) for hf_class in supported()]
+    return {name for found in classes for name in (found.gguf_name, *found.other_names)}
 
 
 def test_support_table_is_true():

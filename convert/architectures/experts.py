@@ -4,7 +4,7 @@ merged, `ffn_gate_up_exps`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from ...errors import CheckpointError
@@ -22,8 +22,8 @@ GATE, UP, DOWN = "gate", "up", "down"
 
 
 class ExpertStack:
-    """Collect the experts of one layer. Shapes: gate and up [n_ff, n_embd] per expert, down
-    [n_embd, n_ff].
+    """Collect the experts of one layer. Shapes: gate (if `has_gates`) and up [n_ff, n_embd] per
+    expert, down [n_embd, n_ff].
 
     Merged, the rows of each expert are its gate rows followed by its up rows: [n_experts, 2 n_ff,
     n_embd].
@@ -37,10 +37,13 @@ class ExpertStack:
         n_ff: int,
         n_embd: int,
         merge_gate_up: bool,
+        has_gates: bool = True,
     ):
         self._checkpoint, self._layer, self._merge = checkpoint, layer, merge_gate_up
         self.n_experts, self.n_ff, self.n_embd = n_experts, n_ff, n_embd
-        self._parts: dict[str, dict[int, StoredTensor]] = {GATE: {}, UP: {}, DOWN: {}}
+        self._parts: dict[str, dict[int, StoredTensor]] = {UP: {}, DOWN: {}}
+        if has_gates:
+            self._parts = {GATE: {}, **self._parts}
 
     def shape(self, part: str) -> tuple[int, int]:
         """Return the shape of one expert's matrix `part`."""
@@ -86,7 +89,7 @@ class ExpertStack:
                 [*self._parts[GATE].values(), *self._parts[UP].values()],
             )
             return
-        for part in (GATE, UP):
+        for part in (part for part in (GATE, UP) if part in rows):
             yield self._mapped(part, part, ConcatenatedRows(rows[part]), self._parts[part].values())
 
     def stacked_gate_up(self, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
@@ -164,7 +167,12 @@ class RoutedExperts(Architecture):
         """Return the hidden width of one expert, n_ff."""
         return self.config.integer("moe_intermediate_size")
 
-    def expert_layers(self) -> range:
+    @property
+    def expert_io(self) -> int:
+        """Return the length of what an expert reads and writes: n_embd."""
+        return self.n_embd
+
+    def expert_layers(self) -> Sequence[int]:
         """Return the layers that have experts."""
         return range(self.first_layer, self.n_layers)
 
@@ -175,8 +183,10 @@ class RoutedExperts(Architecture):
         self._stacks = {}
         mapped = super().tensors()
         names = {tensor.info.name for tensor in mapped}
+        inputs = ("gate", "up") if self.has_gates else ("up",)
+        parts = ("gate_up", "down") if self.merge_gate_up else (*inputs, "down")
         for layer in self.expert_layers():
-            for part in ("gate_up", "down") if self.merge_gate_up else ("gate", "up", "down"):
+            for part in parts:
                 if f"blk.{layer}.ffn_{part}_exps.weight" not in names:
                     problem = self.stack(layer).missing() or f"no {part} projection"
                     raise CheckpointError(
@@ -211,7 +221,8 @@ class RoutedExperts(Architecture):
                 layer,
                 self.n_experts,
                 self.n_ff_expert,
-                self.n_embd,
+                self.expert_io,
                 self.merge_gate_up,
+                self.has_gates,
             )
         return self._stacks[layer]

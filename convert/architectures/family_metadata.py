@@ -8,6 +8,7 @@ from ...errors import ConfigError
 from ...formats.pretokenizers import PRETOKENIZERS
 from ...formats.tokenizer_hints import NFC_KEY
 from ...formats.values import Value, boolean, f32, string, u32
+from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
 from ..metadata.rope import RopeConfig
 from ..vocabulary.metadata import vocabulary_metadata
@@ -23,8 +24,10 @@ class FamilyMetadata:
     """
 
     gguf_name: str
+    other_names: ClassVar[tuple[str, ...]] = ()  # of GGUF, for some of its models
     tied_by_default = False
     has_experts = False
+    has_gates = True  # experts multiply by the activation of a gate
     has_mtp = False  # the model can have MTP blocks
     mla_layouts: tuple[str, ...] = ("mainline",)
     activation: tuple[str, tuple[str, ...]] = ("hidden_act", SILU)  # the key, and what is implied
@@ -40,7 +43,7 @@ class FamilyMetadata:
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         self.checkpoint, self.options = checkpoint, options
-        self.config = checkpoint.config.of_text().with_defaults(self.class_defaults)
+        self.config = self.read_config(checkpoint)
         self.merge_gate_up = options.merge_gate_up
         self.first_layer = 0  # earlier layers are not converted
         config = self.config
@@ -67,6 +70,12 @@ class FamilyMetadata:
         check_name(config, self.gguf_name, *self.activation)
         if not self.has_window_key and self.has_window():
             announce_window(config, self.gguf_name)
+
+    def read_config(self, checkpoint: Checkpoint) -> Config:
+        """Return the settings of the text model, with the defaults of its class. Families whose
+        configs say the usual things in other keys add them here.
+        """
+        return checkpoint.config.of_text().with_defaults(self.class_defaults)
 
     def make_rope(self) -> RopeConfig:
         """Return the rotary settings of `config.json`."""

@@ -26,29 +26,30 @@ Builder = Callable[[Decoder], Network]
 @dataclass(frozen=True)
 class Declaration:
     """The builder of an architecture. gpu: executors of the fast path run all of its layers.
-    layer_norm: its norms are LayerNorms.
+    layer_norm: its norms are LayerNorms. hybrid: layers may have no attention.
     """
 
     build: Builder
     gpu: bool = False
     layer_norm: bool = False
+    hybrid: bool = False
 
 
 _DECLARED: dict[str, Declaration] = {}
 
 
 def architecture(
-    *names: str, gpu: bool = False, layer_norm: bool = False
+    *names: str, gpu: bool = False, layer_norm: bool = False, hybrid: bool = False
 ) -> Callable[[Builder], Builder]:
-    """Declare the decorated function as the builder of these GGUF architectures. gpu, layer_norm:
-    see `Declaration`.
+    """Declare the decorated function as the builder of these GGUF architectures. Arguments: see
+    `Declaration`.
     """
 
     def declare(build: Builder) -> Builder:
         for name in names:
             if name in _DECLARED:
                 raise RuntimeError(f"architecture '{name}' is declared twice")
-            _DECLARED[name] = Declaration(build, gpu, layer_norm)
+            _DECLARED[name] = Declaration(build, gpu, layer_norm, hybrid)
         return build
 
     return declare
@@ -82,6 +83,8 @@ def build_network(p: Hyperparameters, w: Weights) -> Network:
     declared = declaration(p.architecture, p.file)
     if not w.source.tensors:
         raise ArchitectureError("has no tensors: a vocabulary alone cannot run", file=p.file)
-    network = declared.build(Decoder.read(p, w, layer_norm=declared.layer_norm))
+    network = declared.build(
+        Decoder.read(p, w, layer_norm=declared.layer_norm, hybrid=declared.hybrid)
+    )
     w.check_all_used()
     return network

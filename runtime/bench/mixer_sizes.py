@@ -1,4 +1,4 @@
-"""Sizes of delta nets and of latent attention, with the tensors and keys that they need."""
+"""Sizes of delta nets, state-space layers and latent attention, with their tensors and keys."""
 
 from __future__ import annotations
 
@@ -48,6 +48,41 @@ class DeltaSizes:
             "ssm.group_count": u32(self.key_heads),
             "ssm.time_step_rank": u32(self.value_heads),
             "ssm.inner_size": u32(self.value_heads * self.length),
+        }
+
+
+@dataclass(frozen=True)
+class StateSpaceSizes:
+    """Sizes of state-space layers, as in `StateSpaceSpec`."""
+
+    heads: int
+    length: int
+    state: int
+    groups: int
+    convolution: int = 4
+
+    def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of a layer without its norm."""
+        inner = self.heads * self.length
+        channels = inner + 2 * self.groups * self.state
+        yield "ssm_a", (self.heads, 1)
+        yield "ssm_d", (self.heads, 1)
+        yield "ssm_conv1d.bias", (channels,)
+        yield "ssm_conv1d.weight", (channels, self.convolution)
+        yield "ssm_dt.bias", (self.heads,)
+        yield "ssm_in.weight", (inner + channels + self.heads, width)
+        yield "ssm_norm.weight", (self.groups, inner // self.groups)
+        yield "ssm_out.weight", (width, inner)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of these layers, without the architecture's name."""
+        return {
+            "ssm.conv_kernel": u32(self.convolution),
+            "ssm.state_size": u32(self.state),
+            "ssm.group_count": u32(self.groups),
+            "ssm.time_step_rank": u32(self.heads),
+            "ssm.inner_size": u32(self.heads * self.length),
         }
 
 

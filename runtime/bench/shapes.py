@@ -6,6 +6,7 @@ from .delta_shapes import DELTA_SHAPES
 from .dense_shapes import DENSE_SHAPES
 from .expert_shapes import EXPERT_SHAPES
 from .gemma_shapes import GEMMA4_SHAPES
+from .hybrid_shapes import HYBRID_SHAPES
 from .latent_shapes import LATENT_SHAPES
 from .shape import Shape
 
@@ -13,6 +14,7 @@ SHAPES: dict[str, Shape] = {
     **DENSE_SHAPES,
     **EXPERT_SHAPES,
     **DELTA_SHAPES,
+    **HYBRID_SHAPES,
     **LATENT_SHAPES,
     **GEMMA4_SHAPES,
 }

@@ -106,7 +106,8 @@ class SyntheticSource(Source):
         return self._pools[key]
 
     def _pool_key(self, tensor: TensorInfo) -> tuple:
-        key, mean = (tensor.type.name, tensor.n_cols, len(tensor.shape) == 1), self._mean(tensor)
+        mean = self._mean(tensor)
+        key = (tensor.type.name, tensor.n_cols, mean != 0)
         if TensorName.parse(tensor.name).is_router:
             return *key, "router"
         return key if mean in (0, 1) else (*key, "negative" if mean < 0 else "small")
@@ -115,11 +116,12 @@ class SyntheticSource(Source):
         """Return the mean of a tensor's elements. Those of matrices are 0 on average, with a root
         mean square of 1/sqrt(row length), so that products with rows of size 1 are of size 1. Norm
         weights are near 1, but for those of heads whose scores are not scaled: they do it. The
-        decay of delta nets is exp(ssm_a * a positive number).
+        decay of recurrent layers is exp(ssm_a * a positive number).
         """
-        if len(tensor.shape) > 1:
+        name = TensorName.parse(tensor.name)
+        local = name.local
+        if len(tensor.shape) > 1 and not name.is_norm and local not in ("ssm_a", "ssm_d"):
             return 0.0
-        local = TensorName.parse(tensor.name).local
         if self.shape.scaled_by_norms and local in ("attn_q_norm.weight", "attn_k_norm.weight"):
             return tensor.n_cols**-0.25
         return -1.0 if local == "ssm_a" else 1.0
@@ -129,7 +131,8 @@ class SyntheticSource(Source):
             if part in name:
                 return type
         parsed = TensorName.parse(name)
-        if len(shape) == 1 or parsed.is_sensitive or parsed.suffix != "weight":
+        is_small = parsed.is_norm or parsed.is_sensitive
+        if len(shape) == 1 or is_small or parsed.suffix != "weight":
             return ggml_type("F32")
         if name in (TOKEN_EMBEDDING, OUTPUT) and self.type.name not in _OWN_TYPES:
             return _fitting(ggml_type("Q6_K"), shape[-1])

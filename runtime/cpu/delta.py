@@ -24,7 +24,7 @@ def plan_delta_net(plan: Plan, module: DeltaNet, x: Buffer) -> Buffer:
         operation(delta_step.convolve),
         *(plan.frame_address, plan.layer_offset, inputs.address),
         *(memory.array(4 * channels[::LANES]), s.channels, s.convolution),
-        *(memory.vector(module.convolution.T), convolved.address),
+        *(memory.vector(module.convolution.T), convolved.address, 0),
     )
     keys = s.key_heads * s.key_length
     mixed = memory.floats("mixed", s.value_heads * s.value_length)

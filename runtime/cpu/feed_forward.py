@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...formats.kernel import inlined_function
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.moe import MoE
@@ -70,12 +72,12 @@ def plan_gated(plan: Plan, module: GatedFFN, x: Buffer, name: str = "delta") -> 
     return y
 
 
-def plan_plain(plan: Plan, module: PlainFFN, x: Buffer) -> Buffer:
-    """Add what the module gives for x."""
+def plan_plain(plan: Plan, module: PlainFFN, x: Buffer, name: str = "delta") -> Buffer:
+    """Add what the module gives for x, in a buffer of this name."""
     up = plan.product(module.up, x, "up")
     plan.meet()
     _activate(plan, module.spec, up, None, up, module.down.cols)
-    y = plan.product(module.down, up, "delta")
+    y = plan.product(module.down, up, name)
     plan.meet()
     return y
 
@@ -103,10 +105,10 @@ def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
         *(least, float(threshold), 0),
         meet=False,
     )
+    if module.latent is not None:
+        return _plan_latent(plan, module, x, chosen, weights)
     slots = plan_experts(plan, module, x, chosen)
-    shared = None
-    if module.shared is not None:
-        shared = plan_gated(plan, module.shared, x, "shared")
+    shared = _plan_shared(plan, module, x)
     y = memory.floats("delta", width)
     plan.add(
         operation(experts.combine),
@@ -114,6 +116,33 @@ def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
         *(0 if part is None else part.address for part in (shared, shared_gate)),
         *(width, y.address),
     )
+    return y
+
+
+def _plan_shared(plan: Plan, module: MoE, x: Buffer) -> Buffer | None:
+    """Add what the expert that works on every token gives for x, if there is one."""
+    if module.shared is None:
+        return None
+    planned = plan_plain if isinstance(module.shared, PlainFFN) else plan_gated
+    return planned(plan, module.shared, x, "shared")  # pyright: ignore[reportArgumentType]  its own
+
+
+def _plan_latent(plan: Plan, module: MoE, x: Buffer, chosen: Buffer, weights: Buffer) -> Buffer:
+    """Add what a module gives for x whose experts read and write shorter vectors."""
+    memory, used, n = plan.memory, module.spec.n_used, module.experts.down.rows
+    if module.latent is None or module.shared_gate is not None:
+        raise NotPlanned("experts with shorter vectors and a gate of the shared one")
+    inner = plan.product(module.latent.down, x, "latent")
+    plan.meet()
+    slots, total = plan_experts(plan, module, inner, chosen), memory.floats("latent sum", n)
+    combine = operation(experts.combine)
+    plan.add(combine, slots.address, 4 * n, used, *weights, 0, 0, n, total.address)
+    routed, width = plan.product(module.latent.up, total, "routed"), module.latent.up.rows
+    plan.meet()
+    shared = _plan_shared(plan, module, x)
+    y, once = memory.floats("delta", width), memory.array(np.ones(16, dtype=np.float32))
+    always = 0 if shared is None else shared.address
+    plan.add(combine, routed.address, 0, 1, once, 0, always, 0, width, y.address)
     return y
 
 
@@ -131,6 +160,9 @@ def plan_experts(plan: Plan, module: MoE, x: Buffer, chosen: Buffer) -> Buffer:
         plan.products(e.gate, x, 0, gate, n, chosen, used)
         plan.products(e.up, x, 0, up, n, chosen, used)
         step = n
+    elif e.up is not None and not e.spec.gated:
+        gate, up, step = memory.floats("up of experts", used * n), None, n
+        plan.products(e.up, x, 0, gate, n, chosen, used)
     else:
         raise NotPlanned("experts without gate or up")
     plan.meet()

@@ -295,6 +295,8 @@ def _reads_packed(e: Experts, device: torch.device) -> bool:
 
 
 def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
+    if not m.experts.spec.gated:  # no kernels
+        return {}
     s, hidden = m.spec, m.experts.down.cols
     slots = rows * s.n_used
     found = {

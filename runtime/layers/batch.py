@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..state.cache import CacheSettings
+from ..state.recurrent import RecurrentState, States
 
 if TYPE_CHECKING:
     from ..state.sequence import State
@@ -135,6 +136,25 @@ class Batch:
             n_sequences = len(list(run))
             found.append((slice(row, row + n * n_sequences), n_sequences, start))
             row += n * n_sequences
+        return found
+
+    def recurrent_spans(self) -> list[tuple[slice, States]]:
+        """Rows of neighbouring sequences of the same length, and what this layer keeps of each.
+        TypeError if it keeps no recurrent state; UsageError for one that is at another token.
+        """
+        spans: list[tuple[slice, RecurrentState | None]] = []
+        for i, (rows, start) in enumerate(self.spans()):
+            state = None
+            if self.states is not None:
+                state = self.states[i].layers[self.layer]
+                if not isinstance(state, RecurrentState):
+                    raise TypeError(f"layer {self.layer} keeps no recurrent state")
+                state.check(start, self.layer)
+            spans.append((rows, state))
+        found = []
+        for _, run in groupby(spans, key=lambda span: span[0].stop - span[0].start):
+            rows, states = zip(*run, strict=True)
+            found.append((slice(rows[0].start, rows[-1].stop), list(states)))
         return found
 
     def angles(self, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ from ..state.layer_state import LayerState, Storage
 from ..state.table import Table
 from ..weights.ranges import opened
 from . import many_rows
+from .absent import AbsentMixer
 from .batch import Batch
 from .norm import Norm
 
@@ -167,7 +168,8 @@ class Branch:
 
 class Block:
     """Branches one after the other; `output_scale` multiplies the stream after them. A block
-    computes on the device of its norms, which the placement chooses.
+    computes on the device of its norms, which the placement chooses. It may have a mixer alone, or
+    none.
     """
 
     def __init__(
@@ -177,12 +179,14 @@ class Block:
         output_scale: torch.Tensor | None = None,
     ):
         self.branches, self.device, self.output_scale = tuple(branches), device, output_scale
+        mixers = [branch.modules[0] for branch in self.branches if branch.mixer]
+        [mixer] = mixers or [AbsentMixer()]
+        self._mixer: Mixer = mixer  # pyright: ignore[reportAttributeAccessIssue]  `mixer` says so
 
     @property
     def mixer(self) -> Mixer:
-        """The module that mixes tokens."""
-        [mixer] = [branch.modules[0] for branch in self.branches if branch.mixer]
-        return mixer  # pyright: ignore[reportReturnType]  `mixer` says so
+        """The module that mixes tokens; one that does nothing in a block that has none."""
+        return self._mixer
 
     @property
     def row_layers(self) -> list[FeedForward | RowLayer]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import torch
 from torch.nn import functional as F
 
 from ..state.cache import CacheSettings
 from ..state.layer_state import Storage
-from ..state.recurrent import RecurrentState
+from ..state.recurrent import RecurrentState, States, keep, kept
 from ..state.table import Table
 from ..weights.linear import Linear
 from . import many_rows
@@ -19,7 +17,6 @@ from .norm import RMSNorm
 from .specs import DeltaNetSpec
 
 _L2_EPS = 1e-6  # of the norm of queries and keys, as the models were trained with
-_Span = tuple[slice, RecurrentState | None]  # rows of a sequence, and what is kept of it
 
 
 class DeltaNet:
@@ -99,7 +96,7 @@ class DeltaNet:
         inputs, z = self._inputs(x)
         beta, decay = self._rates(x)
         mixed = []
-        for span, states in self._together(batch):
+        for span, states in batch.recurrent_spans():
             u, b, g = (y[span].unflatten(0, (len(states), -1)) for y in (inputs, beta, decay))
             mixed.append(self._mix(u, b, g, states))
         mixed = [m.flatten(0, 1) for m in mixed]
@@ -109,23 +106,6 @@ class DeltaNet:
             return found
         gated = many_rows.gate_silu(z, y)
         return self.output(y * F.silu(z) if gated is None else gated)
-
-    def _together(self, batch: Batch) -> list[tuple[slice, list[RecurrentState | None]]]:
-        """Return rows of neighbouring sequences of the same length, and what is kept of each."""
-        spans: list[_Span] = []
-        for i, (rows, start) in enumerate(batch.spans()):
-            state = None
-            if batch.states is not None:
-                state = batch.states[i].layers[batch.layer]
-                if not isinstance(state, RecurrentState):
-                    raise TypeError(f"layer {batch.layer} keeps no recurrent state")
-                state.check(start, batch.layer)
-            spans.append((rows, state))
-        found = []
-        for _, run in groupby(spans, key=lambda span: span[0].stop - span[0].start):
-            rows, states = zip(*run, strict=True)
-            found.append((slice(rows[0].start, rows[-1].stop), list(states)))
-        return found
 
     def _inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs of the convolution [rows, channels] and gates [rows, value_heads *
@@ -159,42 +139,23 @@ class DeltaNet:
         inputs: torch.Tensor,
         beta: torch.Tensor,
         decay: torch.Tensor,
-        states: list[RecurrentState | None],
+        states: States,
     ) -> torch.Tensor:
         """Return [sequences, n, value_heads, value_length] for inputs [sequences, n, channels] that
         follow what `states` keep, and update these.
         """
         s, n = self.spec, inputs.shape[1]
-        before = inputs.new_zeros(len(states), s.convolution - 1, s.channels)
-        memory = inputs.new_zeros(len(states), s.value_heads, s.key_length, s.value_length)
-        for i, state in enumerate(states):
-            if state is not None:
-                before[i], memory[i] = state.inputs, state.memory
-        q, k, v = self._heads(self._convolved(before, inputs))
+        shape = (s.value_heads, s.key_length, s.value_length)
+        before, memory = kept(states, inputs, s.convolution - 1, shape)
+        q, k, v = self._heads(convolved_silu(before, inputs, self.convolution))
         found = many_rows.delta_rule(q, k, v, decay, beta, memory, tiled=s.tiled)
         if found is None:
             rule = by_steps if n == 1 else by_chunks
             q, k = self._repeated(q), self._repeated(k)
             found = rule(q, k, v, decay, beta, memory)
         mixed, memory = found
-        last = inputs if n >= before.shape[1] else torch.cat([before, inputs], dim=1)
-        last = last[:, last.shape[1] - before.shape[1] :]
-        for i, state in enumerate(states):
-            if state is not None:
-                state.update(n, last[i], memory[i])
+        keep(states, before, inputs, memory)
         return mixed
-
-    def _convolved(self, before: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the convolution of inputs [sequences, n, channels] after those before."""
-        found = many_rows.convolve_silu(before, inputs, self.convolution)
-        if found is not None:
-            return found
-        n, inputs = inputs.shape[1], torch.cat([before, inputs], dim=1)
-        # A sum of products, as cuDNN's convolution would use TF32.
-        convolved = inputs[:, :n] * self.convolution[:, 0]
-        for tap in range(1, self.spec.convolution):
-            convolved += inputs[:, tap : tap + n] * self.convolution[:, tap]
-        return F.silu(convolved)
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries and keys [sequences, n, key_heads, key_length], and values [sequences, n,
@@ -225,3 +186,25 @@ def l2_norm(x: torch.Tensor) -> torch.Tensor:
     if found is not None:
         return found
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + _L2_EPS)
+
+
+def convolved_silu(
+    before: torch.Tensor,
+    inputs: torch.Tensor,
+    weights: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return SiLU of the causal convolution of inputs float32[sequences, n, channels] after those
+    before. weights: float32[channels, length], the last column for the current token. bias:
+    float32[channels].
+    """
+    if bias is None:
+        found = many_rows.convolve_silu(before, inputs, weights)
+        if found is not None:
+            return found
+    n, inputs = inputs.shape[1], torch.cat([before, inputs], dim=1)
+    # A sum of products, as cuDNN's convolution would use TF32.
+    convolved = inputs[:, :n] * weights[:, 0]
+    for tap in range(1, weights.shape[1]):
+        convolved += inputs[:, tap : tap + n] * weights[:, tap]
+    return F.silu(convolved if bias is None else convolved.add_(bias))

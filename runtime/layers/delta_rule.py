@@ -57,14 +57,9 @@ def by_chunks(
     chunk = min(chunk, n)
     padding = -n % chunk
     # Tokens of zeros after the last one change nothing: they do not decay and write nothing.
-    q, k, v = (_chunks(x, chunk, padding) for x in (q, k, v))
-    beta = _chunks(beta[..., None], chunk, padding)
-    # Sums get large, and only their differences matter.
-    total = _chunks(decay[..., None], chunk, padding)[..., 0].double().cumsum(-1)
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=v.device).tril()
-    between = (total[..., :, None] - total[..., None, :]).masked_fill_(~later, float("-inf"))
-    between = between.exp().float()
-    since_start, to_end = total.exp().float(), (total[..., -1:] - total).exp().float()
+    q, k, v = (in_chunks(x, chunk, padding) for x in (q, k, v))
+    beta = in_chunks(beta[..., None], chunk, padding)
+    between, since_start, to_end = decays(in_chunks(decay[..., None], chunk, padding)[..., 0])
     weighted = k * beta
     lower = (weighted @ k.transpose(-1, -2) * between).tril(-1)
     right = torch.cat([v * beta, weighted * since_start[..., None]], dim=-1)
@@ -81,7 +76,20 @@ def by_chunks(
     return out.flatten(2, 3)[:, :, :n].transpose(1, 2), memory
 
 
-def _chunks(x: torch.Tensor, chunk: int, padding: int) -> torch.Tensor:
+def decays(logarithms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what decays make of memories within chunks, for their logarithms float32[..., chunk]:
+    from after token j to after token i [..., chunk, chunk], 0 for i < j; from the start of the
+    chunk to after each token, and from after each token to the end, both [..., chunk].
+    """
+    # Sums get large, and only their differences matter.
+    total, chunk = logarithms.double().cumsum(-1), logarithms.shape[-1]
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=total.device).tril()
+    between = (total[..., :, None] - total[..., None, :]).masked_fill_(~later, float("-inf"))
+    between = between.exp().float()
+    return between, total.exp().float(), (total[..., -1:] - total).exp().float()
+
+
+def in_chunks(x: torch.Tensor, chunk: int, padding: int) -> torch.Tensor:
     """[sequences, n, heads, length] to [sequences, heads, chunks, chunk, length], with zeros for
     `padding` more tokens.
     """

@@ -122,6 +122,8 @@ def _in_8_bits(
     """
     if not all(linear.multiplies_rounded(counts) for linear in experts.linears):
         return None
+    if not experts.spec.gated:
+        return None
     with opened(*experts.range):
         rows = experts.down.matrices[0].round_rows(x).gathered(sources)
         if experts.gate_up is not None:

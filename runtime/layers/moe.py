@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
@@ -12,13 +13,13 @@ from ..weights.linear import Linear
 from ..weights.ranges import RangeName, opened, ranged
 from ..weights.stacked_linear import ExpertLinear
 from . import expert_rows, many_rows
-from .ffn import GatedFFN, gated
+from .ffn import GatedFFN, PlainFFN, activate, gated
 from .specs import FFNSpec, RouterSpec
 
 
 class Experts:
-    """One gated feed-forward layer per expert. `gate` and `up` may be one merged matrix whose first
-    half of rows is the gate.
+    """One feed-forward layer per expert. `gate` and `up` may be one merged matrix whose first half
+    of rows is the gate; where `spec` is not gated there is no gate.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class Experts:
             gate, up = self.gate_up(x, counts).chunk(2, dim=-1)
         elif self.gate is not None and self.up is not None:
             gate, up = self.gate(x, counts), self.up(x, counts)
+        elif self.up is not None and not self.spec.gated:
+            return activate(self.spec, self.up(x, counts))
         else:
             raise TypeError("experts need gate and up, or both merged")
         return gated(self.spec, gate, up)
@@ -142,12 +145,23 @@ class Router:
         return groups.masked_fill(~used[..., None], float("-inf")).flatten(1)
 
 
+@dataclass(frozen=True)
+class Latent:
+    """Products around experts that read and write shorter vectors: `down` gives what they read, and
+    `up` makes rows of the width of what they add.
+    """
+
+    down: Linear
+    up: Linear
+
+
 class MoE:
     """The weighted sum of the chosen experts, and of `shared`, which works on every row; with
     `shared_gate` that is multiplied by sigmoid(shared_gate x).
 
     owned: `experts` are those from the first of these numbers up to the second; what others would
-    add is on other ranks. None if all are here.
+    add is on other ranks. None if all are here. latent: see `Latent`; None where experts read and
+    write rows of the width.
 
     Rows are grouped by a stable sort and slots are summed in ascending order, without scattered
     additions, so that runs repeat bit for bit.
@@ -157,10 +171,12 @@ class MoE:
         self,
         router: Router,
         experts: Experts,
-        shared: GatedFFN | None = None,
+        shared: GatedFFN | PlainFFN | None = None,
         shared_gate: Linear | None = None,
         owned: tuple[int, int] | None = None,
+        latent: Latent | None = None,
     ):
+        self.latent = latent
         # Returns what `mix` does for few rows, or None.
         self.few_rows: Callable[..., torch.Tensor | None] | None = None
         self.router, self.experts, self.shared, self.shared_gate, self.owned = (
@@ -188,11 +204,16 @@ class MoE:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         chosen, weights = self.router(x)
-        if self.shared is None:
+        if self.latent is not None:
+            y = self.latent.up(self.mix(self.latent.down(x), chosen, weights))
+        elif self.shared is None:
             return self.mix(x, chosen, weights)
-        if (y := expert_rows.mix(self, x, chosen, weights, self._always)) is not None:
+        elif (found := expert_rows.mix(self, x, chosen, weights, self._always)) is not None:
+            return found
+        else:
+            y = self.mix(x, chosen, weights)
+        if self.shared is None:
             return y
-        y = self.mix(x, chosen, weights)
         always, gate = self._always(x)
         y += always if gate is None else always * gate.sigmoid()
         return y
@@ -206,7 +227,9 @@ class MoE:
         return always, None if self.shared_gate is None else self.shared_gate(x)
 
     def mix(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of the experts int64[rows, n_used] for x float32[rows, width]."""
+        """The weighted sum of the experts int64[rows, n_used] for x float32[rows, width], of the
+        latent width where they are `latent`.
+        """
         if self.few_rows is not None and (y := self.few_rows(x, chosen, weights)) is not None:
             return y
         device = self.experts.down.device

@@ -184,3 +184,32 @@ class DeltaNetSpec:
     def channels(self) -> int:
         """Rows of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_length + self.value_heads * self.value_length
+
+
+@dataclass(frozen=True)
+class StateSpaceSpec:
+    """A state-space layer of Mamba-2 (Dao and Gu, 2024): every head has a memory of state_length x
+    head_length elements. Head j is in group j // (heads / groups); the heads of a group write and
+    read by the same vectors, and are normed together.
+    """
+
+    heads: int
+    head_length: int
+    state_length: int
+    groups: int
+    convolution: int
+
+    @property
+    def inner(self) -> int:
+        """Elements of the values of all heads."""
+        return self.heads * self.head_length
+
+    @property
+    def channels(self) -> int:
+        """Rows of the convolution: values, and the vectors of each group that write and read."""
+        return self.inner + 2 * self.groups * self.state_length
+
+    @property
+    def inputs(self) -> int:
+        """Rows of the first product: gates, channels of the convolution, and steps."""
+        return self.inner + self.channels + self.heads

@@ -34,6 +34,7 @@ class Decoder:
     """Sizes of a decoder, and builders of its parts from the tensors of a block.
 
     n_layers: blocks that run, without those that predict further tokens (`nextn_predict_layers`).
+    kv_heads: of each layer; 0 for one without attention.
     """
 
     p: Hyperparameters
@@ -48,9 +49,11 @@ class Decoder:
     layer_norm: bool = False
 
     @classmethod
-    def read(cls, p: Hyperparameters, w: Weights, *, layer_norm: bool = False) -> Decoder:
+    def read(
+        cls, p: Hyperparameters, w: Weights, *, layer_norm: bool = False, hybrid: bool = False
+    ) -> Decoder:
         """ConfigError for sizes that are missing, out of range or contradict each other.
-        layer_norm: norms are LayerNorms, others RMS norms.
+        layer_norm: norms are LayerNorms, others RMS norms. hybrid: layers may have no attention.
         """
         width = p.integer("embedding_length")
         n_blocks = p.integer("block_count", most=len(w.source.tensors))
@@ -58,9 +61,9 @@ class Decoder:
         if n_layers < n_blocks:
             w.skip_layers(n_layers)
         heads = p.per_layer("attention.head_count", n_blocks)
-        kv_heads = p.per_layer("attention.head_count_kv", n_blocks, heads)
+        kv_heads = p.per_layer("attention.head_count_kv", n_blocks, heads, least=0 if hybrid else 1)
         for layer, (h, kv) in enumerate(zip(heads, kv_heads, strict=True)):
-            if h % kv:
+            if kv and h % kv:
                 raise ConfigError(
                     f"layer {layer} has {h} heads for {kv} key/value heads, expected a multiple",
                     file=p.file,
@@ -74,13 +77,15 @@ class Decoder:
                 file=p.file,
             )
         head_size = max(1, width // heads[0])
-        kind = "norm" if layer_norm else "norm_rms"
+        epsilon = "attention.layer_norm_epsilon"
+        if not layer_norm and not (hybrid and p.has(epsilon)):
+            epsilon = "attention.layer_norm_rms_epsilon"
         return cls(
             p,
             w,
             width,
             n_layers,
-            p.number(f"attention.layer_{kind}_epsilon", least=0),
+            p.number(epsilon, least=0),
             heads[:n_layers],
             kv_heads[:n_layers],
             p.integer("attention.key_length", head_size, most=_LARGEST_HEAD),
@@ -137,6 +142,12 @@ class Decoder:
             *more,
         )
         return Block(branches, self.w.placement.layer(layer), output_scale)
+
+    def single_block(self, layer: int, module: Any, *, mixer: bool) -> Block:
+        """A block of one module after `attn_norm`. mixer: it mixes tokens."""
+        total = None if self.w.share is None else self.w.share.meeting.sum
+        branch = Branch(self.norm(f"blk.{layer}.attn_norm"), module, mixer=mixer, sum=total)
+        return Block((branch,), self.w.placement.layer(layer))
 
     def parallel_block(self, layer: int, mixer: Any, ffn: Any) -> Block:
         """A block of attention and a feed-forward layer that read the same `attn_norm` of the

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..layers.absent import AbsentRows
-from ..layers.moe import Experts, MoE, Router
+from ..layers.moe import Experts, Latent, MoE, Router
 from ..layers.specs import FFNSpec, RouterSpec
 from .decoder import Decoder
 
@@ -59,10 +59,13 @@ def moe(
     ffn: FFNSpec = FFNSpec(),
     shared: int = 0,
     scaled_router: bool = True,
+    latent: int = 0,
 ) -> MoE | AbsentRows:
     """Router and experts of a block, or nothing where this rank has none of them. hidden: their
     hidden size. shared: that of the expert that works on every token (0: none), which
-    `ffn_gate_inp_shexp` gates if the file has it. scaled_router: see `Weights.linear`.
+    `ffn_gate_inp_shexp` gates if the file has it. scaled_router: see `Weights.linear`. latent:
+    length of what experts read and write, between `ffn_latent_down` and `ffn_latent_up` (0: the
+    width).
     """
     at, w = f"blk.{layer}", d.w
     gate = f"{at}.ffn_gate_inp_shexp"
@@ -71,12 +74,13 @@ def moe(
     always = shared and (w.share is None or w.share.has_ffn(layer, shared=True))
     return MoE(
         _router(d, layer, router, scaled=scaled_router),
-        _experts(d, layer, router.n_experts, hidden, ffn),
+        _experts(d, layer, router.n_experts, hidden, ffn, latent or d.width),
         d.ffn(layer, shared, ffn, "_shexp") if always else None,
         w.linear(gate, d.width, 1, role="ffn_gate_inp_shexp", split="replicated")
         if always and w.has(f"{gate}.weight")
         else None,
         None if w.share is None else w.share.owned(layer),
+        _latent(d, layer, latent) if latent else None,
     )
 
 
@@ -112,20 +116,37 @@ def _router(d: Decoder, layer: int, spec: RouterSpec, *, scaled: bool) -> Router
     return Router(linear, spec, bias, w.switches.ser)
 
 
-def _experts(d: Decoder, layer: int, n: int, hidden: int, spec: FFNSpec) -> Experts:
-    """The expert tensors of a block, with gate and up split or merged."""
+def _latent(d: Decoder, layer: int, n: int) -> Latent:
+    """`ffn_latent_down` and `ffn_latent_up` of a block."""
+    down, up = (
+        d.w.linear(f"blk.{layer}.{name}", n_in, n_out, role=name, split="replicated")
+        for name, n_in, n_out in (
+            ("ffn_latent_down", d.width, n),
+            ("ffn_latent_up", n, d.width),
+        )
+    )
+    return Latent(down, up)
+
+
+def _experts(d: Decoder, layer: int, n: int, hidden: int, spec: FFNSpec, width: int) -> Experts:
+    """The expert tensors of a block, with gate and up split or merged, or without a gate. width: of
+    what they read and write.
+    """
     at, w = f"blk.{layer}", d.w
-    down = w.experts(f"{at}.ffn_down", n, hidden, d.width, role="ffn_down_exps", split="row")
+    down = w.experts(f"{at}.ffn_down", n, hidden, width, role="ffn_down_exps", split="row")
+    if not spec.gated:
+        up = w.experts(f"{at}.ffn_up", n, width, hidden, role="ffn_up_exps", split="column")
+        return Experts(down, up=up, spec=spec)
     merged = {"role": "ffn_gate_up_exps", "split": "gate_up"}
     if w.has(f"{at}.ffn_gate_up_exps.weight"):
-        gate_up = w.experts(f"{at}.ffn_gate_up", n, d.width, 2 * hidden, **merged)
+        gate_up = w.experts(f"{at}.ffn_gate_up", n, width, 2 * hidden, **merged)
         return Experts(down, gate_up=gate_up, spec=spec)
     names = f"{at}.ffn_gate", f"{at}.ffn_up"
     if w.switches.merge_gate_up and w.can_merge(*names):
-        gate_up = w.merged_experts(f"{at}.ffn_gate_up", names, n, d.width, hidden, **merged)
+        gate_up = w.merged_experts(f"{at}.ffn_gate_up", names, n, width, hidden, **merged)
         return Experts(down, gate_up=gate_up, spec=spec)
     gate, up = (
-        w.experts(f"{at}.ffn_{x}", n, d.width, hidden, role=f"ffn_{x}_exps", split="column")
+        w.experts(f"{at}.ffn_{x}", n, width, hidden, role=f"ffn_{x}_exps", split="column")
         for x in ("gate", "up")
     )
     return Experts(down, gate, up, spec=spec)

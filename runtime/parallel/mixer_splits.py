@@ -1,5 +1,5 @@
 """How mixers are split: softmax attention by groups of query heads, latent attention by heads,
-delta nets by key heads with their value heads.
+delta nets by key heads with their value heads, state-space layers by groups of heads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..layers.attention import Attention
 from ..layers.delta_net import DeltaNet
 from ..layers.latent import Joined, PerHead
+from ..layers.mamba2.state_space import StateSpace
 from ..layers.mla import MLA
 from ..layers.norm import HeadLayerNorm
 from ..weights.split_plan import NOTHING, LayerShare, Range
@@ -180,6 +181,42 @@ def plan_delta_net(module: DeltaNet, layer: int, splits: TensorSplits, parts: Pa
     splits.copy(f"{module.norm.name}.weight")
     splits.columns(stem(module.output.name), values)
     return tuple(replace(part, key_heads=held) for part, held in zip(parts, key_heads, strict=True))
+
+
+def plan_state_space(module: StateSpace, layer: int, splits: TensorSplits, parts: Parts) -> Parts:
+    """Split a state-space layer by groups of heads, over each of which there is a norm."""
+    s, at = module.spec, f"blk.{layer}"
+    heads, output = s.heads // s.groups, stem(module.output.name)
+    of_group = heads * s.head_length
+    unit = multiple(of_group, splits.column_unit(module.output.name))
+    row_unit = splits.row_unit(module.input.name)
+    for size in (of_group, s.state_length, heads):
+        unit = least_common(unit, multiple(size, row_unit))
+    unit = fitting(unit, s.groups)
+    groups = ranges(splits.apportion.units(s.groups // unit, "key_heads"), unit)
+    own_heads = [[scaled(held, heads)] for held in groups]
+    values = [[scaled(held, of_group)] for held in groups]
+    vectors = s.groups * s.state_length
+    channels = [
+        [
+            *value,
+            scaled(held, s.state_length, s.inner),
+            scaled(held, s.state_length, s.inner + vectors),
+        ]
+        for held, value in zip(groups, values, strict=True)
+    ]
+    inputs = [
+        [*z, *_moved(of_channels, s.inner), *_moved(steps, s.inner + s.channels)]
+        for z, of_channels, steps in zip(values, channels, own_heads, strict=True)
+    ]
+    splits.rows(stem(module.input.name), inputs)
+    splits.rows(f"{at}.ssm_conv1d", channels)
+    splits.vector(f"{at}.ssm_dt.bias", own_heads)
+    of_groups = [[held] for held in groups]
+    for name, held in (("ssm_a", own_heads), ("ssm_d", own_heads), ("ssm_norm.weight", of_groups)):
+        splits.whole_rows(f"{at}.{name}", held)
+    splits.columns(output, values)
+    return tuple(replace(part, key_heads=held) for part, held in zip(parts, groups, strict=True))
 
 
 def _active(splits: TensorSplits) -> int:

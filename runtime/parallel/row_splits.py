@@ -74,6 +74,9 @@ def plan_experts(
             for part, r in zip(parts, held, strict=True)
         ]
     found = [replace(part, expert_mode=mode) for part in found]
+    if module.latent is not None:
+        splits.copy(module.latent.down.name)
+        splits.copy(module.latent.up.name)
     _split_experts(module, inputs, found, hidden, splits)
     result: Parts = tuple(found)
     if module.shared is not None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..layers.specs import AttentionSpec, DeltaNetSpec, MLASpec, OwnHeads
+from ..layers.specs import AttentionSpec, DeltaNetSpec, MLASpec, OwnHeads, StateSpaceSpec
 from ..weights.split_plan import NOTHING, LayerShare, Range, SplitPlan, length
 
 
@@ -127,6 +127,10 @@ class Share:
         n = length(self.layer(layer).key_heads)
         value_heads = spec.value_heads // spec.key_heads * n
         return replace(spec, key_heads=n, value_heads=value_heads) if n else None
+
+    def state_space(self, layer: int, spec: StateSpaceSpec) -> StateSpaceSpec | None:
+        n = length(self.layer(layer).key_heads)
+        return replace(spec, groups=n, heads=spec.heads // spec.groups * n) if n else None
 
     def has_ffn(self, layer: int, shared: bool = False) -> bool:
         """Return whether this rank has hidden columns of the dense feed-forward layer, or of the

@@ -101,7 +101,8 @@ class Work:
 
     width: of the residual stream. n_vocab: logits of a row. n_used, n_experts: of each layer; 0 for
     layers without experts. sums: partial results of each layer; exchanges: those in which a step
-    adds them up. mixers: of each layer, `attention`, `delta` or `latent`. n_past: tokens before.
+    adds them up. mixers: of each layer, `attention`, `delta`, `latent` or `none`. n_past: tokens
+    before.
     cache_read, attended: bytes of the cache that a step reads, and operations of attention that a
     prompt takes because of these tokens, by rank.
     """
@@ -219,7 +220,7 @@ def simulate(
 def _step_besides(work: Work, layer: int, costs: Costs) -> float:
     """Return the seconds that a layer of a step takes besides products."""
     of_mixer = {"delta": costs.delta, "latent": costs.latent}.get(work.mixers[layer], 0.0)
-    if work.mixers[layer] != "delta":
+    if work.mixers[layer] in ("attention", "latent"):
         of_mixer += costs.deep * min(1.0, work.n_past / DEEP)
     return of_mixer
 

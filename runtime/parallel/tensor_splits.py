@@ -52,6 +52,10 @@ class TensorSplits:
         if name in self.tensors:
             self._add(name, "rows", ranges, -1)
 
+    def whole_rows(self, name: str, ranges: Ranges) -> None:
+        """Split the rows of a matrix that is no matrix of products."""
+        self._add(name, "rows", ranges, -2)
+
     def columns(self, name: str, ranges: Ranges) -> None:
         """Split the columns of each matrix of `<name>.weight`. Its bias belongs to the first rank
         that has any.

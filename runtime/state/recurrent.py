@@ -62,3 +62,34 @@ class RecurrentState:
         self.n_seen, inputs, memory = saved
         self.inputs.copy_(inputs)
         self.memory.copy_(memory)
+
+
+States = list[RecurrentState | None]
+"""What is kept of each of several sequences; None for one that keeps nothing."""
+
+
+def kept(
+    states: States, inputs: torch.Tensor, n_inputs: int, memory: tuple[int, int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the last inputs float32[sequences, n_inputs, channels] and memories
+    float32[sequences, *memory] of sequences, zeros of one that keeps nothing. inputs: the next
+    ones, float32[sequences, n, channels].
+    """
+    before = inputs.new_zeros(len(states), n_inputs, inputs.shape[2])
+    memories = inputs.new_zeros(len(states), *memory)
+    for i, state in enumerate(states):
+        if state is not None:
+            before[i], memories[i] = state.inputs, state.memory
+    return before, memories
+
+
+def keep(states: States, before: torch.Tensor, inputs: torch.Tensor, memory: torch.Tensor) -> None:
+    """Let states keep the last of the inputs before and of the new ones, and their memories after
+    these. Shapes: see `kept`.
+    """
+    n, n_kept = inputs.shape[1], before.shape[1]
+    last = inputs if n >= n_kept else torch.cat([before, inputs], dim=1)
+    last = last[:, last.shape[1] - n_kept :]
+    for i, state in enumerate(states):
+        if state is not None:
+            state.update(n, last[i], memory[i])

@@ -66,22 +66,24 @@ class Hyperparameters:
             return default
         return get(self.metadata, self._full(key), str, file=self.file)
 
-    def per_layer(self, key: str, n_layers: int, default: Any = _REQUIRED) -> tuple[int, ...]:
-        """Return one integer above 0 per layer, from a key that holds one or an array of them.
-        Raise ConfigError, with file and key, for other values.
+    def per_layer(
+        self, key: str, n_layers: int, default: Any = _REQUIRED, *, least: int = 1
+    ) -> tuple[int, ...]:
+        """Return one integer of at least `least` per layer, from a key that holds one or an array
+        of them. Raise ConfigError, with file and key, for other values.
         """
         if default is not _REQUIRED and not self.has(key):
             return default
         data = get(self.metadata, self._full(key), (int, list), file=self.file)
         if isinstance(data, int):
-            return (self._bounded(key, data, 1, _MOST),) * n_layers
+            return (self._bounded(key, data, least, _MOST),) * n_layers
         if len(data) != n_layers or not all(isinstance(x, int) for x in data):
             raise ConfigError(
                 f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers}"
                 " integers",
                 file=self.file,
             )
-        return tuple(self._bounded(key, x, 1, _MOST) for x in data)
+        return tuple(self._bounded(key, x, least, _MOST) for x in data)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """True or False."""

@@ -68,7 +68,8 @@ class LayerShare:
     key/value head h // (heads / len(kv_heads)). A head is in it twice if the rank has query heads
     of several key/value heads in unequal numbers. Empty for latent attention, whose cache every
     rank holds.
-    key_heads: key heads of a delta net. Value heads follow them: see `Share.delta_net`.
+    key_heads: key heads of a delta net. Value heads follow them: see `Share.delta_net`. Or groups
+    of heads of a state-space layer.
     ffn: hidden columns of the dense feed-forward layer.
     experts: whole experts. All of them, unless `expert_mode` is `whole`.
     expert_ffn: hidden columns of these experts. All of them if `expert_mode` is `whole`.

@@ -212,10 +212,13 @@ def _check_experts(m: MoE) -> None:
     # The softmax of the chosen logits is that of all, normalized, if logits alone decide.
     by_logits = m.router.bias is None and m.spec.groups == 1
     beyond = {
+        "experts without a gate": not m.experts.spec.gated,
+        "experts that read shorter vectors": m.latent is not None,
         "scores of the chosen experts by more than logits": m.spec.score == "selected"
         and not by_logits,
         f"scores by {m.spec.score}": m.spec.score not in ("softmax", "sigmoid", "selected"),
-        f"activation {m.experts.spec.activation}": not gating_of(m.experts.spec).is_known,
+        f"activation {m.experts.spec.activation}": m.experts.spec.gated
+        and not gating_of(m.experts.spec).is_known,
     }
     if found := [name for name, has in beyond.items() if has]:
         raise Slow(" and ".join(found))

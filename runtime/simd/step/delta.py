@@ -1,4 +1,6 @@
-"""Gated delta nets for one token: the convolution, the rule, and the gate of its results."""
+"""Gated delta nets for one token: the convolution, which state-space layers have too, the rule, and
+the gate of its results.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,18 @@ def convolve(arguments, thread, threads):
 
     Arguments: the frame, bytes of the layer in what belongs to the sequence; the input; the place
     in it of every 16 channels, int64, in bytes; channels, taps; their weights float32[taps,
-    channels]; the result.
+    channels]; the result; what is added to it before silu, float32[channels], or 0.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
+    bias = v.integer_at(arguments + 64)
     source, places = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
     channels, taps = v.integer_at(arguments + 32), v.integer_at(arguments + 40)
     weights, out = v.integer_at(arguments + 48), v.integer_at(arguments + 56)
     kept, n = v.integer_at(layer), channels // 16
     for i in range(n * thread // threads, n * (thread + 1) // threads):
         at = 64 * i
-        total = v.splat(np.float32(0))
+        total = v.load_floats(bias + at) if bias else v.splat(np.float32(0))
         for tap in range(taps - 1):
             x = v.load_floats(kept + 4 * channels * tap + at)
             total = v.add(total, v.mul(x, v.load_floats(weights + 4 * channels * tap + at)))

@@ -1,0 +1,124 @@
+"""Shapes of models with state-space layers of Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from ...formats.types import GGMLType
+from ...formats.values import Value, ValueType, array, boolean, u32
+from .mixer_sizes import StateSpaceSizes
+from .shape import Shape
+
+_NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+_8B = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+
+
+@dataclass(frozen=True)
+class NemotronShape(Shape):
+    """The shape of a model whose layers are each of one kind.
+
+    pattern: `M` for a state-space layer, `*` for attention, `-` for a feed-forward layer without a
+    gate, `E` for one with experts. latent_experts: length of what experts read and write (0: the
+    width).
+    """
+
+    pattern: str = ""
+    state_space: StateSpaceSizes | None = None
+    latent_experts: int = 0
+
+    @property
+    def least_layers(self) -> int:
+        """Return the fewest layers that have all kinds."""
+        return max(self.pattern.index(kind) for kind in set(self.pattern)) + 1
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self._norm("attn_norm")
+        if self.pattern[layer] == "M":
+            yield from cast(StateSpaceSizes, self.state_space).tensors(self.width)
+        elif self.pattern[layer] == "*":
+            yield from self._attention()
+
+    def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if self.pattern[layer] == "-":
+            yield from self._gated("", (), self.hidden)
+        if self.pattern[layer] != "E":
+            return
+        width = self.latent_experts or self.width
+        yield "ffn_gate_inp.weight", (self.n_experts, self.width)
+        yield "exp_probs_b.bias", (self.n_experts,)
+        yield "ffn_up_exps.weight", (self.n_experts, self.hidden, width)
+        yield "ffn_down_exps.weight", (self.n_experts, width, self.hidden)
+        if self.latent_experts:
+            yield "ffn_latent_down.weight", (width, self.width)
+            yield "ffn_latent_up.weight", (self.width, width)
+        yield from self._gated("_shexp", (), self.shared)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        kinds = self.pattern[: self.n_layers]
+        own = {
+            "feed_forward_length": array(
+                ValueType.INT32, [self.hidden if kind in "-E" else 0 for kind in kinds]
+            ),
+            "attention.head_count_kv": array(
+                ValueType.INT32, [self.n_kv_heads if kind == "*" else 0 for kind in kinds]
+            ),
+            "rope.scaling.finetuned": boolean(False),
+            **cast(StateSpaceSizes, self.state_space).keys,
+        }
+        if self.latent_experts:
+            own["moe_latent_size"] = u32(self.latent_experts)
+        found = {f"{self.architecture}.{key}": value for key, value in own.items()}
+        return super().metadata(type) | found
+
+
+def _experts(shared: int) -> dict[str, Value]:
+    return {
+        "expert_shared_feed_forward_length": u32(shared),
+        "expert_shared_count": u32(1),
+        "expert_weights_norm": boolean(True),
+    }
+
+
+HYBRID_SHAPES: dict[str, Shape] = {
+    "nemotron-h-8b": NemotronShape(
+        "nemotron_h",
+        "8B",
+        52,
+        4096,
+        32,
+        8,
+        128,
+        21504,
+        131072,
+        10000.0,
+        8192,
+        1e-5,
+        gated=False,
+        pattern=_8B,
+        state_space=StateSpaceSizes(128, 64, 128, 8),
+    ),
+    "nemotron-3-nano-30b-a3b": NemotronShape(
+        "nemotron_h_moe",
+        "30B.A3B",
+        52,
+        2688,
+        32,
+        2,
+        128,
+        1856,
+        131072,
+        10000.0,
+        262144,
+        1e-5,
+        128,
+        6,
+        shared=3712,
+        gated=False,
+        pattern=_NANO,
+        state_space=StateSpaceSizes(64, 64, 128, 8),
+        keys=_experts(3712),
+    ),
+}

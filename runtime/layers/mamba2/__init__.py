@@ -1,0 +1,1 @@
+"""State-space layers of Mamba-2."""
