@@ -27,6 +27,7 @@ RUNNABLE = frozenset(
         "glm4moe",
         "gpt-oss",
         "granite",
+        "granitehybrid",
         "granitemoe",
         "hunyuan-dense",
         "hunyuan-moe",

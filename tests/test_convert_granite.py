@@ -1,4 +1,4 @@
-"""Granite with experts, and Granite 4 without Mamba, from checkpoints made here."""
+"""Granite with experts, and Granite 4 with and without Mamba, from checkpoints made here."""
 
 from __future__ import annotations
 
@@ -117,6 +117,66 @@ def test_granite_4_without_experts_is_granite(tmp_path, positions):
     assert not any("expert" in key for key in metadata)
 
 
+HEADS_OF_MAMBA, HEAD_OF_MAMBA, STATE = 4, 16, 10
+INNER = 2 * D
+MAMBA = {
+    "mamba_n_heads": HEADS_OF_MAMBA,
+    "mamba_d_head": "auto",
+    "mamba_d_state": STATE,
+    "mamba_n_groups": 2,
+    "num_hidden_layers": 2,
+    "layer_types": ["attention", "mamba"],
+    "position_embedding_type": "nope",
+}
+CHANNELS = INNER + 2 * 2 * STATE
+OF_MAMBA = {
+    "in_proj.weight": ((INNER + CHANNELS + HEADS_OF_MAMBA, D), "ssm_in.weight"),
+    "conv1d.weight": ((CHANNELS, 1, 4), "ssm_conv1d.weight"),
+    "conv1d.bias": ((CHANNELS,), "ssm_conv1d.bias"),
+    "dt_bias": ((HEADS_OF_MAMBA,), "ssm_dt.bias"),
+    "A_log": ((HEADS_OF_MAMBA,), "ssm_a"),
+    "D": ((HEADS_OF_MAMBA,), "ssm_d"),
+    "norm.weight": ((INNER,), "ssm_norm.weight"),
+    "out_proj.weight": ((D, INNER), "ssm_out.weight"),
+}
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_granite_4_with_mamba_is_granitehybrid(tmp_path, routed):
+    second = "model.layers.1."
+    shapes = {name: shape for name, shape in SHAPES.items() if routed or MOE not in name}
+    shapes |= {
+        name.replace(LAYER, second): shape
+        for name, shape in shapes.items()
+        if name.startswith(LAYER) and "self_attn" not in name
+    }
+    shapes |= {f"{second}mamba.{name}": shape for name, (shape, _) in OF_MAMBA.items()}
+    config = (CONFIG if routed else GRANITE4) | MAMBA
+    stored = write(tmp_path, "GraniteMoeHybridForCausalLM", config, shapes)
+    made, metadata = convert(tmp_path)
+    assert {name for name in made if name.startswith("blk.1.ssm")} == {
+        f"blk.1.{gguf}" for _, gguf in OF_MAMBA.values()
+    }
+    assert not any(name.startswith(("blk.0.ssm", "blk.1.attn_q")) for name in made)
+    for name, (_, gguf) in OF_MAMBA.items():
+        values, found = stored[f"{second}mamba.{name}"], made[f"blk.1.{gguf}"]
+        if name == "A_log":
+            values = -np.exp(values.astype(np.float64)).astype(np.float32)
+        assert np.array_equal(found.ravel(), values.ravel()), name
+    assert made["blk.1.ssm_norm.weight"].shape == (2, INNER // 2)
+    assert made["blk.1.ssm_a"].shape == made["blk.1.ssm_d"].shape == (HEADS_OF_MAMBA, 1)
+    prefix = "granitehybrid."
+    keys = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    assert keys["attention.head_count_kv"] == [2, 0]
+    assert keys["context_length"] == 1 << 20
+    assert keys["feed_forward_length"] == (FF if routed else SHARED)
+    assert keys["rope.scaling.finetuned"] is False
+    of_mamba = {k: v for k, v in keys.items() if k.startswith("ssm.")}
+    sizes = {"conv_kernel": 4, "state_size": STATE, "group_count": 2, "inner_size": INNER}
+    sizes |= {"time_step_rank": HEADS_OF_MAMBA}
+    assert of_mamba == {f"ssm.{key}": value for key, value in sizes.items()}
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_missing_tensor_is_named(tmp_path, name):
     without = {other: shape for other, shape in SHAPES.items() if other != name}
@@ -130,8 +190,11 @@ def test_a_missing_tensor_is_named(tmp_path, name):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"layer_types": ["mamba"]}, "'mamba' for layer 0; only attention"),
-        ({"layer_types": None}, "has 0 items for 1 layers; layers that it does not name are Mamba"),
+        ({"layer_types": ["x"]}, "'x' for layer 0, expected attention, full_attention, mamba"),
+        ({"layer_types": ["mamba"] * 2}, "has 2 items for 1 layers"),
+        (MAMBA | {"mamba_d_head": 15}, "4 heads of Mamba layers with 15 elements are not 64"),
+        (MAMBA | {"mamba_proj_bias": True}, "'mamba_proj_bias' is true"),
+        (MAMBA | {"position_embedding_type": "rope"}, "GGUF's granitehybrid implies none"),
         ({"shared_intermediate_size": 0}, "layers have no feed-forward"),
         (
             {"num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": None},

@@ -71,6 +71,7 @@ SIZES = {
     "command-r-35b": 35.0,
     "command-r7b": 8.03,
     "granite-3.3-8b": 8.17,
+    "granite-4.0-h-tiny": 6.94,
     "nemotron-h-8b": 8.1,
     "nemotron-3-nano-30b-a3b": 31.6,
     "granite-3.1-3b-a800m": 3.30,

@@ -612,6 +612,24 @@ def _nemotron_h_latent(s: Sizes) -> dict[str, Any]:
     return _nemotron_h_moe(s, moe_latent_size=32 if s is SMALL else 256, n_routed_experts=12)
 
 
+def _granite_hybrid(s: Sizes, **more) -> dict[str, Any]:
+    """With Mamba and experts; heads of all layers and groups are of other numbers."""
+    mamba = {
+        "mamba_n_heads": 6 if s is SMALL else 8,
+        "mamba_d_head": "auto",
+        "mamba_d_state": 20 if s is SMALL else 64,
+        "mamba_n_groups": 1,
+        "mamba_chunk_size": 16,
+    }
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    return _granite_moe_shared(s) | {"layer_types": kinds[: s.layers]} | mamba | more
+
+
+def _granite_hybrid_dense(s: Sizes) -> dict[str, Any]:
+    sizes = {"intermediate_size": s.ff, "tie_word_embeddings": True}
+    return _granite_hybrid(s, num_local_experts=0, num_experts_per_tok=0, **sizes)
+
+
 def _cohere(s: Sizes, **more) -> dict[str, Any]:
     config = _common(s, tie_word_embeddings=True, layer_norm_eps=1e-5, logit_scale=0.25, **more)
     del config["rms_norm_eps"]
@@ -696,6 +714,13 @@ CASES = {
             "granite_moe_shared", "GraniteMoeSharedForCausalLM", "granitemoe", _granite_moe_shared
         ),
         Case("granite4", "GraniteMoeHybridForCausalLM", "granite", _granite4),
+        Case("granite_hybrid", "GraniteMoeHybridForCausalLM", "granitehybrid", _granite_hybrid),
+        Case(
+            "granite_hybrid_dense",
+            "GraniteMoeHybridForCausalLM",
+            "granitehybrid",
+            _granite_hybrid_dense,
+        ),
         Case("cohere", "CohereForCausalLM", "command-r", _cohere),
         Case("cohere2", "Cohere2ForCausalLM", "cohere2", _cohere2),
         Case("nemotron_h", "NemotronHForCausalLM", "nemotron_h", _nemotron_h),

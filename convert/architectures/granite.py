@@ -1,24 +1,28 @@
 """Granite 3 and 4: Llama with factors of embeddings, of what layers add, of scores and of logits;
-with experts, a router whose experts are stacked, and a shared one in some models.
+with experts, a router whose experts are stacked, and a shared one in some models; with Mamba-2 in
+most layers of some models of Granite 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from ...errors import ConfigError, printable
 from ...formats.source import TensorInfo
-from ...formats.values import Value, boolean, f32, u32
+from ...formats.values import Value, ValueType, array, boolean, f32, u32
 from ..checkpoint.folder import Checkpoint
 from ..tensors.rows import RowRange, StoredRows
 from ..tensors.stored import StoredTensor
 from .blocks import LAYER, attention, embedding_and_head, norms
 from .experts import RoutedExperts
+from .implied import check_flag
 from .layout_options import LayoutOptions
 from .llama import Llama
+from .mamba2 import Mamba2
 from .registry import register
-from .weight import ConvertedTensor, Weight, check_shape, split_numbers
+from .weight import ConvertedTensor, Shape, Weight, check_shape, split_numbers
 
 _FACTORS = (
     ("attention.scale", "attention_multiplier"),
@@ -28,6 +32,8 @@ _FACTORS = (
 )
 _MOE = f"{LAYER}.block_sparse_moe"
 _SHARED = f"{LAYER}.shared_mlp"
+_ATTENDING, _RECURRENT = ("attention", "full_attention"), ("mamba", "linear_attention")
+_MAX_LAYERS = 1 << 16  # because each layer has an entry in the metadata
 
 
 @register("GraniteForCausalLM")
@@ -124,29 +130,19 @@ class GraniteMoe(RoutedExperts, Granite):
 
 @register("GraniteMoeHybridForCausalLM")
 class GraniteMoeHybrid(GraniteMoe):
-    """Granite 4 whose layers are all attention: GGUF `granitemoe`, or `granite` if it has no
-    routed experts, where what is stored as the shared one is the feed-forward.
+    """Granite 4. With Mamba-2 in some layers it is GGUF `granitehybrid`; others `granitemoe`, or
+    `granite` if they have no routed experts, where what is stored as the shared one is the
+    feed-forward.
     """
 
+    other_names = ("granite", "granitehybrid")
     shared_by_default = 1024
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         config = self.config
-        kinds = config.strings("layer_types", "layers_block_type", default=[])
-        if len(kinds) != self.n_layers:
-            raise ConfigError(
-                f"key 'layer_types' has {len(kinds)} items for {self.n_layers} layers; layers that"
-                " it does not name are Mamba, which is not supported yet",
-                file=config.file,
-            )
-        for layer, kind in enumerate(kinds):
-            if kind not in ("attention", "full_attention"):
-                raise ConfigError(
-                    f"key 'layer_types' has '{printable(kind)}' for layer {layer}; only attention"
-                    " is supported yet (GGUF's granite and granitemoe, not granitehybrid)",
-                    file=config.file,
-                )
+        self.recurrent = self._recurrent_layers()
+        self.mamba = self._mamba() if any(self.recurrent) else None
         self.has_positions = config.string("position_embedding_type", default=None) == "rope"
         if not self.n_experts:
             self.gguf_name, self.has_experts = "granite", False
@@ -157,12 +153,65 @@ class GraniteMoeHybrid(GraniteMoe):
                     file=config.file,
                 )
             self.n_ff = self.n_ff_shared
-        elif not self.has_positions:
+        if self.mamba is not None:
+            self.gguf_name = "granitehybrid"
+            if self.has_positions:
+                raise ConfigError(
+                    "key 'position_embedding_type' is rope; GGUF's granitehybrid implies none",
+                    file=config.file,
+                )
+        elif self.n_experts and not self.has_positions:
             # The newest runtimes rotate heads of granitemoe whatever this key says.
             raise ConfigError(
                 "key 'position_embedding_type' is not rope; GGUF's granitemoe implies rope",
                 file=config.file,
             )
+
+    def _recurrent_layers(self) -> tuple[bool, ...]:
+        """Return whether each layer has Mamba-2: all, unless config.json names their kinds."""
+        config = self.config
+        kinds = config.strings("layer_types", "layers_block_type", default=[])
+        if not kinds:
+            config.integer("num_hidden_layers", maximum=_MAX_LAYERS)
+            return (True,) * self.n_layers
+        if len(kinds) != self.n_layers:
+            raise ConfigError(
+                f"key 'layer_types' has {len(kinds)} items for {self.n_layers} layers",
+                file=config.file,
+            )
+        for layer, kind in enumerate(kinds):
+            if kind not in (*_ATTENDING, *_RECURRENT):
+                raise ConfigError(
+                    f"key 'layer_types' has '{printable(kind)}' for layer {layer}, expected"
+                    f" {', '.join((*_ATTENDING, *_RECURRENT))}",
+                    file=config.file,
+                )
+        return tuple(kind in _RECURRENT for kind in kinds)
+
+    def _mamba(self) -> Mamba2:
+        """Return the sizes of layers with Mamba-2. Raise ConfigError for what GGUF cannot say."""
+        config = self.config
+        heads = config.integer("mamba_n_heads", default=128)
+        inner = config.integer("mamba_expand", default=2) * self.n_embd
+        size = config.values.get("mamba_d_head")
+        size = inner // heads if size in (None, "auto") else config.integer("mamba_d_head")
+        if heads * size != inner:
+            raise ConfigError(
+                f"{heads} heads of Mamba layers with {size} elements are not {inner} elements",
+                file=config.file,
+            )
+        check_flag(config, "granitehybrid", "mamba_proj_bias", False)
+        found = Mamba2(
+            f"{LAYER}.mamba",
+            heads,
+            size,
+            config.integer("mamba_d_state", default=256),
+            config.integer("mamba_n_groups", default=1),
+            config.integer("mamba_d_conv", default=4),
+            config.boolean("mamba_conv_bias", default=True),
+        )
+        found.check(config)
+        return found
 
     def read_expert_sizes(self) -> None:
         self.n_experts = self.config.integer("num_local_experts", minimum=0, default=8)
@@ -171,10 +220,41 @@ class GraniteMoeHybrid(GraniteMoe):
             super().read_expert_sizes()
 
     def expert_layers(self) -> range:
-        return super().expert_layers() if self.n_experts else range(0)
+        return range(self.first_layer, self.n_layers) if self.n_experts else range(0)
 
     def expert_keys(self) -> dict[str, Value]:
         return super().expert_keys() if self.n_experts else {}
 
     def family_keys(self) -> dict[str, Value]:
-        return super().family_keys() | {"rope.scaling.finetuned": boolean(self.has_positions)}
+        keys = super().family_keys()
+        if self.mamba is not None:
+            # Without positions texts may have any length; the reference writes this one.
+            keys["context_length"] = u32(1 << 20)
+            heads = [0 if recurrent else self.n_kv_heads for recurrent in self.recurrent]
+            keys["attention.head_count_kv"] = array(ValueType.INT32, heads)
+            keys |= self.mamba.keys
+        return keys | {"rope.scaling.finetuned": boolean(self.has_positions)}
+
+    def weights(self) -> list[Weight]:
+        table = super().weights()
+        if self.mamba is None:
+            return table
+
+        def of_kind(shape: Shape, recurrent: bool) -> Callable[[int], Shape | None]:
+            return lambda layer: shape if self.recurrent[layer] == recurrent else None
+
+        attending = [
+            replace(weight, shape=of_kind(weight.shape, False))
+            if weight.stored.startswith(f"{LAYER}.self_attn.") and not callable(weight.shape)
+            else weight
+            for weight in table
+        ]
+        return [*attending, *self.mamba.weights(self.n_embd, lambda shape: of_kind(shape, True))]
+
+    def mapped(
+        self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
+    ) -> ConvertedTensor:
+        made = super().mapped(tensor, weight, suffix, layer)
+        if self.mamba is None or suffix == "bias":
+            return made
+        return self.mamba.shaped(self.checkpoint, tensor, weight, made)

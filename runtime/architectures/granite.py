@@ -1,5 +1,6 @@
-"""granite, granitemoe: Llama's layers with factors of embeddings, of what layers add, of scores and
-of logits. With experts there may be a shared one.
+"""granite, granitemoe, granitehybrid: Llama's layers with factors of embeddings, of what layers
+add, of scores and of logits. With experts there may be a shared one. In the third most layers have
+Mamba-2 instead of attention.
 
 With a factor s of what layers add, the residual stream is h = m e + s (y1 + y2 + ...). Here it is
 h / s instead, so that layers add what they give. RMS norms are the same of both, if the epsilon is
@@ -14,10 +15,12 @@ from ..layers.block import Block
 from ..network.decoder import Decoder
 from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
+from ..network.state_space_parts import state_space
 from . import architecture
 
 
 @architecture("granite", "granitemoe", gpu=True)
+@architecture("granitehybrid", hybrid=True)
 def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.
@@ -27,7 +30,7 @@ def build(d: Decoder) -> Network:
     added = p.number("residual_scale", 0.0, least=0) or 1.0
     embedded = p.number("embedding_scale", 0.0, least=0) or 1.0
     scale = p.number("attention.scale", 0.0, least=0) or None
-    d = replace(d, eps=d.eps / added**2)
+    plain, d = d, replace(d, eps=d.eps / added**2)  # the norms within Mamba-2 are as they are
     # Of models without positions; the key means something else for other architectures.
     rope = d.rope("norm") if p.flag("rope.scaling.finetuned", True) else None
     hidden = p.per_layer("feed_forward_length", d.n_layers)
@@ -39,6 +42,8 @@ def build(d: Decoder) -> Network:
     def block(layer: int) -> Block:
         n = hidden[layer]
         ffn = d.ffn(layer, n) if router is None else moe(d, layer, n, router, shared=shared)
+        if not d.kv_heads[layer]:
+            return d.block(layer, state_space(plain, layer), ffn)
         return d.block(layer, d.attention(layer, rope, scale=scale), ffn)
 
     return d.network(

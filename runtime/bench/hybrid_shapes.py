@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ...formats.types import GGMLType
-from ...formats.values import Value, ValueType, array, boolean, u32
+from ...formats.values import Value, ValueType, array, boolean, f32, u32
 from .mixer_sizes import StateSpaceSizes
 from .shape import Shape
 
@@ -74,6 +74,39 @@ class NemotronShape(Shape):
         return super().metadata(type) | found
 
 
+@dataclass(frozen=True)
+class GraniteShape(Shape):
+    """The shape of a model with attention in the layers `attending`, and state-space layers in
+    others.
+    """
+
+    attending: tuple[int, ...] = ()
+    state_space: StateSpaceSizes | None = None
+
+    @property
+    def least_layers(self) -> int:
+        """Return the fewest layers that have both kinds."""
+        return min(self.attending) + 1
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if layer in self.attending:
+            yield from super()._mixer(layer)
+            return
+        yield from self._norm(self.attn_norm)
+        yield from cast(StateSpaceSizes, self.state_space).tensors(self.width)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        heads = [self.n_kv_heads if i in self.attending else 0 for i in range(self.n_layers)]
+        own = {
+            "attention.head_count_kv": array(ValueType.INT32, heads),
+            "rope.scaling.finetuned": boolean(False),
+            **cast(StateSpaceSizes, self.state_space).keys,
+        }
+        found = {f"{self.architecture}.{key}": value for key, value in own.items()}
+        return super().metadata(type) | found
+
+
 def _experts(shared: int) -> dict[str, Value]:
     return {
         "expert_shared_feed_forward_length": u32(shared),
@@ -120,5 +153,32 @@ HYBRID_SHAPES: dict[str, Shape] = {
         pattern=_NANO,
         state_space=StateSpaceSizes(64, 64, 128, 8),
         keys=_experts(3712),
+    ),
+    "granite-4.0-h-tiny": GraniteShape(
+        "granitehybrid",
+        "7B.A1B",
+        40,
+        1536,
+        12,
+        4,
+        128,
+        512,
+        100352,
+        10000.0,
+        131072,
+        1e-5,
+        64,
+        6,
+        shared=1024,
+        tied=True,
+        attending=(5, 15, 25, 35),
+        state_space=StateSpaceSizes(48, 64, 128, 1),
+        keys={
+            "expert_shared_feed_forward_length": u32(1024),
+            "attention.scale": f32(0.0078125),
+            "embedding_scale": f32(12.0),
+            "residual_scale": f32(0.22),
+            "logit_scale": f32(6.0),
+        },
     ),
 }
