@@ -126,7 +126,7 @@ ARCHITECTURES = [
     Row("command-r-35b", "IQ4_K"),
     Row("granite-3.3-8b", "IQ4_K"),
     Row("granite-3.1-3b-a800m", "IQ4_K"),
-    Row("granite-4.0-h-tiny", "IQ4_K"),
+    Row("granite-4.0-h-7b", "IQ4_K"),
     Row("nemotron-h-8b", "IQ4_K"),
     Row("nemotron-3-nano-30b-a3b", "IQ4_K"),
     Row("ling-mini-2.0", "IQ4_K"),

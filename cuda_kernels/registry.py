@@ -51,6 +51,7 @@ MODULES = (
     "step.offload",
     "step.router",
     "step.sample",
+    "step.state_space",
 )
 
 

@@ -124,6 +124,21 @@ extern "C" void run(const float* h, const float* norm, float eps, const float* r
 """
 
 
+RUN_STATE_SPACE = """
+extern "C" void run(const float* products, const float* taps, const float* bias, const float* dt,
+                    const float* a, const float* d, float* inputs, float* memory,
+                    float* other_inputs, float* other_memory, const int* position,
+                    const int* begun, const float* norm, float eps, float* out) {
+    std::vector<u32> tickets(GROUPS);
+    launch_on_host(HEADS, 1, THREADS, [&] {
+        scan(products, taps, bias, dt, a, d, inputs, memory, other_inputs, other_memory, position,
+             begun, tickets.data(), out);
+    });
+    launch_on_host(GROUPS, ROWS, 32 * NORM_WARPS, [&] { norm_groups(out, norm, eps); });
+}
+"""
+
+
 RUN_PROMPT_DELTA = """
 extern "C" void run_heads(const u16* products, int pitch, int tokens, int padded,
                           const float* past, const float* taps, u16* q, u16* k, float* v,

@@ -32,6 +32,7 @@ from iqforge.runtime.cuda.step import layer_input as step_inputs
 from iqforge.runtime.cuda.step import mla as step_mla
 from iqforge.runtime.cuda.step import moe as step_moe
 from iqforge.runtime.cuda.step import sampling as step_sampling
+from iqforge.runtime.cuda.step import state_space as step_state_space
 from iqforge.runtime.layers.attention import attend_with_scores, temperature
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet
@@ -45,6 +46,8 @@ from iqforge.runtime.weights.resident import Resident, ResidentMatrix
 from iqforge.runtime.weights.store import TensorStore
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from .state_space_reference import state_space
 
 CPU = torch.device("cpu")
 
@@ -482,6 +485,45 @@ def delta_net(heads, taps, dt, a, norm, products, z):
     return DeltaNet(spec, convolution=taps, dt=dt, a=a, norm=norm, output=lambda x: x, **inputs)
 
 
+class StateSpace:
+    """A state-space layer on the reference path."""
+
+    def __init__(self, shape, device):
+        self.shape = shape
+
+    def __call__(self, *arguments):
+        kernel(self.run)(*arguments)
+
+    def run(
+        self,
+        products,
+        taps,
+        bias,
+        dt,
+        a,
+        d,
+        norm,
+        eps,
+        inputs,
+        memory,
+        out,
+        other,
+        positions,
+        begun,
+    ):
+        odd = other is not None and int(positions[0] - begun[0]) % 2 == 1
+        held, to = ((inputs, memory), other or (inputs, memory))[:: -1 if odd else 1]
+        weights = {"convolution": taps, "bias": bias, "dt": dt, "a": a, "d": d, "norm": norm}
+        net = state_space(self.shape, eps=eps, **weights)
+        state = RecurrentState(*inputs.shape, tuple(memory.shape), CPU)
+        state.load(0, (0, *held))
+        states = (SimpleNamespace(layers=[state]),)
+        n = len(products)
+        out.copy_(net.mixed(products, Batch((n,), (0,), torch.arange(n), states)))
+        for place, new in zip(to, (state.inputs, state.memory)):
+            place.copy_(new)
+
+
 class Sampler:
     """Choose the most probable token, whatever the settings."""
 
@@ -555,6 +597,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (index, "index_scores", index_scores),
         (index, "index_select", index_select),
         (step_delta, "StepDelta", Delta),
+        (step_state_space, "StepStateSpace", StateSpace),
         (step_mla, "StepLatentAttention", Latent),
         (step_frame, "step_angles", angles),
         (step_ends, "decode_rows", embed),

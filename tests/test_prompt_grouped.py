@@ -124,6 +124,7 @@ def test_against_float64(type, half, counts):
         ("NVFP4", 576, 192, FFNSpec()),
         ("IQ4_NL", 1440, 1408, FFNSpec("silu", limit=0.5)),
         ("Q8_0", 96, 160, FFNSpec("gelu")),
+        ("IQ4_NL", 2688, 1856, FFNSpec("relu")),  # Nemotron 3 Nano
         ("F16", 544, 96, FFNSpec("gelu_erf")),
     ],
 )

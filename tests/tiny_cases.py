@@ -768,4 +768,5 @@ FAST = (
     "hunyuan_moe",
     "olmo3",
     "cohere2",
+    "nemotron_h_moe",
 )

@@ -20,7 +20,7 @@ from . import architecture
 
 
 @architecture("granite", "granitemoe", gpu=True)
-@architecture("granitehybrid", hybrid=True)
+@architecture("granitehybrid", gpu=True, hybrid=True)
 def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.

@@ -154,7 +154,7 @@ HYBRID_SHAPES: dict[str, Shape] = {
         state_space=StateSpaceSizes(64, 64, 128, 8),
         keys=_experts(3712),
     ),
-    "granite-4.0-h-tiny": GraniteShape(
+    "granite-4.0-h-7b": GraniteShape(
         "granitehybrid",
         "7B.A1B",
         40,

@@ -22,6 +22,7 @@ from ..layers.delta_net import DeltaNet
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.layer_input import LayerInputs
+from ..layers.mamba2.state_space import StateSpace
 from ..layers.mla import MLA
 from ..layers.moe import Experts, MoE
 from ..parallel.payload import FEW_ROWS
@@ -117,6 +118,8 @@ def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
         elif isinstance(m, DeltaNet):
             rates = 2 * m.spec.value_heads * m.output.rows
             found += rates * (_FLOAT + _HALF) + m.state_bytes(0, settings)
+        elif isinstance(m, StateSpace):
+            found += m.state_bytes(0, settings)
     return found + 2 * largest + (COPY_BYTES + STREAM_BYTES if largest else 0)
 
 
@@ -142,6 +145,8 @@ def _of_branch(
         return _latent(m, width, rows, keys, settings, device)
     if isinstance(m, DeltaNet):
         return _delta(m, width, rows)
+    if isinstance(m, StateSpace):
+        return _state_space(m, width, rows)
     if isinstance(m, (GatedFFN, PlainFFN)):
         return _dense(m, width, rows)
     if isinstance(m, MoE):
@@ -270,6 +275,17 @@ def _delta(m: DeltaNet, width: int, rows: int) -> Sizes:
     }
 
 
+def _state_space(m: StateSpace, width: int, rows: int) -> Sizes:
+    s = m.spec
+    return {
+        "state space inputs": rows * s.inputs * _HALF,
+        "recurrence": m.score_bytes(rows, rows, "f32"),  # what torch allocates
+        "mixed": rows * s.inner * _HALF,
+        "delta": rows * width * _HALF,
+        "weights": max(s.inputs, s.inner) * width * _HALF,
+    }
+
+
 def _dense(m: GatedFFN | PlainFFN, width: int, rows: int) -> Sizes:
     hidden = m.down.cols
     inputs = 2 if isinstance(m, GatedFFN) else 1
@@ -295,8 +311,6 @@ def _reads_packed(e: Experts, device: torch.device) -> bool:
 
 
 def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
-    if not m.experts.spec.gated:  # no kernels
-        return {}
     s, hidden = m.spec, m.experts.down.cols
     slots = rows * s.n_used
     found = {

@@ -22,6 +22,8 @@ def activate(spec: FFNSpec, x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x, approximate="tanh")
     if spec.activation == "gelu_erf":
         return F.gelu(x)
+    if spec.activation == "relu":
+        return F.relu(x)
     if spec.activation == "relu_squared":
         return F.relu(x).square()
     raise ValueError(f"activation '{spec.activation}' is not known")

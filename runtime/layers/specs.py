@@ -103,10 +103,10 @@ class RouterSpec:
 
 @dataclass(frozen=True)
 class FFNSpec:
-    """A feed-forward layer. activation: `silu`, `gelu` (the tanh form), `gelu_erf`, `relu_squared`
-    or `swiglu_oai`, which is gate * sigmoid(1.702 gate) * (up + 1). gated: the activation of one
-    product multiplies another one. With a `limit` the gate is first clamped to at most the limit,
-    and up to within the limit of 0.
+    """A feed-forward layer. activation: `silu`, `gelu` (the tanh form), `gelu_erf`, `relu`,
+    `relu_squared` or `swiglu_oai`, which is gate * sigmoid(1.702 gate) * (up + 1). gated: the
+    activation of one product multiplies another one. With a `limit` the gate is first clamped to at
+    most the limit, and up to within the limit of 0.
     """
 
     activation: str = "silu"

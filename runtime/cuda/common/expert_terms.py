@@ -6,24 +6,37 @@ import torch
 
 from ....cuda_kernels.common.gating import ExpertTerms, Gating
 from ....cuda_kernels.common.routing import Routing
+from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.moe import Experts, Router
 from ...layers.specs import FFNSpec
+from ...weights.linear import Linear
 from ...weights.stacked_linear import ExpertLinear
 from .context import Context
 
 
 def gating_of(spec: FFNSpec) -> Gating:
-    """Return how gate and up are joined."""
+    """Return how gate and up are joined. Without a gate up is both: relu(x) x is relu(x)^2."""
+    if not spec.gated and spec.activation == "relu_squared":
+        return Gating("relu", spec.limit)
     return Gating(spec.activation, spec.limit)
 
 
 def inputs_of(experts: Experts) -> list[ExpertLinear]:
-    """Return gate and up, or the one matrix that has both."""
+    """Return gate and up, or the one matrix that has both; up twice where there is no gate."""
+    if experts.up is not None and not experts.spec.gated:
+        return [experts.up, experts.up]
     if experts.gate_up is not None:
         return [experts.gate_up]
     if experts.gate is None or experts.up is None:
         raise TypeError("experts need gate and up, or both merged")
     return [experts.gate, experts.up]
+
+
+def pair_of(ffn: GatedFFN | PlainFFN) -> list[Linear]:
+    """Return of a dense layer what `inputs_of` does of experts."""
+    if isinstance(ffn, PlainFFN):
+        return [ffn.up, ffn.up]
+    return [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
 
 
 def terms_of(linear: ExpertLinear, context: Context) -> ExpertTerms:

@@ -20,6 +20,7 @@ from ...layers.delta_net import DeltaNet
 from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.layer_input import LayerInput
+from ...layers.mamba2.state_space import StateSpace
 from ...layers.mla import MLA
 from ...layers.moe import MoE
 from ...layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
@@ -176,7 +177,7 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
             raise Slow(f"activation {module.spec.activation}")
-    elif not isinstance(module, (DeltaNet, MLA, AbsentMixer, AbsentRows)):
+    elif not isinstance(module, (DeltaNet, StateSpace, MLA, AbsentMixer, AbsentRows)):
         raise Slow("no kernels for this kind of layer")
 
 
@@ -212,13 +213,11 @@ def _check_experts(m: MoE) -> None:
     # The softmax of the chosen logits is that of all, normalized, if logits alone decide.
     by_logits = m.router.bias is None and m.spec.groups == 1
     beyond = {
-        "experts without a gate": not m.experts.spec.gated,
         "experts that read shorter vectors": m.latent is not None,
         "scores of the chosen experts by more than logits": m.spec.score == "selected"
         and not by_logits,
         f"scores by {m.spec.score}": m.spec.score not in ("softmax", "sigmoid", "selected"),
-        f"activation {m.experts.spec.activation}": m.experts.spec.gated
-        and not gating_of(m.experts.spec).is_known,
+        f"activation {m.experts.spec.activation}": not gating_of(m.experts.spec).is_known,
     }
     if found := [name for name, has in beyond.items() if has]:
         raise Slow(" and ".join(found))

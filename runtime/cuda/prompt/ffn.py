@@ -43,7 +43,7 @@ class PromptFFN(Staged):
         stream.add_product(self.down, gated, self.post_norm)
 
 
-_IN_PLACE = {
+IN_PLACE = {
     "silu": lambda x: torch.ops.aten.silu_(x),
     "gelu": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
     "gelu_erf": lambda x: torch.ops.aten.gelu_(x),
@@ -60,7 +60,7 @@ class PromptPlainFFN(Staged):
         ffn: PlainFFN = branch.module
         self.branch, self.norm = branch, branch.norm
         self.up, self.down = Product("up", [ffn.up], context), Product("delta", [ffn.down], context)
-        self.activate, self.post_norm = _IN_PLACE[ffn.spec.activation], branch.post_norm
+        self.activate, self.post_norm = IN_PLACE[ffn.spec.activation], branch.post_norm
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         return [(True, self._run)]

@@ -7,18 +7,19 @@ rows of each expert, unless torch has grouped products for the device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from ....cuda_kernels.common.gating import ExpertTerms, Gating
+from ....cuda_kernels.common.gating import ExpertTerms
 from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.prompt import experts as prompt_experts
 from ....cuda_kernels.prompt import grouped as prompt_grouped
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ....cuda_kernels.prompt import scores as prompt_scores
 from ...layers.batch import Batch
-from ...layers.ffn import GatedFFN
+from ...layers.ffn import PlainFFN
 from ...layers.moe import MoE
 from ...layers.norm import LayerNorm
 from ...weights.linear import Linear
@@ -26,12 +27,13 @@ from ...weights.stacked_linear import ExpertLinear
 from ...weights.taps import GroupedRows
 from ..common.context import Context
 from ..common.executor import operation
-from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
+from ..common.expert_terms import gating_of, inputs_of, pair_of, routing_of, terms_of
 from ..common.registry import Placed, PlacedBranch, Slow
 from .common.decoded import stacked
 from .common.graphs import Stage, Staged
 from .common.stream import SlowBranch, Stream, check_norm
 from .common.weights import Product, packed
+from .ffn import IN_PLACE
 
 
 class PromptMoE(Staged):
@@ -152,7 +154,8 @@ class PromptMoE(Staged):
         )
         prompt_experts.group_rows(ids, ends, sources, rows)
         if self.context.taps.fast:
-            names = [name for linear in inputs_of(self.m.experts) for name in linear.observed]
+            inputs = dict.fromkeys(inputs_of(self.m.experts))  # one of them may be there twice
+            names = [name for linear in inputs for name in linear.observed]
             groups = GroupedRows(ends, sources, self.m.spec.n_used)
             self.context.taps.show(names, x, groups, self._places(self.inputs[0].cols))
         return (self._fused if self.fused else self._apart)(x, ends, sources), rows, weights
@@ -176,10 +179,8 @@ class PromptMoE(Staged):
         """
         if self.shared is None:
             return None, None
-        gate_up, gating, down, share = self.shared
-        gate, up = gate_up(x).chunk(2, dim=1)
-        gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
-        prompt_rows.join_gate(gate, up, gated, gating)
+        inputs, activate, down, share = self.shared
+        gated = activate(inputs(x))
         shares, shared_gate = None, self.m.shared_gate
         if share is not None and shared_gate is not None:
             self.context.taps.show(shared_gate.observed, exact)
@@ -266,15 +267,24 @@ def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch
     return result.to(y.dtype)
 
 
-def _shared(m: MoE, context: Context) -> tuple[Product, Gating, Product, torch.Tensor | None]:
+def _shared(
+    m: MoE, context: Context
+) -> tuple[Product, Callable[[torch.Tensor], torch.Tensor], Product, torch.Tensor | None]:
     """Return the products of the shared expert with what is between them, and the vector of its
     gate.
     """
     ffn = m.shared
-    if not isinstance(ffn, GatedFFN):
-        raise Slow("a shared expert without a gate")
-    pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+    if ffn is None:
+        raise TypeError("no expert works on every row")
+    pair = [ffn.up] if isinstance(ffn, PlainFFN) else pair_of(ffn)
     gate = m.shared_gate
+
+    def joined(both: torch.Tensor) -> torch.Tensor:
+        gate, up = both.chunk(2, dim=1)
+        gated = context.buffer("shared gated", tuple(gate.shape), gate.dtype)
+        prompt_rows.join_gate(gate, up, gated, gating_of(ffn.spec))
+        return gated
+
     share = None
     if gate is not None:
         if gate.device != context.device:
@@ -284,7 +294,7 @@ def _shared(m: MoE, context: Context) -> tuple[Product, Gating, Product, torch.T
         share = gate.decoded().view(-1)
     return (
         Product("shared gate_up", pair, context),
-        gating_of(ffn.spec),
+        IN_PLACE[ffn.spec.activation] if isinstance(ffn, PlainFFN) else joined,
         Product("shared delta", [ffn.down], context),
         share,
     )

@@ -10,27 +10,21 @@ from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ....cuda_kernels.step.delta import DeltaShape, StepDelta
 from ...layers.delta_net import DeltaNet
-from ...state.recurrent import RecurrentState
 from ...state.sequence import State
 from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.delta_shapes import check_devices, delta_heads, inputs, rates
 from ..common.executor import operation
 from ..common.registry import STEP, PlacedBranch, Slow, executor
-from .frame import Frame, StepSequence
-from .layers import StepBranch, StepSum, on_device
+from .frame import Frame
+from .layers import StepRecurrent, StepSum, on_device
 
 
 @executor(STEP, DeltaNet)
-class StepDeltaLayer(StepBranch):
+class StepDeltaLayer(StepRecurrent):
     """The inputs of the convolution and the gates in one launch; rates, convolution, the rule, norm
     and gates in one; the output projection onto h.
-
-    The state is updated in place, or moves to and fro between its own memory and a copy that the
-    sequence keeps for its steps.
     """
-
-    repeatable = False
 
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
@@ -46,23 +40,6 @@ class StepDeltaLayer(StepBranch):
         self.inputs = [on_device(linear, context, NORM_MATVEC) for linear in inputs(net)]
         self.rates = rates(net, context)
         self.output = StepSum(net.output, branch, context)
-
-    def check(self, state: State) -> None:
-        self.state(state)
-
-    def state(self, state: State) -> RecurrentState:
-        """Return what a sequence keeps for this layer."""
-        found = state.layers[self.layer]
-        if not isinstance(found, RecurrentState):
-            raise Slow("no recurrent state")
-        return found
-
-    def other(self, state: State, sequence: StepSequence) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the second place for the state of a sequence."""
-        key, held = ("recurrent", self.layer), self.state(state)
-        if key not in sequence.kept:
-            sequence.kept[key] = torch.empty_like(held.inputs), torch.empty_like(held.memory)
-        return sequence.kept[key]  # pyright: ignore[reportReturnType]  what is under this key
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None:

@@ -16,6 +16,7 @@ from ....cuda_kernels.matvec.plan import MATVEC_ADD
 from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.step import between as step_between
 from ...layers.norm import Norm, RMSNorm
+from ...state.recurrent import RecurrentState
 from ...state.sequence import State
 from ...weights.linear import Embedding, Linear
 from ...weights.ranges import ranged
@@ -24,7 +25,7 @@ from ..common.context import Context
 from ..common.executor import Executor, operation
 from ..common.held import held
 from ..common.registry import Placed, PlacedBranch, Slow
-from .frame import Frame, PendingBranch
+from .frame import Frame, PendingBranch, StepSequence
 
 
 def on_device(
@@ -134,6 +135,31 @@ class StepBranch(Executor):
 
     def check(self, state) -> None:
         """Slow if this layer cannot run on what a sequence keeps for it."""
+
+
+class StepRecurrent(StepBranch):
+    """An executor of a layer with a recurrent state. The state is updated in place, or moves to and
+    fro between its own memory and a copy that the sequence keeps for its steps.
+    """
+
+    repeatable = False
+
+    def check(self, state: State) -> None:
+        self.state(state)
+
+    def state(self, state: State) -> RecurrentState:
+        """Return what a sequence keeps for this layer."""
+        found = state.layers[self.layer]
+        if not isinstance(found, RecurrentState):
+            raise Slow("no recurrent state")
+        return found
+
+    def other(self, state: State, sequence: StepSequence) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the second place for the state of a sequence."""
+        key, held = ("recurrent", self.layer), self.state(state)
+        if key not in sequence.kept:
+            sequence.kept[key] = torch.empty_like(held.inputs), torch.empty_like(held.memory)
+        return sequence.kept[key]  # pyright: ignore[reportReturnType]  what is under this key
 
 
 class StepSum:

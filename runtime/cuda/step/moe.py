@@ -21,14 +21,14 @@ from ....cuda_kernels.packed.decode import decode_matrix
 from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.step import between as step_between
 from ....cuda_kernels.step.router import fits as router_fits
-from ...layers.ffn import GatedFFN
+from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.moe import MoE
 from ...layers.norm import Norm
 from ...weights.linear import Linear
 from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
-from ..common.expert_terms import gating_of, inputs_of, routing_of, terms_of
+from ..common.expert_terms import gating_of, inputs_of, pair_of, routing_of, terms_of
 from ..common.held import held_decoded
 from ..common.registry import PlacedBranch, Slow
 from .frame import STEP_ROWS, Frame
@@ -140,13 +140,15 @@ class SharedSlots:
     slots: int
 
 
-def shared_inputs(owner: StepMoE, ffn: GatedFFN, context: Context) -> tuple[PackedMatrix, ...]:
+def shared_inputs(
+    owner: StepMoE, ffn: GatedFFN | PlainFFN, context: Context
+) -> tuple[PackedMatrix, ...]:
     """Return gate and up of a shared expert, or the one matrix that has both, if they can be in one
     launch with those of the others; else nothing.
     """
-    if not isinstance(ffn, GatedFFN) or gating_of(ffn.spec) != owner.gating:
+    if gating_of(ffn.spec) != owner.gating:
         return ()
-    linears = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+    linears = pair_of(ffn)
     try:
         inputs = tuple(on_device(x, context, EXPERT_GATE_UP) for x in linears)
     except Slow:
@@ -156,7 +158,7 @@ def shared_inputs(owner: StepMoE, ffn: GatedFFN, context: Context) -> tuple[Pack
 
 
 def shared_slots(
-    owner: StepMoE, ffn: GatedFFN, inputs: tuple[PackedMatrix, ...], context: Context
+    owner: StepMoE, ffn: GatedFFN | PlainFFN, inputs: tuple[PackedMatrix, ...], context: Context
 ) -> SharedSlots | None:
     """Return the slots of a shared expert with these inputs; None if it cannot be slots: `down` of
     another type, or a hidden size that is not a multiple of the experts'.
@@ -185,10 +187,10 @@ class SharedExpert:
     ):
         self.inputs = inputs
         ffn = moe.shared
-        if not isinstance(ffn, GatedFFN):
-            raise Slow("a shared expert without a gate")
+        if ffn is None or not gating_of(ffn.spec).is_known:
+            raise Slow("a shared expert with another activation")
         self.norm, self.eps, self.gating = owner.norm, owner.eps, gating_of(ffn.spec)
-        pair = [x for x in (ffn.gate_up, ffn.gate, ffn.up) if x is not None]
+        pair = pair_of(ffn)
         self.matrices = [on_device(x, context, GATE_UP) for x in pair]
         self.down = on_device(ffn.down, context, MATVEC_ADD)
         types = {x.type for x in self.matrices}

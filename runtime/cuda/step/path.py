@@ -28,12 +28,12 @@ from ...network.sampling import Sampling
 from ...state.sequence import State
 from ..common.context import Context
 from ..common.registry import Slow
-from .delta import StepDeltaLayer
+from . import delta, state_space  # noqa: F401, they declare executors
 from .dense_and_experts import offloaded_of
 from .frame import STEP_ROWS, Frame, StepSequence
 from .graphs import StepGraphs
 from .launches import StepLaunches
-from .layers import SlowBranch, StepExecutor
+from .layers import SlowBranch, StepExecutor, StepRecurrent
 from .links import named_waits
 from .offloaded import answers_of
 
@@ -53,8 +53,8 @@ class StepPath:
         self.frame = Frame(network, context, STEP_ROWS)
         self._launches = StepLaunches(network, context, self.frame)
         self._links, self._branches = self._launches.links, self._launches.branches
-        self._recurrent: list[StepDeltaLayer] = [
-            x for x in self._branches if isinstance(x, StepDeltaLayer)
+        self._recurrent: list[StepRecurrent] = [
+            x for x in self._branches if isinstance(x, StepRecurrent)
         ]
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         # Steps are captured if a sequence's caches suit.
@@ -177,7 +177,7 @@ class StepPath:
             return 1
         if all(branch.repeatable for branch in self._branches):
             return AHEAD if self._offloaded is None else _OFFLOADED_AHEAD
-        others = [x for x in self._branches if not isinstance(x, StepDeltaLayer)]
+        others = [x for x in self._branches if not isinstance(x, StepRecurrent)]
         sequence.alternates = all(branch.repeatable for branch in others)
         return _RECURRENT_AHEAD if sequence.alternates else 1
 

@@ -92,8 +92,14 @@ class StateSpace:
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
+        return self.output(self.mixed(self.input(x), batch))
+
+    def mixed(self, products: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return what `output` reads, float32[rows, inner], for what `input` gives, float32[rows,
+        inputs].
+        """
         s = self.spec
-        z, channels, steps = self.input(x).split([s.inner, s.channels, s.heads], dim=1)
+        z, channels, steps = products.split([s.inner, s.channels, s.heads], dim=1)
         steps = F.softplus(steps + self.dt)
         mixed = []
         for span, states in batch.recurrent_spans():
@@ -102,7 +108,7 @@ class StateSpace:
         y = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         y = (y.flatten(1) * F.silu(z)).unflatten(1, (s.groups, -1))
         y = F.rms_norm(y, y.shape[-1:], None, self.eps) * self.norm
-        return self.output(y.flatten(1))
+        return y.flatten(1)
 
     def _mix(self, inputs: torch.Tensor, dt: torch.Tensor, states: States) -> torch.Tensor:
         """Return [sequences, n, heads, head_length] for inputs [sequences, n, channels] and steps

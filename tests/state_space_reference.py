@@ -1,0 +1,74 @@
+"""Random state-space layers on the reference path, to compare kernels with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from iqforge.cuda_kernels.step.state_space import StateSpaceShape
+from iqforge.runtime.layers.batch import Batch
+from iqforge.runtime.layers.mamba2.state_space import StateSpace
+from iqforge.runtime.layers.specs import StateSpaceSpec
+from iqforge.runtime.state.recurrent import RecurrentState
+
+# rows, heads, groups, length of a head, of the vectors, taps
+STEPS = [(1, 4, 2, 16, 16, 4), (8, 6, 1, 12, 20, 3), (3, 2, 2, 36, 32, 2)]
+
+
+@dataclass
+class Case:
+    """A layer without matrices, what its first product gives for new rows, and what was kept before
+    them.
+    """
+
+    shape: StateSpaceShape
+    net: StateSpace
+    products: torch.Tensor
+    state: RecurrentState
+
+    def expected(self) -> tuple[torch.Tensor, RecurrentState]:
+        """The result, and the state after it."""
+        rows, state = self.shape.rows, self.copied()
+        states: Any = (SimpleNamespace(layers=[state]),)
+        positions = torch.arange(rows, device=self.products.device)
+        return self.net.mixed(self.products, Batch((rows,), (0,), positions, states)), state
+
+    def copied(self) -> RecurrentState:
+        """A copy of what was kept."""
+        memory = self.state.memory
+        copy = RecurrentState(*self.state.inputs.shape, tuple(memory.shape), memory.device)
+        copy.load(0, self.state.save(0, 0))
+        return copy
+
+
+def state_space(shape: StateSpaceShape, **tensors) -> StateSpace:
+    """A layer of a shape without matrices."""
+    s = shape
+    spec = StateSpaceSpec(s.heads, s.length, s.state, s.groups, s.taps)
+    same: Any = lambda x: x  # noqa: E731
+    return StateSpace(spec, input=same, output=same, **tensors)
+
+
+def state_space_case(case: tuple, device: torch.device, *, bias: bool = True) -> Case:
+    """A random layer of a shape as in STEPS."""
+    shape = StateSpaceShape(*case)
+    g = torch.Generator(device).manual_seed(0)
+    random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
+    inner, n = shape.heads * shape.length, shape.heads
+    channels = inner + 2 * shape.groups * shape.state
+    net = state_space(
+        shape,
+        convolution=random(channels, shape.taps) * 0.5,
+        bias=random(channels) if bias else None,
+        dt=random(n),
+        a=-random(n).exp(),
+        d=random(n),
+        norm=1 + 0.1 * random(shape.groups, inner // shape.groups),
+        eps=1e-5,
+    )
+    state = RecurrentState(shape.taps - 1, channels, (n, shape.state, shape.length), device)
+    state.inputs.copy_(random(*state.inputs.shape))
+    state.memory.copy_(0.3 * random(*state.memory.shape))
+    return Case(shape, net, random(shape.rows, inner + channels + n), state)
