@@ -23,6 +23,7 @@ from iqforge.cuda_kernels.step import delta as step_delta
 from iqforge.cuda_kernels.step.delta import DeltaShape
 from iqforge.cuda_kernels.step.router import router_spec
 from iqforge.cuda_kernels.step.sample import SAMPLE
+from iqforge.cuda_kernels.step.state_space import StateSpaceShape, state_space_spec
 
 from .kernels_on_host import (
     HEADER,
@@ -34,6 +35,7 @@ from .kernels_on_host import (
     RUN_PROMPT_DELTA,
     RUN_ROUTER,
     RUN_SAMPLE,
+    RUN_STATE_SPACE,
 )
 
 pytestmark = [
@@ -112,6 +114,19 @@ int main() {
           logits.data(), ids.data(), weights.data());
     for (int& id : ids) id = id % 2 - (id % 7 == 0);
     group(ids.data(), n, 2, ends.data(), sources.data(), rows.data());
+}
+"""
+)
+MAIN_STATE_SPACE = (
+    NUMBERS
+    + """
+int main() {
+    auto products = numbers(ROWS * PITCH), taps = numbers(CHANNELS * TAPS), a = numbers(HEADS);
+    auto bias = numbers(CHANNELS), weight = numbers(INNER), inputs = numbers(PAST * CHANNELS);
+    auto memory = numbers(HEADS * STATE * LENGTH);
+    std::vector<float> out(ROWS * INNER);
+    run(products.data(), taps.data(), bias.data(), a.data(), a.data(), a.data(), inputs.data(),
+        memory.data(), nullptr, nullptr, nullptr, nullptr, weight.data(), 1e-6f, out.data());
 }
 """
 )
@@ -230,6 +245,11 @@ def test_experts_of_a_prompt(tmp_path):
 def test_a_delta_net(rows, tmp_path):
     shape = DeltaShape(rows, 64, DeltaHeads(1, 2, 16, 16, 4, True, False))
     assert not races(tmp_path, step_delta.delta_spec(shape), RUN_DELTA, MAIN_DELTA)
+
+
+def test_a_state_space(tmp_path):
+    spec = state_space_spec(StateSpaceShape(3, 4, 2, 16, 20, 4))
+    assert not races(tmp_path, spec, RUN_STATE_SPACE, MAIN_STATE_SPACE)
 
 
 @pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.full), 2])

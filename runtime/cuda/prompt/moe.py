@@ -54,7 +54,8 @@ class PromptMoE(Staged):
             raise Placed(f"the weights of {m.router.linear.role} are not on {context.device}")
         self.router = _floats(m.router.linear)
         e = m.experts
-        pairs = [pair for linear in inputs_of(e) for pair in self.packed(linear)]
+        once = {linear: self.packed(linear) for linear in inputs_of(e)}  # up may be there twice
+        pairs = [pair for linear in inputs_of(e) for pair in once[linear]]
         self.inputs = [matrix for matrix, _ in pairs]
         self.input_terms = [terms for _, terms in pairs]
         [(self.down, self.down_terms)] = self.packed(e.down)
@@ -214,11 +215,13 @@ class PromptMoE(Staged):
         """All experts are decoded, then multiplied."""
         grouped = self.context.buffer("grouped", (len(sources), x.shape[1]), x.dtype)
         prompt_rows.gather_rows(x, sources, self.m.spec.n_used, grouped)
-        both = [
-            self._product(grouped, *pair, ends)
-            for pair in zip(self.inputs, self.input_terms, strict=True)
-        ]
-        gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
+        gate = self._product(grouped, self.inputs[0], self.input_terms[0], ends)
+        if len(self.inputs) == 1:
+            gate, up = gate.chunk(2, dim=1)
+        elif self.inputs[1] is self.inputs[0]:  # no gate: see `gating_of`
+            up = gate
+        else:
+            up = self._product(grouped, self.inputs[1], self.input_terms[1], ends)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt_rows.join_gate(gate, up, gated, self.gating)
         self._show_gated(gated, ends)
