@@ -17,6 +17,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iqforge.formats.values import f32, u32
+from iqforge.runtime.bench.hybrid_shapes import NemotronShape
+from iqforge.runtime.bench.mixer_sizes import StateSpaceSizes
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.offloaded import OffloadedExperts
@@ -59,6 +61,14 @@ SHAPES["minimax-tiny"] = replace(  # with norms over all heads
     rotated=64,
     choice_bias=True,
     n_experts=2,  # all are used, so that rounding chooses no others
+)
+SHAPES["nemotron-tiny"] = NemotronShape(  # every layer of one kind, and experts without a gate
+    *("nemotron_h_moe", "tiny", 5, 256, 4, 2, 64, 512, 512, 10000.0, 8192, 1e-5, 2, 2),
+    shared=512,
+    gated=False,
+    pattern="MEM*E",
+    state_space=StateSpaceSizes(16, 32, 64, 2),
+    keys={"expert_shared_feed_forward_length": u32(512)},
 )
 SHAPES["olmo-tiny"] = replace(  # with norms after both halves of a block, and none before them
     SHAPES["llama-tiny"],

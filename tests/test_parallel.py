@@ -151,6 +151,8 @@ def test_other_options_on_ranks(three):
                 "gemma4-tiny:IQ4_K@columns",
                 "qwen2moe-tiny:Q8_0@columns",
                 "minimax-tiny:Q8_0",
+                "nemotron-tiny:Q8_0",
+                "nemotron-tiny:Q8_0@columns+cpu",
                 "olmo-tiny:Q8_0",
                 "qwen3moe-tiny:Q8_0@columns+cpu",
                 "qwen35-tiny:Q8_0@auto+cpu",
