@@ -160,7 +160,10 @@ def decode_matrices(m, dtype, ids):
 
 
 @kernel
-def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms, some_absent=False):
+def expert_gate_up(
+    h, weight, eps, gate, up, ids, out, gating=Gating(), *terms, some_absent=False, plain=False
+):
+    assert not plain or weight is None
     terms, shared, shared_out = terms[:2], terms[2] if terms[2:] else (), terms[3:]
     known, k = ids.clamp(0), ids.shape[1]
     if shared and shared_out:
@@ -171,7 +174,7 @@ def expert_gate_up(h, weight, eps, gate, up, ids, out, gating=Gating(), *terms, 
         gate_up(h, weight, eps, shared[0], shared[1] if shared[1:] else None, always, None, gating)
         out[:, k:] = always.view(len(h), -1, out.shape[2])
         out = out[:, :k]
-    for row, x in enumerate(normed(h, weight, eps)):
+    for row, x in enumerate(h if plain else normed(h, weight, eps)):
         given = [m for m in (gate, up) if m is not None]  # or both in one
         both = [
             with_terms(decode_matrices(m, torch.float32, known[row].long()) @ x, own, known[row])
@@ -214,6 +217,11 @@ def _add_normed(x, h, weight, eps, bias):
 @kernel
 def scale(x, factor):
     x *= factor
+
+
+@kernel
+def clear(x):
+    x.zero_()
 
 
 @kernel
@@ -589,6 +597,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_between, "layer_norm", layer_norm),
         (step_between, "activate", activate),
         (step_between, "scale", scale),
+        (step_between, "clear", clear),
         (step_between, "take_share", take_share),
         (step_moe, "BETWEEN", torch.float32),
         (step_frame, "StepAttention", Attention),

@@ -119,6 +119,23 @@ def test_experts(build, name, cols, ff, changes, divided, some_absent):
     assert_close(to, expected)
 
 
+@pytest.mark.parametrize("name", ["Q8_0", "F32"])
+def test_gate_and_up_of_rows_as_they_are(build, name):
+    """Without a norm, and one matrix as both, as in Nemotron 3 Super."""
+    type, n, k, cols, gating = ggml_type(name), 2, 3, 576, Gating("relu")
+    ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
+    m, cut = matrix(name, 7, cols, 5), plan(type, cols, 1, mp.EXPERT_GATE_UP)
+    h, out = draw(n, cols), torch.full((n, k, 7), float("nan"))
+    options = {"gating": gating, "some_absent": True, "options": ("PLAIN",)}
+    kernel = product_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut, **options)
+    data, stored = m.data, np.int64(m.total_rows)
+    arguments = h, None, 0.0, data, data, stored, 7, 0, ids, k, 7, *[None] * 4
+    start(build(kernel, GATES), cut, n, [m, m], *arguments, *NO_SHARED, np.int64(k * 7), out)
+    chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
+    y = torch.einsum("nc,nkrc->nkr", rounded(h, type), weights(m)[chosen])
+    assert_close(out, y.relu().square() * used)
+
+
 def test_gate_and_up_of_two_types(build):
     """Two launches: the gate, then up, which joins them."""
     n, k, cols, spec = 2, 3, 576, FFNSpec("swiglu_oai", limit=0.5)

@@ -23,6 +23,9 @@ extern "C" void run_activate(const float* x, const float* bias, const float* up,
     launch_on_host((n + THREADS - 1) / THREADS, 1, THREADS,
                    [&] { activate(x, bias, up, up_bias, out, kind, cols, n); });
 }
+extern "C" void run_clear(float* x, int n) {
+    launch_on_host((n + THREADS - 1) / THREADS, 1, THREADS, [&] { clear(x, n); });
+}
 """
 ON = [
     "cpu",
@@ -52,6 +55,9 @@ class OnHost:
         pointers = map(pointer, (x, bias, up, up_bias, out))
         self.kernels.run_activate(*pointers, kind, x.shape[1], x.numel())
 
+    def clear(self, x):
+        self.kernels.run_clear(pointer(x), x.numel())
+
 
 @pytest.fixture(scope="module")
 def on_host(tmp_path_factory):
@@ -60,6 +66,13 @@ def on_host(tmp_path_factory):
 
 def draw(device, *shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@pytest.mark.parametrize("device", ON)
+def test_clear(device, on_host):
+    x = torch.full((3, 300), float("nan"), device=device)
+    (on_host if device == "cpu" else step_between).clear(x[:2])
+    assert not x[:2].any() and x[2].isnan().all()
 
 
 @pytest.mark.parametrize("device", ON)

@@ -769,4 +769,5 @@ FAST = (
     "olmo3",
     "cohere2",
     "nemotron_h_moe",
+    "nemotron_h_latent",
 )

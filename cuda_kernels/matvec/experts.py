@@ -54,6 +54,7 @@ def expert_gate_up(
     shared_out: torch.Tensor | None = None,
     *,
     some_absent: bool = False,
+    plain: bool = False,
     pdl: bool = True,
 ) -> None:
     """Compute out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), or as `gating` says,
@@ -66,7 +67,7 @@ def expert_gate_up(
     that to the slots of `out` after those of `ids`, ff elements in each.
 
     some_absent: ids are negative where another device has the expert, or where it counts for too
-    little. Such slots take no time then; without it, as long as others.
+    little. Such slots take no time then; without it, as long as others. plain: h is not normed.
 
     Raise ShapeError for tensors that do not fit. Ids are not checked.
     """
@@ -110,6 +111,7 @@ def expert_gate_up(
             1,
             kind,
             cut,
+            options=("PLAIN",) if plain else (),
             gating=gating,
             some_absent=some_absent,
             one_token=n == 1,

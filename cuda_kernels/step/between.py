@@ -22,6 +22,7 @@ BETWEEN = KernelSpec(
         "layer_norm",
         "activate",
         "scale",
+        "clear",
         "cap",
         "take_share",
     ),
@@ -120,6 +121,18 @@ def scale(x: torch.Tensor, factor: float) -> None:
         THREADS,
         x,
         np.float32(factor),
+        np.int32(x.numel()),
+        pdl=True,
+    )
+
+
+def clear(x: torch.Tensor) -> None:
+    """Set contiguous float32 to 0."""
+    launch(
+        function(BETWEEN, "clear", x.device),
+        -(-x.numel() // THREADS),
+        THREADS,
+        x,
         np.int32(x.numel()),
         pdl=True,
     )

@@ -17,8 +17,7 @@ from . import architecture
 _RELU_SQUARED = FFNSpec("relu_squared", gated=False)
 
 
-@architecture("nemotron_h", gpu=True, hybrid=True)
-@architecture("nemotron_h_moe", hybrid=True)
+@architecture("nemotron_h", "nemotron_h_moe", gpu=True, hybrid=True)
 def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.

@@ -320,6 +320,14 @@ def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
         "gated": slots * hidden * _HALF,
         "delta": slots * width * _HALF,
     }
+    if m.latent is not None:
+        length = m.latent.down.rows
+        found |= {
+            "latent": rows * length * _HALF,
+            "latent in order": rows * length * _HALF,
+            "latent sum": rows * length * _FLOAT,
+            "latent up": rows * width * _HALF,
+        }
     reads_packed = _reads_packed(m.experts, device)
     if not reads_packed:
         found["weights"] = s.n_experts * 2 * hidden * width * _HALF

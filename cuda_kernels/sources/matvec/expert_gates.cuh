@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   const int early = SHARED_SLOTS ? matrices.fill(0, always) : 0;
   prepare_unit<TYPE>();
   static __shared__ float squares[1][WARPS];
-  take_activations<F, 1, true, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
+  take_activations<F, 1, !PLAIN, false>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);   // while the router still chooses
   __syncthreads();   // not after the first stages, where every warp would wait until all have requested theirs
   STAMP(INPUT_READY);
   wait_for_predecessor();
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
 #endif
   matrices.fill(early, items);
   STAMP(REQUESTED);
-  const float factor = norm_factor(squares[0], eps);
+  const float factor = PLAIN ? 1.0f : norm_factor(squares[0], eps);
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
   int slot = -1, slot_end = always, expert = 0;   // of the item: the first item of the next slot; without a division for each item

@@ -150,6 +150,15 @@ layer_inputs(const float* projected, float scale, const float* weight, float eps
         out[i] = (__ldcg(projected + i) * by * weight[i] + table_scale * __ldcg(table + i)) * 0.70710678118654752f;
 }
 
+// x = 0, n elements, whatever they are.
+extern "C" __global__ void __launch_bounds__(THREADS)
+clear(float* x, int n) {
+    wait_for_inputs();
+    start_dependents();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) x[i] = 0.f;
+}
+
 // x = most * tanh(x / most), n elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
 cap(float* x, float most, int n) {

@@ -213,7 +213,6 @@ def _check_experts(m: MoE) -> None:
     # The softmax of the chosen logits is that of all, normalized, if logits alone decide.
     by_logits = m.router.bias is None and m.spec.groups == 1
     beyond = {
-        "experts that read shorter vectors": m.latent is not None,
         "scores of the chosen experts by more than logits": m.spec.score == "selected"
         and not by_logits,
         f"scores by {m.spec.score}": m.spec.score not in ("softmax", "sigmoid", "selected"),

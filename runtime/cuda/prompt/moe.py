@@ -61,6 +61,14 @@ class PromptMoE(Staged):
         [(self.down, self.down_terms)] = self.packed(e.down)
         self.gating = gating_of(e.spec)
         self.shared = None if m.shared is None else _shared(m, context)
+        self.latent = None
+        if m.latent is not None:
+            if branch.post_norm is not None or m.shared_gate is not None:
+                raise Slow("experts that read shorter vectors, with a norm after them or a gate")
+            self.latent = (
+                Product("latent", [m.latent.down], context),
+                Product("latent up", [m.latent.up], context),
+            )
         self.fused = prompt_grouped.gate_up_fits(
             self.inputs, context.device
         ) and prompt_grouped.fits([self.down], context.device)
@@ -80,7 +88,7 @@ class PromptMoE(Staged):
         return [(packed(linear, self.context, biased=True), terms_of(linear, self.context))]
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
-        return [(self.fused, self._run)]
+        return [(self.fused and self.latent is None, self._run)]
 
     def leaves(self, stream: Stream) -> bool:
         """Return whether so few rows are left to the reference path."""
@@ -100,6 +108,9 @@ class PromptMoE(Staged):
             return
         with self.present():
             exact = self.context.buffer("normed f32", tuple(stream.h.shape), torch.float32)
+            if self.latent is not None:
+                self._run_latent(stream, exact)
+                return
             plain = None
             if self.shared is not None and self.fused:
                 plain = self.context.buffer("plain", tuple(exact.shape), self.context.dtype)
@@ -108,6 +119,25 @@ class PromptMoE(Staged):
             extra, shares = self._shared_rows(x if plain is None else plain, exact)
             mixed, post_norm = self.mixed(x, ids, weights), self.branch.post_norm
             stream.add(*mixed, extra=extra, shares=shares, post_norm=post_norm)
+
+    def _run_latent(self, stream: Stream, exact: torch.Tensor) -> None:
+        """Experts read one product of the normed rows, and another one reads their sum."""
+        if self.latent is None:
+            raise TypeError("experts read the stream")
+        down, up = self.latent
+        x = stream.normed(self.norm, exact)
+        ids, weights = self.routed(exact)
+        extra, _ = self._shared_rows(x, exact)
+        read = latent = down(x)
+        if self.fused:
+            shape = len(x), prompt_grouped.padded(latent.shape[1])
+            read = self.context.buffer("latent in order", shape, x.dtype).zero_()
+            read[:, prompt_grouped.places(latent.shape[1], x.device)] = latent
+        out, rows, weights = self.mixed(read, ids, weights)
+        total = self.context.buffer("latent sum", tuple(latent.shape), torch.float32).zero_()
+        prompt_rows.add_norm(total, None, 0.0, None, delta=out, rows=rows, weights=weights)
+        y = up(latent.copy_(total))
+        stream.add(y if extra is None else y.add_(extra))
 
     def input_shape(self, tokens: int) -> tuple[int, int]:
         """Return the shape of what `mixed` reads."""

@@ -16,6 +16,7 @@ from ....cuda_kernels.matvec.plan import (
     GATE_UP,
     MATVEC_ADD,
     MOST_SLOTS,
+    NORM_MATVEC,
 )
 from ....cuda_kernels.packed.decode import decode_matrix
 from ....cuda_kernels.packed.matrix import PackedMatrix
@@ -51,6 +52,9 @@ class StepMoE(StepExperts):
     """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted
     sum onto h in one. A shared expert is in these launches as far as its matrices have the same
     types: its gate and up in the second, as slots of the third; else it has its own.
+
+    Experts that read shorter vectors get these from a product of their own, before the router is
+    launched; their sum is the input of another one.
     """
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -70,9 +74,17 @@ class StepMoE(StepExperts):
         self.gate, self.up = inputs[0], inputs[1] if len(inputs) == 2 else None
         self.gating, self.down_terms = gating_of(e.spec), terms_of(e.down, context)
         self.input_terms = [terms_of(linear, context) for linear in inputs_of(e)]
-        self.always, self.shared = None, None
+        self.always, self.shared, self.latent = None, None, None
+        if moe.latent is not None:
+            if branch.post_norm is not None:
+                raise Slow("a norm after experts that read shorter vectors")
+            self.latent = (
+                on_device(moe.latent.down, context, NORM_MATVEC),
+                on_device(moe.latent.up, context, MATVEC_ADD),
+            )
         if moe.shared is not None:
-            inputs = shared_inputs(self, moe.shared, context)
+            of_others = self.latent is None  # which read the same
+            inputs = shared_inputs(self, moe.shared, context) if of_others else ()
             self.always = shared_slots(self, moe.shared, inputs, context)
             if self.always is None:
                 self.shared = SharedExpert(self, moe, inputs, context)
@@ -96,6 +108,9 @@ class StepMoE(StepExperts):
         route = frame.router(
             self.norm.numel(), spec.n_experts, spec.n_used, self.reduction, self.routing
         )
+        read, norm, eps = h, self.norm, self.eps
+        if self.latent is not None:
+            read, norm, eps = self.latent_of(frame, h), None, 0.0
         router_norm = self.router_norm, self.router_eps
         biases = self.router_biases
         route(h, *router_norm, self.router, ids, weights, *biases, self.shared_gate)
@@ -103,9 +118,9 @@ class StepMoE(StepExperts):
         no_terms = [NO_TERMS] * (2 - len(self.input_terms))
         operation(
             matvec_experts.expert_gate_up,
-            h,
-            self.norm,
-            self.eps,
+            read,
+            norm,
+            eps,
             self.gate,
             self.up,
             ids,
@@ -116,17 +131,32 @@ class StepMoE(StepExperts):
             *([] if always is None else [always.inputs]),
             *([] if self.shared is None else self.shared.among_others(frame)),
             some_absent=self.some_absent,
+            **({} if self.latent is None else {"plain": True}),
         )
         x = None if self.shared is None else self.shared.inner(frame, h)
         norm = self.branch.post_norm
         to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])
         down = None if always is None else always.down
-        arguments = hidden, self.down, ids, weights, to, self.down_terms, down
+        sum = to if self.latent is None else frame.buffer("latent sum", self.down.rows)
+        arguments = hidden, self.down, ids, weights, sum, self.down_terms, down
         operation(matvec_experts.expert_down_add, *arguments, some_absent=self.some_absent)
+        if self.latent is not None:
+            operation(matvec.matvec_add, sum, self.latent[1], to)
         if self.shared is not None:
             operation(matvec.matvec_add, x, self.shared.down, to)
         if norm is not None:
             self.end(frame, to, h, norm)
+
+    def latent_of(self, frame: Frame, h: torch.Tensor) -> torch.Tensor:
+        """Launch what gives the vectors that experts read, float32[n, length], and clear the
+        sum of what they write. Both have ended when the router lets the next launch start.
+        """
+        if self.latent is None:
+            raise TypeError("experts read the stream")
+        step_between.clear(frame.buffer("latent sum", self.down.rows))
+        latent = frame.buffer("latent", self.latent[0].rows)
+        operation(matvec.norm_matvec, h, self.norm, self.eps, [self.latent[0]], [latent])
+        return latent
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class StepOffloadedMoE(StepExperts):
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         moe: MoE = branch.module
+        if moe.latent is not None:
+            raise Slow("experts on the CPU that read shorter vectors")
         if not isinstance(moe.few_rows, OffloadedExperts):
             raise Slow("experts on the CPU without a program for few rows")
         self.experts, spec, width = moe.few_rows, moe.spec, self.norm.numel()
