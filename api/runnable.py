@@ -32,6 +32,7 @@ RUNNABLE = frozenset(
         "hunyuan-dense",
         "hunyuan-moe",
         "llama",
+        "llama4",
         "minimax-m2",
         "mistral3",
         "mistral4",

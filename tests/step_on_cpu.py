@@ -161,7 +161,18 @@ def decode_matrices(m, dtype, ids):
 
 @kernel
 def expert_gate_up(
-    h, weight, eps, gate, up, ids, out, gating=Gating(), *terms, some_absent=False, plain=False
+    h,
+    weight,
+    eps,
+    gate,
+    up,
+    ids,
+    out,
+    gating=Gating(),
+    *terms,
+    weighing=None,
+    some_absent=False,
+    plain=False,
 ):
     assert not plain or weight is None
     terms, shared, shared_out = terms[:2], terms[2] if terms[2:] else (), terms[3:]
@@ -176,8 +187,11 @@ def expert_gate_up(
         out = out[:, :k]
     for row, x in enumerate(h if plain else normed(h, weight, eps)):
         given = [m for m in (gate, up) if m is not None]  # or both in one
+        by = 1 if weighing is None else weighing[row, :k, None]
         both = [
-            with_terms(decode_matrices(m, torch.float32, known[row].long()) @ x, own, known[row])
+            with_terms(
+                decode_matrices(m, torch.float32, known[row].long()) @ x * by, own, known[row]
+            )
             for m, own in zip_longest(given, terms[: len(given)], fillvalue=NO_TERMS)
         ]
         g, u = both if len(both) == 2 else both[0].chunk(2, -1)
@@ -319,9 +333,13 @@ class Attention:
         if s.temperature is not None:
             q = q * temperature(Temperature(*s.temperature), positions.long())[:, None, None]
         keys, values = (cache[None, :total].float() for cache in (cache_k, cache_v))
-        mixed = attend_with_scores(
-            q[None], keys, values, scale, window=s.window, softcap=s.softcap, sinks=sinks
-        )[0]
+        mask = None
+        if s.chunked:
+            at = torch.arange(total)
+            first = positions.long() // s.window * s.window
+            mask = (at <= positions[:, None]) & (at >= first[:, None])
+        more = {"window": s.window, "softcap": s.softcap, "sinks": sinks, "mask": mask}
+        mixed = attend_with_scores(q[None], keys, values, scale, **more)[0]
         out.copy_((mixed if gates is None else mixed * gates.sigmoid()).reshape(out.shape))
 
 

@@ -147,14 +147,19 @@ def attention_error(
     query = cache.query(ready(q, norms[0])).view(rows, kv, group, dk)
     scores = torch.einsum("rkgd,nkd->rkgn", query, stored_k) * dk**-0.5
     if shape.temperature is not None:
-        t, length = shape.temperature
-        scores *= (1 + t * torch.log1p((positions // length).double()))[:, None, None, None]
+        t, length, offset = shape.temperature
+        scores *= (1 + t * torch.log1p(((positions + offset) // length).double()))[
+            :, None, None, None
+        ]
     if shape.softcap:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
     at = torch.arange(n_past + rows, device=device)[None, :]
     hidden = at > positions[:, None]
     if shape.window:
-        hidden |= at <= positions[:, None] - shape.window
+        first = positions - shape.window + 1
+        if shape.chunked:
+            first = positions // shape.window * shape.window
+        hidden |= at < first[:, None]
     scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
     if shape.sinks:
         column = sinks.double().view(1, kv, group, 1).expand(rows, -1, -1, -1)
@@ -192,11 +197,18 @@ FEATURES = [
     ((1, 2, 2, 64, 64, "q8_0", "q8_0", 64, "neox", True, True), {"gate": True, "window": 129}),
     (
         (2, 2, 1, 48, 48, "f32", "f32", 48, "norm", False, False),
-        {"softcap": 2.0, "window": 5, "temperature": (0.1, 64)},
+        {"softcap": 2.0, "window": 5, "temperature": (0.1, 64, 1)},
     ),
     ((3, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True), {"own_kv": False, "window": 64}),
     ((2, 2, 1, 64, 64, "f16", "f16", 0, "norm", False, False), {"biases": True}),
-    ((2, 4, 1, 64, 64, "f16", "f16", 64, "neox", False, True), {"norms_last": True}),
+    (
+        (2, 4, 1, 64, 64, "f16", "f16", 64, "neox", False, True),
+        {"norms_last": True, "window": 101, "chunked": True},
+    ),
+    (
+        (3, 4, 1, 64, 64, "q8_0", "q8_0", 64, "neox", False, True),
+        {"window": 50, "chunked": True},
+    ),
 ]
 
 

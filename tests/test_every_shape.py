@@ -80,6 +80,8 @@ SIZES = {
     "ernie-4.5-21b-a3b": 21.8,
     "mixtral-8x7b": 46.7,
     "kimi-k2": 1026,
+    "llama-4-scout": 107.8,  # without the vision tower
+    "llama-4-maverick": 400,
 }
 
 

@@ -38,7 +38,8 @@ def parameters(spec) -> str:
         scales = ["float by0, float by1, float by2"] if defines.get("SCALED") == "1" else []
         return ", ".join([DENSE, *joins, *scales])
     first, scales = (DOWN, "float by") if "down" in name else (GATES, "float gate_by, float up_by")
-    return f"{first}, {scales}" if defines["SHARED_SCALED"] == "1" else first
+    first = f"{first}, {scales}" if defines["SHARED_SCALED"] == "1" else first
+    return f"{first}, const float* weighing" if defines["WEIGHED"] != "0" else first
 
 
 @pytest.fixture
@@ -173,3 +174,31 @@ def test_a_shared_expert(launched, name):
     expected += (rows_of_x * by[..., None])[:, k:].flatten(1) @ weights(own)[0].T
     matvec_experts.expert_down_add(x, down, ids, by, to, terms, own)
     assert_close(to, expected)
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_weights_of_what_experts_read(launched, absent):
+    """They multiply products before the gate, but not those of a shared expert, whose slots follow
+    those of the others.
+    """
+    name, n, k, cols, ff, slots = "Q8_0", 2, 2, 512, 7, 2
+    ids = torch.tensor([[4, 0], [-1, 1]] if absent else [[4, 0], [2, 1]], dtype=torch.int32)
+    gate, up = matrix(name, ff, cols, 5), matrix(name, ff, cols, 5, seed=1)
+    shared = [matrix(name, slots * ff, cols, 1, seed=seed) for seed in (2, 3)]
+    h, w, by = draw(n, cols), draw(cols, seed=2), draw(n, k + slots, seed=4).sigmoid()
+    terms = ExpertTerms(None, draw(5, seed=6)), ExpertTerms(None, None)
+    out = torch.full((n, k + slots, ff), float("nan"))
+    matvec_experts.expert_gate_up(
+        *(h, w, EPS, gate, up, ids, out, Gating(), *terms),
+        shared=shared,
+        weighing=by,
+        some_absent=absent,
+    )
+    x, chosen = activations(name, h, w), ids.clamp(min=0).long()
+    g, u = (
+        torch.einsum("nc,nkrc->nkr", x, weights(m)[chosen]) * (scale * by[:, :k])[..., None]
+        for m, scale in ((gate, terms[0].scale[chosen]), (up, 1))
+    )
+    assert_close(out[:, :k], silu(g) * u * (ids >= 0)[..., None])
+    g, u = (x @ weights(m)[0].T for m in shared)
+    assert_close(out[:, k:].flatten(1), silu(g) * u)

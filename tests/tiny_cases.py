@@ -372,6 +372,16 @@ def _minimax_m2(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _llama4(s: Sizes) -> dict[str, Any]:
+    return _headed(s, num_hidden_layers=5) | {
+        "intermediate_size": s.ff_expert,
+        "intermediate_size_mlp": s.ff,
+        "num_local_experts": s.experts,
+        "interleave_moe_layer_step": 2,
+        "floor_scale": 8192,
+    }
+
+
 def _headless(s: Sizes, **more) -> dict[str, Any]:
     """For classes whose heads are as long as the width has room for: of a length that kernels
     take.
@@ -699,6 +709,7 @@ CASES = {
         Case("exaone4", "Exaone4ForCausalLM", "exaone4", _exaone4),
         Case("hunyuan_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", _hunyuan),
         Case("hunyuan_moe", "HunYuanMoEV1ForCausalLM", "hunyuan-moe", _hunyuan_moe),
+        Case("llama4", "Llama4ForCausalLM", "llama4", _llama4),
         Case("minimax_m2", "MiniMaxM2ForCausalLM", "minimax-m2", _minimax_m2),
         Case("olmo2", "Olmo2ForCausalLM", "olmo2", lambda s: _headless(s, num_key_value_heads=2)),
         Case("olmoe", "OlmoeForCausalLM", "olmoe", _olmoe),
@@ -766,6 +777,7 @@ FAST = (
     "gpt_oss",
     "bailing_moe_v2",
     "hunyuan_moe",
+    "llama4",
     "olmo3",
     "cohere2",
     "nemotron_h_moe",

@@ -96,6 +96,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": LLAMA3},
         {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},
     ),
+    "llama4": (
+        {"rope_parameters": LLAMA3},
+        {"tie_word_embeddings": True, "interleave_moe_layer_step": 1},
+        {"num_experts_per_tok": 2},
+    ),
     "hunyuan_dense": (
         {"tie_word_embeddings": False},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},

@@ -57,8 +57,9 @@ class AttentionShape:
     gate: bool = False  # q has a gate after every head, for its result
     sinks: bool = False
     window: int = 0  # positions that a token sees; 0: all
+    chunked: bool = False  # a token sees those from the last multiple of the window on
     softcap: float = 0.0  # of scores; 0: none
-    temperature: tuple[float, int] | None = None  # `specs.Temperature` of the runtime
+    temperature: tuple[float, int, int] | None = None  # `specs.Temperature` of the runtime
     own_kv: bool = True  # False: another layer has stored the new rows of the cache
     scalar: bool = False  # without tensor cores
     short: bool = False  # then tiles may have fewer than 32 positions
@@ -255,9 +256,11 @@ class AttentionShape:
             "GATE": int(self.gate),
             "SINKS": int(self.sinks),
             "WINDOW": self.window,
+            "CHUNKED": int(self.chunked),
             "SOFTCAP": float(self.softcap),
             "TEMPERATURE": float(self.temperature[0]) if self.temperature else 0,
             "TEMPERATURE_LENGTH": self.temperature[1] if self.temperature else 1,
+            "TEMPERATURE_OFFSET": self.temperature[2] if self.temperature else 0,
             "OWN_KV": int(self.own_kv),
         }
         return tuple((key, str(value)) for key, value in values.items())

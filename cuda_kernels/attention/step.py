@@ -162,7 +162,7 @@ def specs() -> list[KernelSpec]:
             sinks=True,
             window=70,
             softcap=30.0,
-            temperature=(0.1, 64),
+            temperature=(0.1, 64, 0),
         ),
         AttentionShape(1, 2, 2, 64, 64, "F16", "F16", 64, True, own_kv=False),
         AttentionShape(1, 4, 8, 128, 128, "F16", "F16", 128, True, True, norms_last=True),

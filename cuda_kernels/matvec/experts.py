@@ -53,6 +53,7 @@ def expert_gate_up(
     shared: Sequence[PackedMatrix] = (),
     shared_out: torch.Tensor | None = None,
     *,
+    weighing: torch.Tensor | None = None,
     some_absent: bool = False,
     plain: bool = False,
     pdl: bool = True,
@@ -65,6 +66,9 @@ def expert_gate_up(
     shared: gate and up, or both in one matrix, of an expert that every token uses, of the same
     type, with scales of their own. Its result float32[n, hidden] goes to `shared_out`, or without
     that to the slots of `out` after those of `ids`, ff elements in each.
+
+    weighing: float32[n, k or more], the factor of what each slot reads; a shared expert reads x as
+    it is.
 
     some_absent: ids are negative where another device has the expert, or where it counts for too
     little. Such slots take no time then; without it, as long as others. plain: h is not normed.
@@ -89,6 +93,10 @@ def expert_gate_up(
             (EXPERT_GATE_BY, (up, up), (up_terms, NO_TERMS)),
         ]
     shared_scales = [np.float32(m.scale) for m in (shared[0], shared[-1])] if shared else []
+    if weighing is not None:
+        check_tensor("weights of the experts", weighing, (n, weighing.shape[1]), device)
+        if weighing.shape[1] < k:
+            raise ShapeError(f"{weighing.shape[1]} weights for {k} experts")
     index = device_index(device)
     here = limits(index)
     for kind, matrices, terms in launches:
@@ -98,6 +106,7 @@ def expert_gate_up(
             "scaled": any(each.scale is not None for each in terms),
             "shared": int(always > 0),
             "shared_scaled": any(m.scale != 1 for m in shared),
+            "weighed": 0 if weighing is None else weighing.shape[1],
         }
         if not fits(matrices[0], kind):
             raise ShapeError(
@@ -143,6 +152,7 @@ def expert_gate_up(
                 np.int64(out.stride(0)),
                 out,
                 *(shared_scales if with_terms["shared_scaled"] else ()),
+                *(() if weighing is None else (weighing,)),
                 shared=here.shared_of(type, kind, cut),
                 pdl=pdl,
             )

@@ -61,6 +61,7 @@ def product_spec(
     shared_scaled: bool = False,
     some_absent: bool = False,
     one_token: bool = True,
+    weighed: int = 0,
 ) -> KernelSpec:
     """Return the kernel of a product with a type; `matrices` below each other for
     NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16. options: of PLAIN, SETS,
@@ -68,6 +69,7 @@ def product_spec(
     products. biased, scaled: experts have biases or scales. shared: slots of a shared expert;
     shared_scaled: its matrices have scales. some_absent: experts of other devices, with negative
     ids, take no time. one_token: experts of one token; for other kinds n is the number of tokens.
+    weighed: what experts read is multiplied by weights, so many for each token.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -102,10 +104,10 @@ def product_spec(
     if experts:
         defines |= {"BIASED": int(biased), "SCALED": int(scaled), "SHARED_SLOTS": shared}
         defines |= {"SHARED_SCALED": int(shared_scaled), "SOME_ABSENT": int(some_absent)}
-        defines |= {"READ_AGAIN": int(not one_token)}
+        defines |= {"READ_AGAIN": int(not one_token), "WEIGHED": weighed}
         terms += "_biased" * biased + "_scaled" * scaled + f"_shared{shared}" * (shared > 0)
         terms += "_shared_scaled" * shared_scaled + "_absent" * some_absent
-        terms += "_tokens" * (not one_token)
+        terms += "_tokens" * (not one_token) + f"_weighed{weighed}" * (weighed > 0)
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
     shape += "_spread" * plan.spread + "_joined" * plan.joined
@@ -157,6 +159,9 @@ def specs() -> list[KernelSpec]:
             ):
                 cut = plan(type, 2880, n, kind, limit)
                 found.append(product_spec(type, 2880, n, kind, cut, gating=gating, biased=True))
+        if name == "Q4_K":  # experts as in Llama 4, next to a shared one
+            cut = plan(type, 5120, 1, EXPERT_GATE_UP, limit)
+            found.append(product_spec(type, 5120, 1, EXPERT_GATE_UP, cut, shared=1, weighed=2))
         if name == "NVFP4":  # with the scales of its checkpoints
             for kind, matrices in ((NORM_MATVEC, 3), (MATVEC_ADD, 1), (GATE_UP, 1)):
                 cut = plan(type, 4096, 1, kind, limit)

@@ -18,7 +18,8 @@ QKV = ("attn_q", "attn_k", "attn_v")  # matrices with a bias in many models
 class Shape:
     """Sizes of a model.
 
-    n_dense: so many first layers have no experts, but a feed-forward layer of `dense_hidden`.
+    n_dense: so many first layers have no experts, but a feed-forward layer of `dense_hidden`, and
+    after these all but every `interval`th.
     shared: hidden size of the expert that works on every token, with `shared_gate` multiplied by a
     gate. merged: gate and up of experts are one matrix. gate: gates after attention. value_head:
     elements of a head of values (0: as many as of keys). delta: layers
@@ -75,6 +76,7 @@ class Shape:
     layer_norm: bool = False
     norm_biases: bool = True
     side_by_side: bool = False
+    interval: int = 1
     gated: bool = True
     scaled_by_norms: bool = False
     keys: dict[str, Value] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Shape:
         dense ones.
         """
         interval = 1 if self.delta is None else self.delta.interval
-        return max(interval, self.n_dense + 1)
+        return max(interval, self.interval, self.n_dense + 1)
 
     def with_layers(self, n_layers: int) -> Shape:
         """Return the shape with its first layers only."""
@@ -170,7 +172,7 @@ class Shape:
     def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         if self.ffn_norm and not self.side_by_side:
             yield from self._norm(self.ffn_norm)
-        if self.n_experts and layer >= self.n_dense:
+        if self.n_experts and layer >= self.n_dense and (layer + 1) % self.interval == 0:
             yield "ffn_gate_inp.weight", (self.n_experts, self.width)
             if "ffn_gate_inp" in self.biases:
                 yield "ffn_gate_inp.bias", (self.n_experts,)

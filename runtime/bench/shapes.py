@@ -9,6 +9,7 @@ from .gemma_shapes import GEMMA4_SHAPES
 from .hybrid_shapes import HYBRID_SHAPES
 from .latent_shapes import LATENT_SHAPES
 from .shape import Shape
+from .window_shapes import WINDOW_SHAPES
 
 SHAPES: dict[str, Shape] = {
     **DENSE_SHAPES,
@@ -17,4 +18,5 @@ SHAPES: dict[str, Shape] = {
     **HYBRID_SHAPES,
     **LATENT_SHAPES,
     **GEMMA4_SHAPES,
+    **WINDOW_SHAPES,
 }

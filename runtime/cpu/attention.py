@@ -165,6 +165,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         *(0.0 if norm is None else float(norm.eps) for norm in head_norms),
         *(angles, pairs, step, other, *temperature_of(s.temperature)),
         *(*keys.transform, *values.transform),
+        0 if s.temperature is None else s.temperature.offset,
     )
     mixed = memory.floats("mixed", s.heads * s.value_length)
     key_head, value_head = keys.row_bytes(s.key_length), values.row_bytes(s.value_length)
@@ -182,7 +183,8 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         *(s.key_length // UNIT, s.value_length // UNIT),
         *(s.kv_heads * key_head, key_head, s.kv_heads * value_head, value_head, 0),
         memory.floats("scores", attention_step.BUFFER // 4 * s.heads).address,
-        *(float(s.scale), float(s.softcap), s.window, memory.vector(module.sinks)),
+        *(float(s.scale), float(s.softcap), -s.window if s.chunked else s.window),
+        memory.vector(module.sinks),
         *((q.at(s.key_length).address, 4 * q_step) if s.gate else (0, 0)),
         *(*values.transform, *decoded),
     )

@@ -107,7 +107,14 @@ def plan_moe(plan: Plan, module: MoE, x: Buffer) -> Buffer:
     )
     if module.latent is not None:
         return _plan_latent(plan, module, x, chosen, weights)
-    slots = plan_experts(plan, module, x, chosen)
+    read = x
+    if spec.on_input:
+        if used != 1 or router.reduction is not None:
+            raise NotPlanned("weights of several experts that multiply what these read")
+        read = memory.floats("weighed", width)
+        plan.add(operation(experts.weigh_input), *(x.address, width, read.address), *weights)
+        plan.meet()
+    slots = plan_experts(plan, module, read, chosen)
     shared = _plan_shared(plan, module, x)
     y = memory.floats("delta", width)
     plan.add(

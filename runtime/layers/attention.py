@@ -173,10 +173,10 @@ class Attention(LooksBack):
                 raise TypeError(f"layer {layer} keeps no keys and values")
             if k is not None and v is not None:
                 cache.write(start, k[rows], v[rows])
-            first = max(0, start - s.window + 1) if s.window else 0
             # Keys and values of another layer can be on its device.
-            keys, values = (x.to(q.device) for x in cache.read(stop, first))
-            found = self._attend(cache.query(q[rows])[None], keys[None], values[None])
+            first = s.first_seen(start)
+            keys, values = (x.to(q.device)[None] for x in cache.read(stop, first))
+            found = self._attend(cache.query(q[rows])[None], keys, values, start, first)
             mixed.append(cache.result(found[0]))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
@@ -199,25 +199,41 @@ class Attention(LooksBack):
         k, v = k.to(q), v.to(q)  # of another device, or of the fast path in half precision
         q, mixed = q if cache is None else cache.query(q), []
         for rows, n_sequences, _ in batch.even_spans():
-            mixed.append(
-                self._attend(*(x[rows].unflatten(0, (n_sequences, -1)) for x in (q, k, v)))
-            )
+            each_q, each_k, each_v = (x[rows].unflatten(0, (n_sequences, -1)) for x in (q, k, v))
+            mixed.append(self._attend(each_q, each_k, each_v, 0, 0))
         found = torch.cat([m.flatten(0, 1) for m in mixed])
         return found if cache is None else cache.result(found)
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, first: int
+    ) -> torch.Tensor:
+        """Queries [sequences, n, ...] of positions from `start` on; keys and values from `first`
+        on.
+        """
+        s, found = self.spec, []
+        for at, seen in s.in_chunks(start, start + q.shape[1]):
+            rows, keys = slice(at.start - start, at.stop - start), slice(seen - first, None)
+            found.append(
+                self._attend_from_one(
+                    q[:, rows], *(x[:, keys][:, : at.stop - seen] for x in (k, v))
+                )
+            )
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+
+    def _attend_from_one(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         s = self.spec
+        window = 0 if s.chunked else s.window
         if self.switches.flash_attention and not s.softcap and self.sinks is None:
-            return attend(q, k, v, s.scale, s.window)
+            return attend(q, k, v, s.scale, window)
         most = 0 if self.switches.flash_attention else self.switches.attention_buffer
         return attend_with_scores(
-            q, k, v, s.scale, most, window=s.window, softcap=s.softcap, sinks=self.sinks
+            q, k, v, s.scale, most, window=window, softcap=s.softcap, sinks=self.sinks
         )
 
 
 def temperature(t: Temperature, positions: torch.Tensor) -> torch.Tensor:
     """Return the factor of the query at each position, float32[n]."""
-    steps = torch.div(positions, t.original_context, rounding_mode="floor")
+    steps = torch.div(positions + t.offset, t.original_context, rounding_mode="floor")
     return 1 + t.scale * torch.log1p(steps.float())
 
 

@@ -208,7 +208,10 @@ class MoE:
             y = self.latent.up(self.mix(self.latent.down(x), chosen, weights))
         elif self.shared is None:
             return self.mix(x, chosen, weights)
-        elif (found := expert_rows.mix(self, x, chosen, weights, self._always)) is not None:
+        elif (
+            not self.spec.on_input
+            and (found := expert_rows.mix(self, x, chosen, weights, self._always)) is not None
+        ):
             return found
         else:
             y = self.mix(x, chosen, weights)
@@ -230,17 +233,25 @@ class MoE:
         """The weighted sum of the experts int64[rows, n_used] for x float32[rows, width], of the
         latent width where they are `latent`.
         """
+        if self.spec.on_input:  # a row for each expert of each row
+            n_used, ones = chosen.shape[1], torch.ones_like(weights)
+            rows = x.repeat_interleave(n_used, dim=0) * weights.reshape(-1, 1)
+            single = self._mix(rows, chosen.reshape(-1, 1), ones.reshape(-1, 1))
+            return single.view(len(x), n_used, -1).sum(dim=1)
+        return self._mix(x, chosen, weights)
+
+    def _mix(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if self.few_rows is not None and (y := self.few_rows(x, chosen, weights)) is not None:
             return y
         device = self.experts.down.device
         if x.device != device:  # copied once to the device and back, without the slots of experts
             with many_rows.compiled_rows() if self.few_rows is not None else nullcontext():
-                y = self.mix(x.to(device), chosen.to(device), weights.to(device))
+                y = self._mix(x.to(device), chosen.to(device), weights.to(device))
             return y.to(x.device)
         if (y := expert_rows.mix(self, x, chosen, weights)) is not None:
             return y
         first, last = self.owned or (0, self.spec.n_experts)
-        n_experts, n_used = last - first, self.spec.n_used
+        n_experts, n_used = last - first, chosen.shape[1]
         flat = chosen.reshape(-1) - first
         if self.owned is not None:
             flat = torch.where((flat >= 0) & (flat < n_experts), flat, n_experts)

@@ -5,14 +5,18 @@ executors of the fast path of a kind read the same description.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
 class Temperature:
-    """Queries at position p are multiplied by 1 + scale * ln(1 + floor(p / original_context))."""
+    """Queries at position p are multiplied by
+    1 + scale * ln(1 + floor((p + offset) / original_context)).
+    """
 
     scale: float
     original_context: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class AttentionSpec:
     """Softmax attention with grouped key/value heads.
 
     Query head h reads key/value head h // (heads / kv_heads). scale: of the scores. window: the
-    most positions that a token sees, itself included; 0 for all. softcap: scores become
+    most positions that a token sees, itself included; 0 for all. chunked: a token sees those from
+    the last multiple of `window` on instead, which are as many at most. softcap: scores become
     softcap * tanh(scores / softcap); 0 for none. sinks: every head has a learned score that takes
     part in the softmax only. gate: the query projection gives a query and a gate for every head;
     the result is multiplied by sigmoid(gate). value_norm: value heads are divided by their root
@@ -58,6 +63,22 @@ class AttentionSpec:
     kv_shared: bool = False
     temperature: Temperature | None = None
     norms_last: bool = False
+    chunked: bool = False
+
+    def first_seen(self, position: int) -> int:
+        """Return the first position that the token at `position` sees."""
+        if self.chunked:
+            return position // self.window * self.window
+        return max(0, position - self.window + 1) if self.window else 0
+
+    def in_chunks(self, start: int, stop: int) -> list[tuple[range, int]]:
+        """Return the positions from start up to stop in pieces whose tokens see a window, or all
+        from one position on, with this position.
+        """
+        if not self.chunked:
+            return [(range(start, stop), self.first_seen(start))]
+        edges = [start, *range(self.first_seen(start) + self.window, stop, self.window), stop]
+        return [(range(a, b), self.first_seen(a)) for a, b in pairwise(edges) if a < b]
 
     @property
     def group(self) -> int:
@@ -88,7 +109,8 @@ class RouterSpec:
     score: `softmax` or `sigmoid` of the logits, `sqrt_softplus`, or `selected`, the softmax over
     the logits of the chosen experts. groups: experts are chosen from the `groups_used` best of so
     many groups; a group is as good as the sum of its `group_best` best experts. norm: weights are
-    divided by their sum. scale: weights are multiplied by it afterwards.
+    divided by their sum. scale: weights are multiplied by it afterwards. on_input: weights multiply
+    what experts read, and not what they give.
     """
 
     n_experts: int
@@ -99,6 +121,7 @@ class RouterSpec:
     group_best: int = 2
     norm: bool = True
     scale: float = 1.0
+    on_input: bool = False
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,7 @@ class Decoder:
         rope: Rope | None,
         *,
         head_norms: bool = False,
+        plain_head_norms: bool = False,
         key_length: int | None = None,
         value_length: int | None = None,
         scale: float | None = None,
@@ -220,7 +221,8 @@ class Decoder:
         """`attn_q`, `attn_k`, `attn_v` (or `attn_qkv`) and `attn_output` of a block, with biases
         where the file has them; with `head_norms` or `joined_norms` also `attn_q_norm` and
         `attn_k_norm`, over a head or over all; with `sinks` `attn_sinks`. Where norms are
-        LayerNorms, those of heads have weights for each head. scale: default 1 / sqrt(key_length).
+        LayerNorms, those of heads have weights for each head. plain_head_norms: norms of heads have
+        no weights. scale: default 1 / sqrt(key_length).
         spec: other fields of `AttentionSpec`.
         """
         at, w = f"blk.{layer}", self.w
@@ -256,6 +258,9 @@ class Decoder:
             else None
             for x, heads in (("q", s.heads), ("k", s.kv_heads))
         )
+        if plain_head_norms:
+            ones = torch.ones(key_length, device=self.w.placement.layer(layer))
+            q_norm, k_norm = (RMSNorm(ones, self.eps, f"{at}.attn_{x}_norm") for x in "qk")
         return Attention(
             local,
             output=w.linear(

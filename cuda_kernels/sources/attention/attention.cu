@@ -13,7 +13,8 @@
 // or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
 // multiprocessor), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
 // SHARED_BYTES, PART_FLOATS, and what only some models have: BIASES (of the projections), VALUE_NORM, GATE (after each query head, for its
-// result), SINKS, WINDOW (positions that a token sees, or 0), SOFTCAP (of scores, or 0), TEMPERATURE and TEMPERATURE_LENGTH (queries
+// result), SINKS, WINDOW (positions that a token sees, or 0), CHUNKED (it sees those from the last multiple
+// of WINDOW on), SOFTCAP (of scores, or 0), TEMPERATURE, TEMPERATURE_LENGTH and TEMPERATURE_OFFSET (queries
 // grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
 #include "attention/cache.cuh"
 #include "attention/rows.cuh"
@@ -31,6 +32,12 @@ constexpr int NEW_ROWS = OWN_KV ? 2 * ROWS : 0, Q_STRIDE = GATE ? 2 * DK : DK;
 constexpr bool DECODED = MMA && !is_float(TYPE_K);
 static_assert(!MMA || BY_WARP || is_float(TYPE_K) == is_float(TYPE_V), "both are decoded, or none");
 constexpr float CAP = SOFTCAP ? (float)(SOFTCAP) * LOG2E : 1.f;  // scores have the factor of exponentials
+
+// The first position that the token at a position sees; below 0 where that is all.
+__device__ __forceinline__ int first_seen(int position) {
+    constexpr int LENGTH = WINDOW ? WINDOW : 1;
+    return CHUNKED ? position / LENGTH * LENGTH : position + 1 - LENGTH;
+}
 
 #include "attention/fragments.cuh"  // before the choice, as files are included once
 #include "attention/tile.cuh"
@@ -91,7 +98,7 @@ struct Job {
 
 // The factor of queries at a position.
 __device__ __forceinline__ float temperature(int position) {
-    return TEMPERATURE ? 1.f + (float)(TEMPERATURE) * log1pf((float)(position / TEMPERATURE_LENGTH)) : 1.f;
+    return TEMPERATURE ? 1.f + (float)(TEMPERATURE) * log1pf((float)((position + TEMPERATURE_OFFSET) / TEMPERATURE_LENGTH)) : 1.f;
 }
 
 // q float32[ROWS, HEADS, DK], with GATE [ROWS, HEADS, 2 * DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
@@ -114,7 +121,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 
     const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int p0 = *position, n_kv = p0 + ROWS;
-    const int start = WINDOW ? max(0, p0 + 1 - WINDOW) / TILE * TILE : 0, n_seen = n_kv - start;
+    const int start = WINDOW ? max(0, first_seen(p0)) / TILE * TILE : 0, n_seen = n_kv - start;
     const int share = (n_seen + (int)gridDim.x - 1) / (int)gridDim.x;
     const int range = max(SHORTEST, (share + TILE - 1) / TILE * TILE), active = (n_seen + range - 1) / range;
     if ((int)blockIdx.x >= active) return;
@@ -267,7 +274,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         // Probabilities against the running maximum: a warp takes a row. A short tile has positions for some of its lanes.
         constexpr int EACH = (TILE + 31) / 32;
         for (int r = warp; r < R; r += WARPS) {
-            const int visible = min(n, p0 + r / GROUP + 1 - at), hidden = WINDOW ? p0 + r / GROUP + 1 - WINDOW - at : 0;
+            const int visible = min(n, p0 + r / GROUP + 1 - at), hidden = WINDOW ? first_seen(p0 + r / GROUP) - at : 0;
             float s[EACH], most = -INFINITY;
 #pragma unroll
             for (int i = 0; i < EACH; i++) {

@@ -166,7 +166,7 @@ struct Mixer {
         for (int tile = warp; tile < tiles; tile += WARPS) {
             char *tile_k = own + stage * RING_STAGE, *tile_v = tile_k + TILE_K;
             const int at = first + tile * TILE;
-            const bool has_new = OWN_KV && at + TILE > p0, inside = at + TILE <= p0 + 1 && (!WINDOW || at >= p0 + ROWS - WINDOW);
+            const bool has_new = OWN_KV && at + TILE > p0, inside = at + TILE <= p0 + 1 && (!WINDOW || at >= first_seen(p0 + ROWS - 1));
             wait_for_copies<2 * STAGES - 2>();
             __syncwarp();
             if (has_new) {
@@ -334,7 +334,7 @@ struct Mixer {
                     if (SOFTCAP) x = CAP * tanhf(x / CAP);
                     if (!inside) {
                         const int p = at + 16 * m + 8 * (i / 2) + j, newest = p0 + query_of(n, i % 2) / GROUP;
-                        if (p > newest || (WINDOW && p <= newest - WINDOW)) x = -INFINITY;
+                        if (p > newest || (WINDOW && p < first_seen(newest))) x = -INFINITY;
                     }
                     grows |= x > most[n][i % 2] + LET_GROW;
                 }

@@ -30,6 +30,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
 #if SHARED_SCALED
     , float shared_gate_scale, float shared_up_scale
 #endif
+#if WEIGHED
+    , const float* weighing
+#endif
     ) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int always = SHARED_SLOTS ? shared_rows : 0, stride = gridDim.x * WARPS, begin = first_item(warp);
@@ -97,6 +100,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       sum[k] = bias[k] = 0, by[k] = scale[k] = 1;
       if (BIASED && biases[k] && !shared) bias[k] = __ldg(biases[k] + row + k * first_up);
       if (SCALED && scales[k] && !shared) scale[k] = __ldg(scales[k] + max(expert, 0));
+#if WEIGHED
+      if (!shared) scale[k] *= __ldcg(weighing + token * WEIGHED + slot + moved / hidden);
+#endif
 #if SHARED_SCALED
       if (shared) scale[k] = k ? shared_up_scale : shared_gate_scale;
 #endif
@@ -139,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     for (int k = 0; k < R; k++) {
       y[k] = sum[k] * (F::HEADER_STAGED ? factor * by[k] : factor);
       if (F::ROW_FACTOR && !F::HEADER_STAGED) y[k] *= F::row_factor(header[k]);
-      if (SCALED || SHARED_SCALED) y[k] *= scale[k];
+      if (SCALED || SHARED_SCALED || WEIGHED) y[k] *= scale[k];
       if (BIASED) y[k] += bias[k];
     }
     const float result = KIND == 0 ? joined(y[0], y[R - 1]) : KIND == 3 ? joined(before, y[0]) : y[0];

@@ -5,7 +5,7 @@
 // EXPERT_GATE     out[token, slot] = G norm(h), where gate and up are of two types; EXPERT_GATE_BY  out = joined(out, U norm(h))
 // EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
 // BIASED: products have a bias per expert and row, SCALED: a factor per expert; a null pointer stands for none. SHARED_SCALED: a shared
-// expert's matrices have factors, too.
+// expert's matrices have factors, too. WEIGHED, for gates: products have the weight of their slot as a further factor, of so many for each token.
 //
 // STAGE_ROWS, for EXPERT_DOWN: slots of an item. Fewer than all: an item is a part of a row, and the sums of a row's parts are added in their order at the
 // end, from shared memory. So stages are shorter, more of them are on their way, and warps have more nearly as much to do.
@@ -28,6 +28,9 @@
 
 #ifndef SHARED_SLOTS
 #define SHARED_SLOTS 0
+#endif
+#ifndef WEIGHED
+#define WEIGHED 0
 #endif
 #ifndef SHARED_SCALED
 #define SHARED_SCALED 0

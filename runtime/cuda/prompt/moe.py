@@ -49,6 +49,10 @@ class PromptMoE(Staged):
             raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
         if m.shared is not None and isinstance(branch.norm, LayerNorm):
             raise Slow("a shared expert after a norm with a mean")
+        if m.spec.on_input and (m.spec.n_used > 1 or isinstance(branch.norm, LayerNorm)):
+            raise Slow(f"weights of {m.spec.n_used} experts that multiply what these read")
+        if m.spec.on_input and m.router.reduction is not None:
+            raise Slow("-ser where weights multiply what experts read")
         self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         if m.router.linear.device != context.device:
             raise Placed(f"the weights of {m.router.linear.role} are not on {context.device}")
@@ -117,6 +121,9 @@ class PromptMoE(Staged):
             x = stream.normed(self.norm, exact, permuted=self.fused, plain=plain)
             ids, weights = self.routed(exact)
             extra, shares = self._shared_rows(x if plain is None else plain, exact)
+            if self.m.spec.on_input:
+                x *= weights.to(x.dtype)
+                weights.fill_(1)
             mixed, post_norm = self.mixed(x, ids, weights), self.branch.post_norm
             stream.add(*mixed, extra=extra, shares=shares, post_norm=post_norm)
 

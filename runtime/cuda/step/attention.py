@@ -124,11 +124,12 @@ class StepAttentionLayer(StepBranch):
             gate=s.gate,
             sinks=s.sinks,
             window=s.window,
+            chunked=s.chunked,
             softcap=s.softcap,
             value_norm=s.value_norm and s.kv_from is None,
             own_kv=s.kv_from is None,
             norms_last=s.norms_last,
-            temperature=None if t is None else (t.scale, t.original_context),
+            temperature=None if t is None else (t.scale, t.original_context, t.offset),
         )
 
     @ranged

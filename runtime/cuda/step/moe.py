@@ -96,6 +96,19 @@ class StepMoE(StepExperts):
                 self.routing, shared=self.always.slots, shared_gate=gate is not None
             )
 
+        self.ones = self._ones(context) if spec.on_input else None
+
+    def _ones(self, context: Context) -> torch.Tensor:
+        """Return what multiplies results where weights multiply what experts read: float32[rows,
+        slots].
+        """
+        if self.reduction is not None:
+            raise Slow("-ser where weights multiply what experts read")
+        if self.shared_gate is not None:
+            raise Slow("weights that multiply what experts next to a gated one read")
+        n = self.spec.n_used + (0 if self.always is None else self.always.slots)
+        return torch.ones(STEP_ROWS, n, device=context.device)
+
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         spec = self.spec
@@ -132,7 +145,10 @@ class StepMoE(StepExperts):
             *([] if self.shared is None else self.shared.among_others(frame)),
             some_absent=self.some_absent,
             **({} if self.latent is None else {"plain": True}),
+            **({} if self.ones is None else {"weighing": weights}),
         )
+        if self.ones is not None:
+            weights = self.ones[: frame.n]
         x = None if self.shared is None else self.shared.inner(frame, h)
         norm = self.branch.post_norm
         to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])

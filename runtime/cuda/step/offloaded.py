@@ -45,6 +45,8 @@ class StepOffloadedMoE(StepExperts):
         if not isinstance(moe.few_rows, OffloadedExperts):
             raise Slow("experts on the CPU without a program for few rows")
         self.experts, spec, width = moe.few_rows, moe.spec, self.norm.numel()
+        if spec.on_input:
+            raise Slow("experts on the CPU whose weights multiply what they read")
         self.routing = replace(routing_of(moe.router), owned=moe.owned)
         fits = router_fits(STEP_ROWS, width, spec.n_experts, spec.n_used, self.routing)
         if not fits or width % 4:

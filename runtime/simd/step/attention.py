@@ -31,9 +31,9 @@ def attend(arguments, thread, threads):
     head; address of the result, bytes from head to head; heads, query heads for each key head;
     units of 32 elements of a key and of a value; bytes of a row of keys and of one of its heads,
     the same for values; the bytes before values in their rows; a buffer of `BUFFER` bytes for each
-    head; the factor of scores; softcap, window (0 for none), sinks; gates, bytes from one to the
-    next; block and factor of `hadamard` for values; a buffer for `PIECE` keys or values as float32,
-    bytes to that of the next thread.
+    head; the factor of scores; softcap, window (0 for none, negative for chunks), sinks; gates,
+    bytes from one to the next; block and factor of `hadamard` for values; a buffer for `PIECE` keys
+    or values as float32, bytes to that of the next thread.
     """
     q_first, q_step = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
     heads, group = v.integer_at(arguments + 48), v.integer_at(arguments + 56)
@@ -124,6 +124,8 @@ def _positions(arguments):
     """Return the first position that the token sees, and the one after the last."""
     window = v.integer_at(arguments + 144)
     stop = v.integer_at(v.integer_at(arguments) + POSITION) + 1
+    if window < 0:
+        return (stop - 1) // -window * -window, stop
     return max(0, stop - window) if window else 0, stop
 
 

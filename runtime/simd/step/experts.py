@@ -144,6 +144,19 @@ def route(arguments, thread, threads):
         logits, chosen, weights = logits + 4 * n, chosen + 8 * used, weights + 4 * used
 
 
+def weigh_input(arguments, thread, threads):
+    """Multiply what the only expert of a token reads by its weight, which becomes 1. Arguments: x,
+    elements, address of the result; the weight, bytes to that of the next thread.
+    """
+    x, n = v.integer_at(arguments), v.integer_at(arguments + 8) // 16
+    out = v.integer_at(arguments + 16)
+    at = v.integer_at(arguments + 24) + thread * v.integer_at(arguments + 32)
+    weight = v.splat(v.float_at(at))
+    for i in range(n * thread // threads, n * (thread + 1) // threads):
+        v.store_floats(out + 64 * i, v.mul(v.load_floats(x + 64 * i), weight))
+    v.store_float(at, np.float32(1))
+
+
 def combine(arguments, thread, threads):
     """The weighted sum of the results of experts; those of weight 0 are not read. Arguments:
     results, bytes to those of the next expert, experts; their weights, bytes to those of the next

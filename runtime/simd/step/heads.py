@@ -69,7 +69,9 @@ def row_of(table, position):
 
 @inlined_function
 def warm(x, n, scale, original, position):
-    """Multiply a query by 1 + scale * ln(1 + position // original context), in place."""
+    """Multiply a query by 1 + scale * ln(1 + position // original context), in place. position:
+    with the offset of `Temperature`.
+    """
     factor = 1 + scale * np.float32(math.log1p(position // original))
     for i in range(0, 4 * n, 64):
         v.store_floats(x + i, v.mul(v.load_floats(x + i), v.splat(np.float32(factor))))
@@ -81,7 +83,8 @@ def rotate_and_keep(arguments, thread, threads):
     Arguments: the frame, bytes of the layer in what belongs to the sequence; q, its heads, bytes
     from head to head; k, v, their heads; elements of a query and of a value; norms of queries and
     of keys or 0, eps of both; angles, pairs, `step` and `other` of `rotate`; `scale` and `original`
-    of `warm`; block and factor of `hadamard` for keys, the same for values.
+    of `warm`; block and factor of `hadamard` for keys, the same for values; the offset of positions
+    for `warm`.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
@@ -117,7 +120,7 @@ def rotate_and_keep(arguments, thread, threads):
         if NORMS_LAST == 1 and norm:
             norm_head(x, n_key, norm, eps)
         if WARMS == 1 and not is_key:
-            warm(x, n_key, scale, original, position)
+            warm(x, n_key, scale, original, position + v.integer_at(arguments + 192))
         if TURNS_KEYS == 1:
             hadamard(x, n_key, key_block, key_factor)
         if is_key:

@@ -221,8 +221,7 @@ class PromptAttention(Staged):
 
     def _first_seen(self, start: int) -> int:
         """Return the first position that the token at `start` sees."""
-        window = self.m.spec.window
-        return max(0, start - window + 1) if window else 0
+        return self.m.spec.first_seen(start)
 
     def _converted(
         self, qkv: Products, cache: KVCache, first: int, n: int, batch: Batch
@@ -254,7 +253,8 @@ class PromptAttention(Staged):
         of `to`, where it is given, with that times its gates.
         """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
-        return attend(q, k, v, self.m.spec, self.sinks, *(to or ()))
+        first = self._first_seen(batch.start) if self.m.spec.chunked else 0
+        return attend(q, k, v, self.m.spec, self.sinks, *(to or ()), first=first)
 
 
 def _reads(cache: KVCache) -> bool:

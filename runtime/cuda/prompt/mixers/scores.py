@@ -4,6 +4,8 @@ there is one, else scores in memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.nn import functional as F
 
@@ -33,16 +35,20 @@ def attend(
     sinks: torch.Tensor | None,
     out: torch.Tensor | None = None,
     gates: torch.Tensor | None = None,
+    *,
+    first: int = 0,
 ) -> torch.Tensor:
     """Return [S, n, heads, value_length] in the dtype of q, for half[S, n, heads, key_length] and
     [S, N, kv_heads, ...]: each of the last n of N positions sees itself and all before it, or a
-    window. With `out`, half of as many elements, write there, times the sigmoid of `gates` of its
-    dtype if there are any, and return it.
+    window, or a chunk; `first` is then the first position. With `out`, half of as many elements,
+    write there, times the sigmoid of `gates` of its dtype if there are any, and return it.
 
     On Hopper by kernels of our own, elsewhere by those of torch (`_by_torch`). Heads that neither
     takes, or scores with a cap, have their scores in memory.
     """
     shape = (*q.shape[:3], s.value_length)
+    if s.chunked:
+        return _by_chunk(q, k, v, s, sinks, out, gates, first)
     if flash_plan.fits(s.key_length, s.value_length, q.device):
         mixed = q.new_empty(shape) if out is None else out.view(shape)
         prompt_flash.flash_attention(
@@ -67,6 +73,34 @@ def attend(
         )
     else:
         mixed = _by_torch(q, k, v, s, sinks)
+    if out is None:
+        return mixed
+    prompt_rows.converted(mixed if gates is None else gated(mixed, gates), out)
+    return out
+
+
+def _by_chunk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    s: AttentionSpec,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+    gates: torch.Tensor | None,
+    first: int,
+) -> torch.Tensor:
+    """Return what `attend` does: the queries of a chunk see keys from its first one on."""
+    start, whole = first + k.shape[1] - q.shape[1], replace(s, window=0, chunked=False)
+    pieces = s.in_chunks(start, first + k.shape[1])
+    if len(pieces) == 1 and pieces[0][1] == first:
+        return attend(q, k, v, whole, sinks, out, gates)
+    found = []
+    for at, seen in pieces:
+        keys = slice(seen - first, at.stop - first)
+        parts = q[:, at.start - start : at.stop - start], k[:, keys], v[:, keys]
+        queries, seen_k, seen_v = (x.contiguous() for x in parts)
+        found.append(attend(queries, seen_k, seen_v, whole, sinks))
+    mixed = torch.cat(found, dim=1)
     if out is None:
         return mixed
     prompt_rows.converted(mixed if gates is None else gated(mixed, gates), out)
