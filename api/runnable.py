@@ -12,6 +12,7 @@ from ..runtime.tokenizer import Tokenizer
 # The GGUF architectures that the runtime declares; a test compares them.
 RUNNABLE = frozenset(
     {
+        "afmoe",
         "bailingmoe2",
         "cohere2",
         "command-r",

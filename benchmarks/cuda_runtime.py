@@ -112,6 +112,7 @@ ARCHITECTURES = [
     Row("kimi-k2", "IQ4_K", layers=12),
     Row("dots-llm1", "IQ4_K"),
     Row("llama-4-scout", "IQ4_K"),
+    Row("trinity-mini", "IQ4_K"),
     Row("minimax-m2", "IQ4_K", layers=40),
     Row("olmo2-7b", "IQ4_K"),
     Row("olmoe-1b-7b", "IQ4_K"),

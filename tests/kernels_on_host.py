@@ -35,13 +35,21 @@ extern "C" int run(int splits, const float* q, const float* k, const float* v,
                     const float* q_norm, const float* k_norm, float eps, const float* angles,
                     u8* cache_k, u8* cache_v, const int* position, float scale,
                     const float* q_bias, const float* k_bias, const float* v_bias,
-                    const float* sinks, float* out) {
+                    const float* sinks, float* out
+#if GATE == 2
+                    , const float* gates
+#endif
+                    ) {
     std::vector<float> partial((size_t)HEADS_KV * splits * PART);
     memset(partial.data(), 0xff, 4 * partial.size());  // NOT_THERE
     std::vector<u32> tickets(HEADS_KV);
     launch_on_host(splits, HEADS_KV, THREADS, [&] {
         attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale,
-                  q_bias, k_bias, v_bias, sinks, partial.data(), tickets.data(), out);
+                  q_bias, k_bias, v_bias, sinks, partial.data(), tickets.data(), out
+#if GATE == 2
+                  , gates
+#endif
+                  );
     });
     int there = 0;
     for (float x : partial) there += WAITS && __float_as_uint(x) != NOT_THERE;

@@ -291,13 +291,14 @@ class Attention:
     def __init__(self, shape, capacity, device):
         self.shape = shape
 
-    def __call__(self, *arguments, biases=None, sinks=None):
-        kernel(self.run)(biases, sinks, *arguments)
+    def __call__(self, *arguments, biases=None, sinks=None, gates=None):
+        kernel(self.run)(biases, sinks, gates, *arguments)
 
     def run(
         self,
         biases,
         sinks,
+        gates,
         q,
         k,
         v,
@@ -319,7 +320,10 @@ class Attention:
             k.reshape(s.rows, -1, s.key_length),
             v.reshape(s.rows, -1, s.value_length),
         )
-        q, gates = q.split(s.key_length, -1) if s.gate else (q, None)
+        if gates is not None:
+            gates = gates.view(s.rows, -1, s.value_length)
+        elif s.gate:
+            q, gates = q.split(s.key_length, -1)
         turn = lambda x: rotated(x, angles, s.n_rot, s.neox) if s.n_rot else x  # noqa: E731
         q, k = (
             normed(turn(x), weight, eps) if s.norms_last else turn(normed(x, weight, eps))

@@ -49,8 +49,9 @@ def attention_error(
 
     case: rows, group, kv heads, key length, value length, type of K, of V, rotated, style,
     Hadamard, head norms. features: other fields of the shape. run(shape, capacity, q, k, v, norms,
-    eps, angles, cache, positions, scale, out, biases, sinks) launches the kernel; it is called
-    twice. limit: bytes of shared memory for which the kernel is made, where there is no device.
+    eps, angles, cache, positions, scale, out, biases, sinks) launches the kernel, which also gets
+    gates that are apart; it is called twice. limit: bytes of shared memory for which the kernel is
+    made, where there is no device.
     """
     rows, group, kv, dk, dv, type_k, type_v, n_rot, style, turned, normed = case
     g = torch.Generator(device).manual_seed(seed)
@@ -72,7 +73,7 @@ def attention_error(
     turns = n_rot, style == "neox", normed, cache.hadamard_k, cache.hadamard_v
     shape = AttentionShape(rows, group, kv, dk, dv, *types, *turns, **features)
     gates = random(rows, kv * group, dk)
-    given = torch.cat([q, gates], -1) if shape.gate else q
+    given = torch.cat([q, gates], -1) if shape.gate and not shape.gate_apart else q
     biases = random(kv * group, given.shape[-1]), random(kv, dk), random(kv, dv)
     sinks = 3 * random(kv * group)
 
@@ -117,6 +118,7 @@ def attention_error(
             out,
             biases if shape.biases else None,
             sinks if shape.sinks else None,
+            *([gates] if shape.gate_apart else []),
         )
         results.append(out)
     assert torch.equal(results[0], results[1])
@@ -201,6 +203,10 @@ FEATURES = [
     ),
     ((3, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True), {"own_kv": False, "window": 64}),
     ((2, 2, 1, 64, 64, "f16", "f16", 0, "norm", False, False), {"biases": True}),
+    (
+        (2, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True),
+        {"gate": True, "gate_apart": True, "window": 64},
+    ),
     (
         (2, 4, 1, 64, 64, "f16", "f16", 64, "neox", False, True),
         {"norms_last": True, "window": 101, "chunked": True},

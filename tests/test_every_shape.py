@@ -82,11 +82,13 @@ SIZES = {
     "kimi-k2": 1026,
     "llama-4-scout": 107.8,  # without the vision tower
     "llama-4-maverick": 400,
+    "trinity-mini": 26,
+    "trinity-large": 398,
 }
 
 
 # Others of the same architecture have the same layers.
-LARGER = {"llama-70b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2", "ling-1t"}
+LARGER = {"llama-70b", "trinity-large", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2", "ling-1t"}
 LATENT = [name for name in SHAPES if SHAPES[name].latent is not None]
 EACH = [pytest.param(name, marks=pytest.mark.full) if name in LARGER else name for name in SHAPES]
 

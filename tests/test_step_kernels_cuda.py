@@ -97,9 +97,11 @@ def _compare(case, capacity=1024, lengths=(0, 61, 700), **features):
     def run(shape, capacity, q, k, v, norms, eps, angles, cache, *more):
         if capacity not in kernels:
             kernels[capacity] = StepAttention(shape, capacity, GPU)
+        *more, gates = more if shape.gate_apart else (*more, None)
         *more, biases, sinks = more
         attend = kernels[capacity]
-        attend(q, k, v, *norms, eps, angles, cache.k, cache.v, *more, biases=biases, sinks=sinks)
+        options = {"biases": biases, "sinks": sinks, "gates": gates}
+        attend(q, k, v, *norms, eps, angles, cache.k, cache.v, *more, **options)
         for _, part, *_, parts in attend._pieces:
             assert not part.is_by_warp or (parts == -1).all(), (
                 "a later launch would take what is left"

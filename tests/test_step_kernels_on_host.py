@@ -141,7 +141,7 @@ def _runner(tmp_path, limit=LIMIT, tile=None):
             used = shape.fitting(limit)
             assert tile in (None, used.tile(limit)[0])
             loaded.append(library(tmp_path, used.spec(limit), RUN_ATTENTION))
-        biases, sinks = more
+        biases, sinks, *gates = more
         left = loaded[0].run(
             -(-capacity // shape.shortest),
             *map(pointer, (q, k, v, *norms)),
@@ -153,7 +153,7 @@ def _runner(tmp_path, limit=LIMIT, tile=None):
             ctypes.c_float(scale),
             *map(pointer, biases or (None, None, None)),
             pointer(sinks),
-            pointer(out),
+            *map(pointer, (out, *gates)),
         )
         assert left == 0, "a later launch would take what this one has left"
 

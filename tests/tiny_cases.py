@@ -372,6 +372,20 @@ def _minimax_m2(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _afmoe(s: Sizes) -> dict[str, Any]:
+    return _headed(s, num_hidden_layers=5) | {
+        "num_key_value_heads": 1,
+        "moe_intermediate_size": s.ff_expert,
+        "num_experts": s.experts,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+        "num_dense_layers": 1,
+        "route_scale": 1.5,
+        "sliding_window": WINDOW,
+        "mup_enabled": True,
+    }
+
+
 def _llama4(s: Sizes) -> dict[str, Any]:
     return _headed(s, num_hidden_layers=5) | {
         "intermediate_size": s.ff_expert,
@@ -709,6 +723,7 @@ CASES = {
         Case("exaone4", "Exaone4ForCausalLM", "exaone4", _exaone4),
         Case("hunyuan_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", _hunyuan),
         Case("hunyuan_moe", "HunYuanMoEV1ForCausalLM", "hunyuan-moe", _hunyuan_moe),
+        Case("afmoe", "AfmoeForCausalLM", "afmoe", _afmoe),
         Case("llama4", "Llama4ForCausalLM", "llama4", _llama4),
         Case("minimax_m2", "MiniMaxM2ForCausalLM", "minimax-m2", _minimax_m2),
         Case("olmo2", "Olmo2ForCausalLM", "olmo2", lambda s: _headless(s, num_key_value_heads=2)),
@@ -778,6 +793,7 @@ FAST = (
     "bailing_moe_v2",
     "hunyuan_moe",
     "llama4",
+    "afmoe",
     "olmo3",
     "cohere2",
     "nemotron_h_moe",

@@ -96,6 +96,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": LLAMA3},
         {"layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"]},
     ),
+    "afmoe": (
+        {"num_shared_experts": 1, "tie_word_embeddings": True},
+        {"num_dense_layers": 0, "num_key_value_heads": 4},
+        YARN,
+    ),
     "llama4": (
         {"rope_parameters": LLAMA3},
         {"tie_word_embeddings": True, "interleave_moe_layer_step": 1},

@@ -89,6 +89,7 @@ class StepAttention:
         *,
         biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
         sinks: torch.Tensor | None = None,
+        gates: torch.Tensor | None = None,
     ) -> None:
         """Compute attention for rows of q, k, v (float32, heads side by side) at positions[0],
         positions[0] + 1, ... (int32 on the device). The rows are normed, rotated and appended to
@@ -97,7 +98,8 @@ class StepAttention:
 
         angles: float32[rows, n_rot/2, 2], cosine and sine, for shapes that rotate. The caches must
         have the capacity.
-        biases: float32 of q, k and v, and sinks float32[heads], for shapes that have them.
+        biases: float32 of q, k and v, sinks float32[heads], and gates float32[rows, heads *
+        value_length] that are apart, for shapes that have them.
         """
         q_bias, k_bias, v_bias = biases or (None, None, None)
         for first, part, kernel, shared, splits, parts in self._pieces:
@@ -126,6 +128,7 @@ class StepAttention:
                 parts,
                 self._tickets,
                 out[rows],
+                *(() if gates is None else (gates[rows],)),
                 shared=shared,
                 pdl=first == 0,
             )
@@ -166,6 +169,7 @@ def specs() -> list[KernelSpec]:
         ),
         AttentionShape(1, 2, 2, 64, 64, "F16", "F16", 64, True, own_kv=False),
         AttentionShape(1, 4, 8, 128, 128, "F16", "F16", 128, True, True, norms_last=True),
+        AttentionShape(1, 6, 8, 128, 128, "F16", "F16", 128, True, gate=True, gate_apart=True),
         AttentionShape(1, 8, 2, 512, 512, "F16", "F16", 512, True).fitting(96 * 1024),
     ]
     return [shape.spec(96 * 1024) for shape in shapes]

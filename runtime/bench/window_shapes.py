@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...formats.values import u32
+from ...formats.values import boolean, f32, u32
 from .shape import Shape
 
 
@@ -30,7 +30,51 @@ def _llama4(name: str, n_experts: int, interval: int, context: int, *, scaled: b
     )
 
 
+def _trinity(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int],
+    experts: tuple[int, int],
+    dense: tuple[int, int],
+    window: int,
+    scale: float,
+) -> Shape:
+    """Trinity. sizes: layers, width, heads, key/value heads, head, hidden size of an expert. dense:
+    leading layers and their hidden size.
+    """
+    return Shape(
+        "afmoe",
+        name,
+        *sizes,
+        200192,
+        10000.0,
+        131072,
+        1e-5,
+        *experts,
+        n_dense=dense[0],
+        dense_hidden=dense[1],
+        shared=sizes[-1],
+        gate=True,
+        gate_apart=True,
+        head_norms=True,
+        choice_bias=True,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        keys={
+            "attention.sliding_window": u32(window),
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(scale),
+        },
+    )
+
+
 WINDOW_SHAPES: dict[str, Shape] = {
     "llama-4-scout": _llama4("109B.A17B", 16, 1, 10485760, scaled=True),
     "llama-4-maverick": _llama4("400B.A17B", 128, 2, 1048576, scaled=False),
+    "trinity-mini": _trinity(
+        "26B.A3B", (32, 2048, 32, 4, 128, 1024), (128, 8), (2, 6144), 2048, 2.826
+    ),
+    "trinity-large": _trinity(
+        "398B.A13B", (60, 3072, 48, 8, 128, 3072), (256, 4), (6, 12288), 4096, 2.448
+    ),
 }

@@ -8,7 +8,7 @@ from ...formats.kernel import inlined_function
 from ...formats.types import ggml_type
 from ..layers.attention import Attention
 from ..layers.norm import HeadLayerNorm, RMSNorm
-from ..layers.specs import Temperature
+from ..layers.specs import AttentionSpec, Temperature
 from ..simd.operations import operation
 from ..simd.step import attention as attention_step
 from ..simd.step import heads as heads_step
@@ -141,9 +141,10 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         norm is not None and norm.weight.numel() % LANES for norm in (module.q_norm, module.k_norm)
     ):
         raise NotPlanned("norms of heads that are no vectors")
+    gates = None if module.gate is None else plan.product(module.gate, x, "gates")
     q, k, v = _projections(plan, module, x)
     if s.joined_norms:
-        if s.own is not None or s.gate:
+        if s.own is not None or s.gated_queries:
             raise NotPlanned("norms over heads of several ranks, or over gates")
         if not isinstance(module.q_norm, RMSNorm) or not isinstance(module.k_norm, RMSNorm):
             raise NotPlanned("norms over all heads that are no RMS norms")
@@ -185,12 +186,19 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
         memory.floats("scores", attention_step.BUFFER // 4 * s.heads).address,
         *(float(s.scale), float(s.softcap), -s.window if s.chunked else s.window),
         memory.vector(module.sinks),
-        *((q.at(s.key_length).address, 4 * q_step) if s.gate else (0, 0)),
+        *_gates(s, q, 4 * q_step, gates),
         *(*values.transform, *decoded),
     )
     y = plan.product(module.output, mixed, "delta")
     plan.meet()
     return y
+
+
+def _gates(s: AttentionSpec, q: Buffer, q_step: int, gates: Buffer | None) -> tuple[int, int]:
+    """Return the address of the gates, and the bytes from one to the next; 0 without gates."""
+    if gates is not None:
+        return gates.address, 4 * s.value_length
+    return (q.at(s.key_length).address, q_step) if s.gate else (0, 0)
 
 
 def _head_norms(
@@ -202,7 +210,7 @@ def _head_norms(
     s, found = module.spec, []
     for norm, x, heads in ((module.q_norm, q, s.heads), (module.k_norm, k, s.kv_heads)):
         if isinstance(norm, HeadLayerNorm):
-            if s.gate or s.norms_last:
+            if s.gated_queries or s.norms_last:
                 raise NotPlanned("LayerNorms of heads with gates, or after the rotation")
             weight = plan.memory.vector(norm.weight.reshape(-1))
             arguments = x.address, heads, s.key_length, weight, float(norm.eps)

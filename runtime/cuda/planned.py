@@ -176,6 +176,7 @@ def _attention(
     found = {
         "qkv": rows * of_products * _HALF,
         "factors of norms": rows * 2 * _FLOAT * s.joined_norms,
+        "gates": of_result * s.gate_apart,
         "queries": rows * q * (_HALF if whole else _FLOAT),  # other caches get float32
         "mixed": of_result,
         "delta": rows * width * _HALF,
@@ -311,6 +312,7 @@ def _reads_packed(e: Experts, device: torch.device) -> bool:
 
 
 def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
+    """Those of a norm after experts and a shared one are here, whether there is one or not."""
     s, hidden = m.spec, m.experts.down.cols
     slots = rows * s.n_used
     found = {
@@ -340,6 +342,8 @@ def _experts(m: MoE, width: int, rows: int, device: torch.device) -> Sizes:
             "shared gate_up": rows * 2 * of_shared * _HALF,
             "shared gated": rows * of_shared * _HALF,
             "shared delta": rows * width * _HALF,
+            "part of a sum": rows * width * _FLOAT,
+            "joined": rows * width * _HALF,
         }
         found["weights"] = max(found.get("weights", 0), 2 * of_shared * width * _HALF)
     return found

@@ -23,7 +23,8 @@ class Attention(LooksBack):
 
     `q_norm` and `k_norm` act on each head, before the rotation or after it, or on all together with
     `joined_norms`. Without `v`, values are what `k` gives, before norm and rotation. `qkv` gives
-    all three in one product. `sinks` float32[heads].
+    all three in one product. `gate` gives gates where queries are not followed by them. `sinks`
+    float32[heads].
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Attention(LooksBack):
         k: Linear | None = None,
         v: Linear | None = None,
         qkv: Linear | None = None,
+        gate: Linear | None = None,
         rope: Rope | None = None,
         q_norm: RMSNorm | HeadLayerNorm | None = None,
         k_norm: RMSNorm | HeadLayerNorm | None = None,
@@ -43,6 +45,7 @@ class Attention(LooksBack):
         switches: Switches = Switches(),
     ):
         self.spec, self.q, self.k, self.v, self.qkv, self.output = spec, q, k, v, qkv, output
+        self.gate = gate
         self.rope, self.q_norm, self.k_norm, self.value_eps = rope, q_norm, k_norm, value_eps
         self.sinks, self.switches = sinks, switches
 
@@ -121,7 +124,9 @@ class Attention(LooksBack):
             q = normed_together(q, self.q_norm, of_queries, s.key_length)
             k = None if k is None else normed_together(k, self.k_norm, of_keys, s.key_length)
         q, gate = q.view(rows, s.heads, -1), None
-        if s.gate:
+        if self.gate is not None:
+            gate = self.gate(x).view(rows, s.heads, s.value_length)
+        elif s.gate:
             q, gate = q.chunk(2, dim=-1)
         if k is not None:
             k = k.view(rows, s.kv_heads, s.key_length)

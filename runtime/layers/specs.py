@@ -40,7 +40,8 @@ class AttentionSpec:
     the last multiple of `window` on instead, which are as many at most. softcap: scores become
     softcap * tanh(scores / softcap); 0 for none. sinks: every head has a learned score that takes
     part in the softmax only. gate: the query projection gives a query and a gate for every head;
-    the result is multiplied by sigmoid(gate). value_norm: value heads are divided by their root
+    the result is multiplied by sigmoid(gate). gate_apart: gates have a projection of their own.
+    value_norm: value heads are divided by their root
     mean square. joined_norms: a norm of queries or keys is over all heads of the model together. On
     a rank the products then give all these heads, and `own` says which are its own. norms_last:
     norms of query and key heads follow the rotation. kv_from: the layer whose keys and values are
@@ -64,6 +65,12 @@ class AttentionSpec:
     temperature: Temperature | None = None
     norms_last: bool = False
     chunked: bool = False
+    gate_apart: bool = False
+
+    @property
+    def gated_queries(self) -> bool:
+        """Whether every query head is followed by its gate."""
+        return self.gate and not self.gate_apart
 
     def first_seen(self, position: int) -> int:
         """Return the first position that the token at `position` sees."""
@@ -89,7 +96,7 @@ class AttentionSpec:
     def query_rows(self) -> int:
         """Rows of the query projection."""
         heads = self.heads if self.own is None else self.own.n_queries
-        return heads * self.key_length * (2 if self.gate else 1)
+        return heads * self.key_length * (2 if self.gated_queries else 1)
 
     @property
     def key_rows(self) -> int:

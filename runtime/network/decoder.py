@@ -220,7 +220,8 @@ class Decoder:
     ) -> Any:
         """`attn_q`, `attn_k`, `attn_v` (or `attn_qkv`) and `attn_output` of a block, with biases
         where the file has them; with `head_norms` or `joined_norms` also `attn_q_norm` and
-        `attn_k_norm`, over a head or over all; with `sinks` `attn_sinks`. Where norms are
+        `attn_k_norm`, over a head or over all; with `sinks` `attn_sinks`, with `gate_apart`
+        `attn_gate`. Where norms are
         LayerNorms, those of heads have weights for each head. plain_head_norms: norms of heads have
         no weights. scale: default 1 / sqrt(key_length).
         spec: other fields of `AttentionSpec`.
@@ -251,6 +252,11 @@ class Decoder:
             split = "replicated" if s.joined_norms and name in normed else "column"
             products[name] = w.linear(
                 f"{at}.attn_{name}", self.width, n_out, role=f"attn_{name}", split=split
+            )
+        if s.gate_apart:
+            n_out = s.heads * value_length
+            products["gate"] = w.linear(
+                f"{at}.attn_gate", self.width, n_out, role="attn_gate", split="column"
             )
         q_norm, k_norm = (
             self._head_norm(f"{at}.attn_{x}_norm", heads, normed[x])

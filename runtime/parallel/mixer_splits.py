@@ -52,6 +52,8 @@ def plan_attention(
             unit = least_common(unit, group * s.group)
         elif group > 1:
             unit = s.heads
+    if module.gate is not None:
+        unit = least_common(unit, multiple(s.value_length, splits.row_unit(module.gate.name)))
     unit = fitting(unit, s.heads)
     if source is not None:
         heads = [part.heads for part in source]
@@ -74,6 +76,8 @@ def plan_attention(
             for q, k, v in zip(q_rows, k_rows, v_rows, strict=True)
         ]
         splits.rows(stem(module.qkv.name), joined)
+    if module.gate is not None:
+        splits.rows(stem(module.gate.name), [[scaled(held, s.value_length)] for held in heads])
     for product, rows in ((module.q, q_rows), (module.k, k_rows), (module.v, v_rows)):
         if product is not None:
             splits.rows(stem(product.name), rows)

@@ -12,7 +12,7 @@
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS (2: after the rotation), HAD_K, HAD_V (block of the transform,
 // or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
 // multiprocessor), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
-// SHARED_BYTES, PART_FLOATS, and what only some models have: BIASES (of the projections), VALUE_NORM, GATE (after each query head, for its
+// SHARED_BYTES, PART_FLOATS, and what only some models have: BIASES (of the projections), VALUE_NORM, GATE (1: after each query head, 2: in `gates`, for its
 // result), SINKS, WINDOW (positions that a token sees, or 0), CHUNKED (it sees those from the last multiple
 // of WINDOW on), SOFTCAP (of scores, or 0), TEMPERATURE, TEMPERATURE_LENGTH and TEMPERATURE_OFFSET (queries
 // grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
@@ -26,7 +26,7 @@ constexpr int R = ROWS * GROUP, HEADS = GROUP * HEADS_KV;
 constexpr int STRIDE_K = DK * tile_bytes(TYPE_K) + 16, STRIDE_V = DV * tile_bytes(TYPE_V) + 16;  // bytes; rows start in other banks
 constexpr int ROW_K = row_bytes(TYPE_K, DK), ROW_V = row_bytes(TYPE_V, DV);
 constexpr float LOG2E = 1.4426950408889634f;
-constexpr int NEW_ROWS = OWN_KV ? 2 * ROWS : 0, Q_STRIDE = GATE ? 2 * DK : DK;
+constexpr int NEW_ROWS = OWN_KV ? 2 * ROWS : 0, Q_STRIDE = GATE == 1 ? 2 * DK : DK;
 
 // Encoded rows are in flight as they are stored.
 constexpr bool DECODED = MMA && !is_float(TYPE_K);
@@ -84,7 +84,7 @@ __device__ __forceinline__ int rows_to_join(int active) {
 }
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
-static_assert(!GATE || DK == DV, "gates are as long as results");
+static_assert(GATE != 1 || DK == DV, "gates are as long as results");
 
 // A row to prepare: a new row of K or V, or a row of q. In this order, as new rows take longest.
 struct Job {
@@ -101,7 +101,7 @@ __device__ __forceinline__ float temperature(int position) {
     return TEMPERATURE ? 1.f + (float)(TEMPERATURE) * log1pf((float)((position + TEMPERATURE_OFFSET) / TEMPERATURE_LENGTH)) : 1.f;
 }
 
-// q float32[ROWS, HEADS, DK], with GATE [ROWS, HEADS, 2 * DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
+// q float32[ROWS, HEADS, DK], with GATE 1 [ROWS, HEADS, 2 * DK]; gates float32[ROWS, HEADS, DV]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
 // biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2];
 // caches [capacity, HEADS_KV, row], of encoded types [capacity / CACHE_TILE, rounded up, HEADS_KV, CACHE_TILE rows]; position: cached positions before these
 // rows; partial float32[HEADS_KV, splits, PART], all NOT_THERE; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
@@ -109,7 +109,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, FITTING)
 attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
           const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,
           const int* __restrict__ position, float scale, const float* __restrict__ q_bias, const float* __restrict__ k_bias,
-          const float* __restrict__ v_bias, const float* __restrict__ sinks, float* partial, u32* tickets, float* __restrict__ out) {
+          const float* __restrict__ v_bias, const float* __restrict__ sinks, float* partial, u32* tickets, float* __restrict__ out
+#if GATE == 2
+          , const float* __restrict__ gates
+#endif
+          ) {
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
@@ -319,7 +323,11 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     auto place_of = [&](int r) { return (r / GROUP) * HEADS + head * GROUP + r % GROUP; };
     auto gate = [&](int r, int i) {  // of element i of a result
         if (!GATE) return 1.f;
+#if GATE == 2
+        const float g = __ldcg(gates + place_of(r) * DV + i);
+#else
         const float g = __ldcg(q + place_of(r) * Q_STRIDE + DK + i) + (BIASES ? q_bias[(head * GROUP + r % GROUP) * Q_STRIDE + DK + i] : 0.f);
+#endif
         return __fdiv_rn(1.f, 1.f + expf(-g));
     };
     auto answer = [&](int r, int i, float x, float y) {

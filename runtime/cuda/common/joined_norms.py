@@ -27,7 +27,7 @@ class JoinedNorms(NamedTuple):
         s, q, k = module.spec, module.q_norm, module.k_norm
         if not s.joined_norms:
             return None
-        if q is None or k is None or q.eps != k.eps or s.gate:
+        if q is None or k is None or q.eps != k.eps or s.gated_queries:
             raise Slow("norms over all heads of two kinds, or over gates")
         if s.kv_from is not None or (module.v is None and module.qkv is None):
             raise Slow("norms over all heads, and no keys or values of its own")

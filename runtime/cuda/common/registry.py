@@ -167,8 +167,6 @@ def check_description(branch: Branch) -> None:
         if module.spec.activation not in ("silu", "gelu", "gelu_erf"):
             raise Slow(f"activation {module.spec.activation}")
     elif isinstance(module, MoE):
-        if branch.post_norm is not None and module.shared is not None:
-            raise Slow("a norm after experts and a shared one")
         if isinstance(module.shared, GatedFFN):
             _check_gating(module.shared)
         _check_experts(module)

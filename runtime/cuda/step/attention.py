@@ -39,6 +39,7 @@ class StepAttentionLayer(StepBranch):
         self.sizes = s.query_rows, s.key_rows, s.value_rows
         self.qkv, biases = self._projections(context)
         self.biases = _all_biases(biases, self.sizes, context.device)
+        self.gate = None if a.gate is None else on_device(a.gate, context, NORM_MATVEC)
         self.output = StepSum(a.output, branch, context)
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
@@ -122,6 +123,7 @@ class StepAttentionLayer(StepBranch):
             cache.hadamard_v,
             biases=self.biases is not None,
             gate=s.gate,
+            gate_apart=s.gate_apart,
             sinks=s.sinks,
             window=s.window,
             chunked=s.chunked,
@@ -140,6 +142,10 @@ class StepAttentionLayer(StepBranch):
         # Values can be keys before norm and rotation. What another layer has stored is not read.
         q, k, v = (outs + 2 * outs[-1:])[:3]
         mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
+        gates = None
+        if self.gate is not None:
+            gates = frame.buffer("gates", self.gate.rows)
+            self.input(frame, [self.gate], [gates])
         attention = frame.attention(self._shape(frame.n, cache), cache.capacity)
         following = None
         if attention.full_from is not None and self.joined is None:
@@ -164,6 +170,7 @@ class StepAttentionLayer(StepBranch):
             mixed,
             biases=self.biases,
             sinks=a.sinks,
+            **({} if gates is None else {"gates": gates}),
         )
         self.output(frame, mixed, frame.h)
 

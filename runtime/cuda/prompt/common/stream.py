@@ -120,6 +120,10 @@ class Stream:
         if extra is not None:
             found |= {"extra": extra, "shares": shares}
         if post_norm is not None:
+            if extra is not None:  # no kernel does both
+                joined = self.context.buffer("joined", tuple(self.h.shape), self.context.dtype)
+                prompt_rows.converted(self._joined([found]), joined)
+                found = {"delta": joined}
             found |= {"post_weight": post_norm.weight, "post_eps": post_norm.eps}
         if self._parts is not None:
             self._parts.append(found)

@@ -72,6 +72,7 @@ class PromptAttention(Staged):
         else:
             self.q = Product("last queries", linears, context, slice(0, n))
             self.kv = Product("qkv", linears, context, slice(n, None))
+        self.gate = None if m.gate is None else Product("gates", [m.gate], context)
         self.output = Product("delta", [m.output], context)
         self.heads, self.post_norm = Heads(m, context), branch.post_norm
         self.sinks = None if m.sinks is None else m.sinks.float()
@@ -113,6 +114,8 @@ class PromptAttention(Staged):
             self.q(last_rows(x, batch.n_sequences))
         else:
             self.qkv(x)
+        if self.gate is not None:
+            self.gate(last_rows(x, batch.n_sequences) if stream.narrows else x)
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffers: a graph may have computed them."""
@@ -124,6 +127,8 @@ class PromptAttention(Staged):
         else:
             products = Products(self.kv.out(rows), self.q.out(len(stream.h)))
         gates = self.heads.gates(products)
+        if self.gate is not None:
+            gates = self.gate.out(len(stream.h)).unflatten(1, (self.m.spec.heads, -1))
         out = self._mixed(stream)  # in the dtype of activations, in a buffer that stays
         to, own = _Results(out, gates), self._own_type(batch)
         if self.m.spec.kv_from is not None:

@@ -34,7 +34,7 @@ class Heads:
     def gates(self, products: Products) -> torch.Tensor | None:
         """Return the gates half[rows, heads, length] that follow each head of queries."""
         s, rows = self.m.spec, products.joined if products.queries is None else products.queries
-        if not s.gate:
+        if not s.gated_queries:
             return None
         return rows[:, : s.query_rows].unflatten(1, (s.heads, 2, s.key_length))[:, :, 1]
 
@@ -88,7 +88,7 @@ class Heads:
             cos,
             sin,
             neox=m.rope is not None and m.rope.style == "neox",
-            gated=m.spec.gate,
+            gated=m.spec.gated_queries,
             q_norm=None if m.q_norm is None else m.q_norm.weight,
             k_norm=None if m.k_norm is None else m.k_norm.weight,
             eps=0.0 if m.q_norm is None else m.q_norm.eps,
