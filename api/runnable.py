@@ -34,6 +34,7 @@ RUNNABLE = frozenset(
         "hunyuan-moe",
         "llama",
         "llama4",
+        "mimo2",
         "minimax-m2",
         "mistral3",
         "mistral4",

@@ -113,6 +113,7 @@ ARCHITECTURES = [
     Row("dots-llm1", "IQ4_K"),
     Row("llama-4-scout", "IQ4_K"),
     Row("trinity-mini", "IQ4_K"),
+    Row("mimo-v2-flash", "IQ4_K", layers=20),
     Row("minimax-m2", "IQ4_K", layers=40),
     Row("olmo2-7b", "IQ4_K"),
     Row("olmoe-1b-7b", "IQ4_K"),

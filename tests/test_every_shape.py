@@ -84,6 +84,7 @@ SIZES = {
     "llama-4-maverick": 400,
     "trinity-mini": 26,
     "trinity-large": 398,
+    "mimo-v2-flash": 309,
 }
 
 

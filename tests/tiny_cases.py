@@ -386,6 +386,25 @@ def _afmoe(s: Sizes) -> dict[str, Any]:
     }
 
 
+def _mimo2(s: Sizes) -> dict[str, Any]:
+    rope = {"rope_type": "default", "partial_rotary_factor": 0.5}
+    bases = {"full_attention": 50000.0, "sliding_attention": 10000.0}
+    return _headed(s) | {
+        "num_key_value_heads": 1,
+        "v_head_dim": s.value // 2,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "moe_intermediate_size": s.ff_expert,
+        # With all in use no draw is ambiguous.
+        "n_routed_experts": s.experts if s is SMALL else 2,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+        "attention_value_scale": 0.7,
+        "rope_parameters": {kind: rope | {"rope_theta": base} for kind, base in bases.items()},
+    }
+
+
 def _llama4(s: Sizes) -> dict[str, Any]:
     return _headed(s, num_hidden_layers=5) | {
         "intermediate_size": s.ff_expert,
@@ -724,6 +743,7 @@ CASES = {
         Case("hunyuan_dense", "HunYuanDenseV1ForCausalLM", "hunyuan-dense", _hunyuan),
         Case("hunyuan_moe", "HunYuanMoEV1ForCausalLM", "hunyuan-moe", _hunyuan_moe),
         Case("afmoe", "AfmoeForCausalLM", "afmoe", _afmoe),
+        Case("mimo2", "MiMoV2FlashForCausalLM", "mimo2", _mimo2),
         Case("llama4", "Llama4ForCausalLM", "llama4", _llama4),
         Case("minimax_m2", "MiniMaxM2ForCausalLM", "minimax-m2", _minimax_m2),
         Case("olmo2", "Olmo2ForCausalLM", "olmo2", lambda s: _headless(s, num_key_value_heads=2)),
@@ -794,6 +814,7 @@ FAST = (
     "hunyuan_moe",
     "llama4",
     "afmoe",
+    "mimo2",
     "olmo3",
     "cohere2",
     "nemotron_h_moe",

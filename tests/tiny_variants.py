@@ -101,6 +101,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_dense_layers": 0, "num_key_value_heads": 4},
         YARN,
     ),
+    "mimo2": (
+        {"routed_scaling_factor": 1.5, "attention_value_scale": None},
+        {"num_key_value_heads": 2, "n_group": 2, "topk_group": 1, "n_routed_experts": 8},
+    ),
     "llama4": (
         {"rope_parameters": LLAMA3},
         {"tie_word_embeddings": True, "interleave_moe_layer_step": 1},

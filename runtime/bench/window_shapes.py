@@ -2,8 +2,44 @@
 
 from __future__ import annotations
 
-from ...formats.values import boolean, f32, u32
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...formats.types import GGMLType
+from ...formats.values import Value, ValueType, array, boolean, f32, u32
 from .shape import Shape
+
+
+@dataclass(frozen=True)
+class MimoShape(Shape):
+    """MiMo-V2-Flash: layers with a window, all but the first and every sixth, have sinks and
+    `near_kv_heads` heads of keys and values.
+    """
+
+    near_kv_heads: int = 1
+
+    @property
+    def near(self) -> list[bool]:
+        """Return which layers have the window."""
+        return [layer > 0 and (layer + 1) % 6 != 0 for layer in range(self.n_layers)]
+
+    @property
+    def least_layers(self) -> int:
+        return 2
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        own = self
+        if self.near[layer]:
+            own = replace(self, n_kv_heads=self.near_kv_heads, sinks=True)
+        yield from Shape._mixer(own, layer)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        kv_heads = [self.near_kv_heads if near else self.n_kv_heads for near in self.near]
+        pattern = [int(near) for near in self.near]
+        return super().metadata(type) | {
+            "mimo2.attention.head_count_kv": array(ValueType.INT32, kv_heads),
+            "mimo2.attention.sliding_window_pattern": array(ValueType.INT32, pattern),
+        }
 
 
 def _llama4(name: str, n_experts: int, interval: int, context: int, *, scaled: bool) -> Shape:
@@ -76,5 +112,33 @@ WINDOW_SHAPES: dict[str, Shape] = {
     ),
     "trinity-large": _trinity(
         "398B.A13B", (60, 3072, 48, 8, 128, 3072), (256, 4), (6, 12288), 4096, 2.448
+    ),
+    "mimo-v2-flash": MimoShape(
+        "mimo2",
+        "309B.A15B",
+        48,
+        4096,
+        64,
+        4,
+        192,
+        2048,
+        152576,
+        5000000.0,
+        262144,
+        1e-5,
+        256,
+        8,
+        n_dense=1,
+        dense_hidden=16384,
+        value_head=128,
+        rotated=64,
+        choice_bias=True,
+        near_kv_heads=8,
+        keys={
+            "attention.sliding_window": u32(128),
+            "attention.value_scale": f32(0.707),
+            "expert_gating_func": u32(2),
+            "rope.freq_base_swa": f32(10000.0),
+        },
     ),
 }

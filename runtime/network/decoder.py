@@ -216,6 +216,7 @@ class Decoder:
         value_length: int | None = None,
         scale: float | None = None,
         value_eps: float = 0.0,
+        result_scale: float = 1.0,
         **spec: Any,
     ) -> Any:
         """`attn_q`, `attn_k`, `attn_v` (or `attn_qkv`) and `attn_output` of a block, with biases
@@ -223,7 +224,7 @@ class Decoder:
         `attn_k_norm`, over a head or over all; with `sinks` `attn_sinks`, with `gate_apart`
         `attn_gate`. Where norms are
         LayerNorms, those of heads have weights for each head. plain_head_norms: norms of heads have
-        no weights. scale: default 1 / sqrt(key_length).
+        no weights. scale: default 1 / sqrt(key_length). result_scale: multiplies what is added.
         spec: other fields of `AttentionSpec`.
         """
         at, w = f"blk.{layer}", self.w
@@ -275,6 +276,7 @@ class Decoder:
                 self.width,
                 role="attn_output",
                 split="row",
+                factor=result_scale,
             ),
             rope=rope,
             value_eps=value_eps,
