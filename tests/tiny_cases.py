@@ -812,7 +812,6 @@ FAST = (
     "gpt_oss",
     "bailing_moe_v2",
     "hunyuan_moe",
-    "llama4",
     "afmoe",
     "mimo2",
     "olmo3",
