@@ -4,7 +4,7 @@ inputs per layer, experts next to the MLP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...errors import ConfigError
 from ...formats.values import Value, ValueType, array, f32, u32
@@ -156,7 +156,7 @@ class Gemma4(RoutedExperts):
         """Return the width of a layer's dense feed-forward."""
         return self.n_ff * (2 if self.wide_shared and not self.has_own_keys(layer) else 1)
 
-    def expert_layers(self) -> range:
+    def expert_layers(self) -> Sequence[int]:
         return super().expert_layers() if self.n_experts else range(0)
 
     def convert(
