@@ -21,6 +21,7 @@ MULTIMODAL = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4_moe",
     "KimiK25ForConditionalGeneration": "kimi_k2",
+    "Llama4ForConditionalGeneration": "llama4",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }

@@ -81,7 +81,7 @@ class Workspace(NamedTuple):
 
 def is_used(device: torch.device) -> bool:
     """Return whether a device has the instructions."""
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def workspace(device: torch.device) -> Workspace:

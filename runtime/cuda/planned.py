@@ -62,7 +62,7 @@ def buffer_bytes(
     where layers have inputs.
     """
     most: Sizes = {"stream": rows * width * _FLOAT, "normed": rows * width * _HALF}
-    if device.type == "cuda" and few.is_used(device):
+    if few.is_used(device):
         most["sums of few tokens"] = few.workspace_bytes(device)
     branches = (branch for block in blocks for branch in block.branches)
     of_branches = (_of_branch(x, width, rows, keys, settings, device) for x in branches)
