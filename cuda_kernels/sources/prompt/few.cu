@@ -21,8 +21,31 @@ constexpr int STAGE_BYTES = LARGEST * 256;
 constexpr int OUT_BYTES = LARGEST * 128;  // 64 rows of half per token and consumer
 constexpr int ALL = 2, WITHIN = 4;        // named barriers: of all consumers; within a consumer (one each)
 constexpr int MATRICES = 3;
+extern __shared__ uint8_t shared[];
+#ifndef ON_HOST  // where blocks run one after the other: all multiply, then all join
+constexpr bool MULTIPLIES = true, JOINS = true;
+#endif
 
 #include "prompt/grouped_multiply.cuh"
+
+#ifndef ON_HOST  // the test that runs this kernel on the CPU has its own of these
+// After what this block's threads have stored before a barrier; and until so many blocks have done so.
+__device__ __forceinline__ void announce_part(uint32_t* arrived) {
+  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+}
+__device__ __forceinline__ void wait_for_parts(const uint32_t* arrived, uint32_t n) {
+  uint32_t count;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(arrived) : "memory");
+  while ((count & 0xffff) < n);
+}
+// Another block has read all parts: how many have before.
+__device__ __forceinline__ uint32_t count_reader(uint32_t* arrived) {
+  uint32_t before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 65536;" : "=r"(before) : "l"(arrived) : "memory");
+  return before >> 16;
+}
+__device__ __forceinline__ void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#endif
 
 struct Problem {
   const uint8_t* weights[MATRICES];
@@ -90,7 +113,7 @@ __device__ __forceinline__ void produce(const Problem& p, const Division& d, int
   const int thread = threadIdx.x - CONSUMING, chunk = thread % 16, row = thread / 16;
   const uint32_t to = ring + (chunk / 8) * (LARGEST * 128) + row * 128 + ((chunk % 8) ^ row) * 16;
   int issued = 0;
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // x is written by the launch before this one
+  wait_for_launch_before();  // it writes x
   Turn turn, shown;
   for (int at = begin; at < end;) {
     const Segment s(p, d, at, end);
@@ -149,20 +172,16 @@ __device__ __forceinline__ void store_part(const Problem& p, const Division& d, 
   const int slot = slot_of(d, blockIdx.x, s.tile);
 #pragma unroll
   for (int i = 0; i < LARGEST / 8; ++i)
-    if (8 * i < s.tokens) __stcg(part_at(p, slot, i), make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+    if (8 * i < s.tokens) *part_at(p, slot, i) = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
   named_sync<CONSUMING>(ALL);
-  if (threadIdx.x == 0) asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p.arrived + s.tile) : "memory");
+  if (threadIdx.x == 0) announce_part(p.arrived + s.tile);
 }
 
 // Adds all parts of a tile, for this block's share of the tokens.
 __device__ __forceinline__ void join_parts(const Problem& p, const Division& d, const Segment& s) {
   const int from = d.block_of(s.tile * d.steps), n = d.block_of((s.tile + 1) * d.steps - 1) - from + 1;
   uint32_t* arrived = p.arrived + s.tile;
-  if (threadIdx.x == 0) {
-    uint32_t count;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(arrived) : "memory");
-    while ((count & 0xffff) < uint32_t(n));
-  }
+  if (threadIdx.x == 0) wait_for_parts(arrived, n);
   named_sync<CONSUMING>(ALL);
   const int group = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, mine = warp * 16 + lane / 4;
   const Rows r = rows_of(p, d, s.row_tile * CONSUMERS + group);
@@ -183,24 +202,12 @@ __device__ __forceinline__ void join_parts(const Problem& p, const Division& d, 
     }
   }
   named_sync<CONSUMING>(ALL);
-  if (threadIdx.x == 0) {  // the last block that has read them
-    uint32_t before;
-    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 65536;" : "=r"(before) : "l"(arrived) : "memory");
-    if (before >> 16 == uint32_t(n - 1)) *arrived = 0;
-  }
+  if (threadIdx.x == 0 && count_reader(arrived) == uint32_t(n - 1)) *arrived = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(CONSUMING + PRODUCERS, 1)
-few_product(const uint8_t* first, const uint8_t* second, const uint8_t* third, int first_rows, int second_rows, int third_rows, int first_total,
-            int second_total, int third_total, float first_scale, float second_scale, float third_scale, int from_row, int cols,
-            const uint4* x, int tokens, const uint16_t* bias, uint16_t* out, int out_stride, float4* parts, uint32_t* arrived) {
-  extern __shared__ uint8_t shared[];
-  __shared__ uint64_t barriers[2 * STAGES];
-  const Problem p = {{first, second, third}, {first_rows, second_rows, third_rows}, {first_total, second_total, third_total},
-                     {first_scale, second_scale, third_scale}, from_row, cols, tokens, out_stride, x, bias, out, parts, arrived};
-  const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024, exchange = ring + STAGES * STAGE_BYTES;
-  const uint32_t lookup = exchange + CONSUMERS * OUT_BYTES, table = lookup + threadIdx.x % 32 * 4;
-  const uint32_t full = shared_address(barriers), empty = full + 8 * STAGES;
+// The steps of a block.
+__device__ __forceinline__ void multiply_steps(const Problem& p, const Division& d, int begin, int end, uint32_t ring, uint32_t full, uint32_t empty) {
+  const uint32_t exchange = ring + STAGES * STAGE_BYTES, lookup = exchange + CONSUMERS * OUT_BYTES, table = lookup + threadIdx.x % 32 * 4;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) barrier_init(full + 8 * stage, PRODUCERS), barrier_init(empty + 8 * stage, 4 * CONSUMERS);
     show_barriers();
@@ -208,9 +215,6 @@ few_product(const uint8_t* first, const uint8_t* second, const uint8_t* third, i
   prepare_unit<TYPE>();
   if constexpr (LOOKS_UP) fill_lookup<TYPE>(lookup);
   __syncthreads();
-  const Division d(p);
-  const int begin = d.begin(blockIdx.x), end = d.begin(blockIdx.x + 1);
-  if (begin == end) return;
   if (threadIdx.x >= CONSUMING) {
     fewer_registers<PRODUCER_REGISTERS>();
     produce(p, d, begin, end, ring, full, empty);
@@ -229,9 +233,26 @@ few_product(const uint8_t* first, const uint8_t* second, const uint8_t* third, i
     else store_part(p, d, s, sums);
     at += s.end - s.begin;
   }
-  const Segment one(p, d, begin, end);
-  const int at = (end - 1) / d.steps * d.steps;  // of the last tile
-  const Segment two(p, d, max(at, begin), end);
+}
+
+// Adds up the tiles that a block has parts of: its first and its last one.
+__device__ __forceinline__ void join_tiles(const Problem& p, const Division& d, int begin, int end) {
+  const Segment one(p, d, begin, end), two(p, d, max((end - 1) / d.steps * d.steps, begin), end);
   if (one.end - one.begin < d.steps) join_parts(p, d, one);
   if (two.tile != one.tile && two.end - two.begin < d.steps) join_parts(p, d, two);
+}
+
+extern "C" __global__ void __launch_bounds__(CONSUMING + PRODUCERS, 1)
+few_product(const uint8_t* first, const uint8_t* second, const uint8_t* third, int first_rows, int second_rows, int third_rows, int first_total,
+            int second_total, int third_total, float first_scale, float second_scale, float third_scale, int from_row, int cols,
+            const uint4* x, int tokens, const uint16_t* bias, uint16_t* out, int out_stride, float4* parts, uint32_t* arrived) {
+  __shared__ uint64_t barriers[2 * STAGES];
+  const Problem p = {{first, second, third}, {first_rows, second_rows, third_rows}, {first_total, second_total, third_total},
+                     {first_scale, second_scale, third_scale}, from_row, cols, tokens, out_stride, x, bias, out, parts, arrived};
+  const Division d(p);
+  const int begin = d.begin(blockIdx.x), end = d.begin(blockIdx.x + 1);
+  if (begin == end) return;
+  const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024, full = shared_address(barriers), empty = full + 8 * STAGES;
+  if (MULTIPLIES) multiply_steps(p, d, begin, end, ring, full, empty);
+  if (JOINS && threadIdx.x < CONSUMING) join_tiles(p, d, begin, end);
 }

@@ -101,11 +101,19 @@ __device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* fir
   }
 }
 
+#ifndef ON_HOST  // the test that runs kernels on the CPU has its own of these
 // 8 x 8 halves of each of four matrices, transposed: rows of the results are at the addresses that lanes 8 m .. 8 m + 7 give for matrix m.
 __device__ __forceinline__ void store_matrices(uint32_t at, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
+
+__device__ __forceinline__ uint4 shared_sixteen(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+#endif
 
 // Sixteen bytes of chunk c of token t of a tile in shared memory, rows of 128 bytes.
 __device__ __forceinline__ uint32_t place(uint32_t tile, int t, int c) { return tile + t * 128 + (c ^ (t % 8)) * 16; }
@@ -117,9 +125,7 @@ __device__ __forceinline__ void write_out(uint32_t tile, uint16_t* out, int stri
 #pragma unroll 4
   for (int i = threadIdx.x % 128; i < rows * CHUNKS; i += 128) {
     const int t = i / CHUNKS, c = i % CHUNKS;
-    uint4 eight;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
-                 : "r"(place(tile, t, c)) : "memory");
+    const uint4 eight = shared_sixteen(place(tile, t, c));
     if (c < chunks) *reinterpret_cast<uint4*>(out + int64_t(t) * stride + 8 * c) = eight;
   }
   named_sync<128>(WITHIN + threadIdx.x / 128);  // the tile is free again
