@@ -32,6 +32,8 @@ RUNNABLE = frozenset(
         "granitemoe",
         "hunyuan-dense",
         "hunyuan-moe",
+        "lfm2",
+        "lfm2moe",
         "llama",
         "llama4",
         "mimo2",

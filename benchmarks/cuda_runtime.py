@@ -115,6 +115,8 @@ ARCHITECTURES = [
     Row("trinity-mini", "IQ4_K"),
     Row("mimo-v2-flash", "IQ4_K", layers=20),
     Row("minimax-m2", "IQ4_K", layers=40),
+    Row("lfm2-1.2b", "IQ4_K"),
+    Row("lfm2-8b-a1b", "IQ4_K"),
     Row("olmo2-7b", "IQ4_K"),
     Row("olmoe-1b-7b", "IQ4_K"),
     Row("olmo3-32b", "IQ4_K"),

@@ -45,12 +45,14 @@ MODULES = (
     "prompt.rounded",
     "prompt.rows",
     "prompt.scores",
+    "prompt.short_conv",
     "rounding",
     "step.between",
     "step.delta",
     "step.offload",
     "step.router",
     "step.sample",
+    "step.short_conv",
     "step.state_space",
 )
 

@@ -11,8 +11,9 @@ from ..formats.tensor_names import TOKEN_EMBEDDING
 from .layers.absent import AbsentMixer
 from .layers.block import Mixer
 from .layers.delta_net import DeltaNet
-from .layers.mamba2.state_space import StateSpace
 from .layers.mla import MLA
+from .layers.recurrent.short_conv import ShortConv
+from .layers.recurrent.state_space import StateSpace
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
 from .parallel.planner import NoPlanError, plan_split
@@ -273,7 +274,7 @@ def _mixer(mixer: Any) -> str:
         "latent"
         if isinstance(mixer, MLA)
         else "delta"
-        if isinstance(mixer, (DeltaNet, StateSpace))
+        if isinstance(mixer, (DeltaNet, ShortConv, StateSpace))
         else "none"
         if isinstance(mixer, AbsentMixer)
         else "attention"

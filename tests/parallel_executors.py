@@ -17,8 +17,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iqforge.formats.values import f32, u32
-from iqforge.runtime.bench.hybrid_shapes import NemotronShape
-from iqforge.runtime.bench.mixer_sizes import StateSpaceSizes
+from iqforge.runtime.bench.hybrid_shapes import HybridShape, NemotronShape
+from iqforge.runtime.bench.mixer_sizes import ConvSizes, StateSpaceSizes
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.offloaded import OffloadedExperts
@@ -67,7 +67,7 @@ SHAPES["nemotron-tiny"] = NemotronShape(  # every layer of one kind, and experts
     shared=512,
     gated=False,
     pattern="MEM*E",
-    state_space=StateSpaceSizes(16, 32, 64, 2),
+    recurrent=StateSpaceSizes(16, 32, 64, 2),
     keys={"expert_shared_feed_forward_length": u32(512)},
 )
 SHAPES["olmo-tiny"] = replace(  # with norms after both halves of a block, and none before them
@@ -78,6 +78,13 @@ SHAPES["olmo-tiny"] = replace(  # with norms after both halves of a block, and n
     attn_norm="",
     ffn_norm="",
     post_norms=("post_attention_norm", "post_ffw_norm"),
+)
+SHAPES["lfm2-tiny"] = HybridShape(  # with short convolutions
+    *("lfm2", "tiny", 2, 256, 4, 2, 64, 512, 512, 10000.0, 8192, 1e-5),
+    head_norms=True,
+    last_norm="token_embd_norm",
+    attending=(1,),
+    recurrent=ConvSizes(),
 )
 SHAPES["cohere2-tiny"] = replace(  # attention and feed-forward side by side
     SHAPES["llama-tiny"],

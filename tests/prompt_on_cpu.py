@@ -21,6 +21,7 @@ from iqforge.cuda_kernels.prompt import grouped as prompt_grouped
 from iqforge.cuda_kernels.prompt import mla as prompt_mla
 from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.cuda_kernels.prompt import rows as prompt_rows
+from iqforge.cuda_kernels.prompt import short_conv as prompt_conv
 from iqforge.runtime.cuda.prompt import moe as prompt_moe
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.common.stream import Stream
@@ -326,6 +327,15 @@ def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, 
         out.copy_(net(products, batch))
 
 
+def short_conv(products, past, taps, n_sequences, out):
+    b, c, x = products.float().chunk(3, 1)
+    before = past if past is not None else b.new_zeros(taps.shape[1] - 1, taps.shape[0])
+    found = [
+        step_on_cpu.convolved(torch.cat([before, y]), taps) for y in (b * x).chunk(n_sequences)
+    ]
+    out.copy_(c * torch.cat(found))
+
+
 def rates_product(x, weights, out):
     out.copy_(F.linear(x.float(), weights.float()))
 
@@ -432,6 +442,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_delta, "_kernels", lambda heads, half, device: heads)
     monkeypatch.setattr(prompt_delta, "delta_rule", delta_rule)
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
+    monkeypatch.setattr(prompt_conv, "short_conv", short_conv)
     monkeypatch.setattr(torch, "bmm", bmm)
     monkeypatch.setattr(torch, "mm", partial(mm, torch.mm))
     for kernel in (add_norm, join_gate, take_sinks, converted, gather_rows, row_factors):

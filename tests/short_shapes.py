@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from iqforge.runtime.bench.gemma_shapes import Gemma4Shape
-from iqforge.runtime.bench.hybrid_shapes import GraniteShape, NemotronShape
+from iqforge.runtime.bench.hybrid_shapes import HybridShape, NemotronShape
 from iqforge.runtime.bench.shape import Shape
 from iqforge.runtime.bench.shapes import SHAPES
 
@@ -28,7 +28,7 @@ def shortened(name: str, all_experts: bool = False) -> Shape:
     if isinstance(shape, Gemma4Shape):  # a layer of each kind, and one that uses what it keeps
         shared = min(2, shape.shared_kv)
         few |= {"n_layers": 2 + shared, "period": 2, "shared_kv": shared}
-    if isinstance(shape, GraniteShape):
+    if isinstance(shape, HybridShape):
         few["attending"] = (1,)
     if isinstance(shape, NemotronShape):  # a layer of each kind
         kinds = "".join(sorted(set(shape.pattern)))

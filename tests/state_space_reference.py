@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from iqforge.cuda_kernels.step.state_space import StateSpaceShape
 from iqforge.runtime.layers.batch import Batch
-from iqforge.runtime.layers.mamba2.state_space import StateSpace
+from iqforge.runtime.layers.recurrent.state_space import StateSpace
 from iqforge.runtime.layers.specs import StateSpaceSpec
 from iqforge.runtime.state.recurrent import RecurrentState
 

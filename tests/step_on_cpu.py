@@ -24,6 +24,7 @@ from iqforge.cuda_kernels.matvec.plan import DeviceLimits
 from iqforge.cuda_kernels.packed import decode as packed_decode
 from iqforge.cuda_kernels.packed.decode import decode_matrix, decode_rows
 from iqforge.cuda_kernels.step import between as step_between
+from iqforge.cuda_kernels.step import short_conv as step_conv
 from iqforge.runtime.cuda.step import delta as step_delta
 from iqforge.runtime.cuda.step import ends as step_ends
 from iqforge.runtime.cuda.step import ffn as step_ffn
@@ -31,8 +32,8 @@ from iqforge.runtime.cuda.step import frame as step_frame
 from iqforge.runtime.cuda.step import layer_input as step_inputs
 from iqforge.runtime.cuda.step import mla as step_mla
 from iqforge.runtime.cuda.step import moe as step_moe
+from iqforge.runtime.cuda.step import recurrent as step_recurrent
 from iqforge.runtime.cuda.step import sampling as step_sampling
-from iqforge.runtime.cuda.step import state_space as step_state_space
 from iqforge.runtime.layers.attention import attend_with_scores, temperature
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.delta_net import DeltaNet
@@ -497,6 +498,20 @@ class Delta:
             place.copy_(new)
 
 
+@kernel
+def short_conv(products, taps, inputs, other, positions, begun, out):
+    odd = other is not None and int(positions[0] - begun[0]) % 2 == 1
+    held, to = ((inputs, inputs if other is None else other))[:: -1 if odd else 1]
+    both = torch.cat([held, products[:, : taps.shape[0]] * products[:, 2 * taps.shape[0] :]])
+    out.copy_(convolved(both, taps) * products[:, taps.shape[0] : 2 * taps.shape[0]])
+    to.copy_(both[len(both) - len(held) :])
+
+
+def convolved(x, taps):
+    """The convolution of x[taps - 1 + rows, channels], float32[rows, channels]."""
+    return torch.einsum("rct,ct->rc", x.unfold(0, taps.shape[1], 1), taps)
+
+
 def delta_net(heads, taps, dt, a, norm, products, z):
     """A delta net whose products are known, without rates and output matrix."""
     spec = DeltaNetSpec(
@@ -628,7 +643,8 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (index, "index_scores", index_scores),
         (index, "index_select", index_select),
         (step_delta, "StepDelta", Delta),
-        (step_state_space, "StepStateSpace", StateSpace),
+        (step_recurrent, "StepStateSpace", StateSpace),
+        (step_conv, "short_conv", short_conv),
         (step_mla, "StepLatentAttention", Latent),
         (step_frame, "step_angles", angles),
         (step_ends, "decode_rows", embed),

@@ -56,6 +56,8 @@ SIZES = {
     "olmoe-1b-7b": 6.92,
     "olmo2-7b": 7.3,
     "olmo3-32b": 32.2,
+    "lfm2-1.2b": 1.17,
+    "lfm2-8b-a1b": 8.34,
     "gpt-oss-20b": 20.9,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,
@@ -217,7 +219,7 @@ def test_memory_is_known_before_anything_is_loaded(name):
         s = shape.latent
         matrices = shape.n_layers * shape.n_heads * s.kv_rank * (s.nope + s.value)
         assert kept >= 2 * matrices
-    recurrent = shape.delta or getattr(shape, "state_space", None)
+    recurrent = shape.delta or getattr(shape, "recurrent", None)
     assert (kept == 0) == (not shape.n_experts and shape.latent is None and not recurrent)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from iqforge.runtime.layers.mamba2.state_space_rule import by_chunks, by_steps
+from iqforge.runtime.layers.recurrent.state_space_rule import by_chunks, by_steps
 
 
 @pytest.mark.parametrize("n, chunk", [(1, 16), (16, 16), (50, 16), (50, 64)])

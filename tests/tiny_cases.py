@@ -582,6 +582,27 @@ def _ernie4_5_moe(s: Sizes) -> dict[str, Any]:
     return _common(s, tie_word_embeddings=True) | _experts(s, moe_num_shared_experts=2)
 
 
+def _lfm2(s: Sizes, **more) -> dict[str, Any]:
+    """A convolution before attention, and in the small size one after it."""
+    kinds = ["conv", "full_attention", "conv"][: s.layers]
+    config = _common(s, num_attention_heads=HEADS if s is SMALL else 2, num_key_value_heads=1)
+    del config["rms_norm_eps"]
+    return config | {
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "layer_types": kinds,
+        "conv_L_cache": 3,
+        "block_multiple_of": 8 if s is SMALL else 256,
+        **more,
+    }
+
+
+def _lfm2_moe(s: Sizes) -> dict[str, Any]:
+    config = _lfm2(s, num_dense_layers=1)
+    del config["block_multiple_of"]
+    return config | _experts(s)
+
+
 FACTORS = {
     "attention_multiplier": 0.2,
     "embedding_multiplier": 3.0,
@@ -749,6 +770,8 @@ CASES = {
         Case("olmo2", "Olmo2ForCausalLM", "olmo2", lambda s: _headless(s, num_key_value_heads=2)),
         Case("olmoe", "OlmoeForCausalLM", "olmoe", _olmoe),
         Case("olmo3", "Olmo3ForCausalLM", "olmo2", _olmo3),
+        Case("lfm2", "Lfm2ForCausalLM", "lfm2", _lfm2),
+        Case("lfm2_moe", "Lfm2MoeForCausalLM", "lfm2moe", _lfm2_moe),
         Case("glm_moe_dsa", "GlmMoeDsaForCausalLM", "glm-dsa", _glm_moe_dsa),
         Case("gemma2", "Gemma2ForCausalLM", "gemma2", _gemma2),
         Case("gemma3", "Gemma3ForCausalLM", "gemma3", _gemma3),
@@ -815,6 +838,7 @@ FAST = (
     "afmoe",
     "mimo2",
     "olmo3",
+    "lfm2",
     "cohere2",
     "nemotron_h_moe",
     "nemotron_h_latent",

@@ -135,6 +135,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         },
         {"rope_parameters": None},
     ),
+    "lfm2": (
+        {"conv_L_cache": 4, "tie_word_embeddings": False},
+        {"layer_types": None, "full_attn_idxs": [0], "block_auto_adjust_ff_dim": False},
+    ),
+    "lfm2_moe": ({"num_dense_layers": 0}, YARN),
     "glm_moe_dsa": (
         {"indexer_types": None},
         {"norm_topk_prob": False},

@@ -38,14 +38,14 @@ _CHUNK = 256  # rows of a reader that are added up together
 _HELD = 4  # metrics, which threads use for tensors that are next to each other
 _APART = 8  # routers from one kept sum of theirs to the next one
 # What adds to the stream after a layer's attention, and after its feed-forward layer.
-_AFTER_ATTENTION = ("attn_output", "ssm_out")
+_AFTER_ATTENTION = ("attn_output", "ssm_out", "shortconv.out_proj")
 _AFTER_FFN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 _NORMS = ("ffn_norm.weight", "post_attention_norm.weight")  # before the latter, by architecture
 _NORM_OF_OUTPUT = "post_ffw_norm.weight"
 # What reads the input of a layer's attention, and of its feed-forward layer.
 _ATTENTION = (
     *("attn_qkv", "attn_gate", "attn_q", "attn_k", "attn_v"),
-    *("attn_q_a", "attn_kv_a_mqa", "ssm_in"),
+    *("attn_q_a", "attn_kv_a_mqa", "ssm_in", "shortconv.in_proj"),
 )
 _FFN = (
     *("ffn_gate", "ffn_up", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps"),

@@ -1,4 +1,6 @@
-"""Shapes of models with state-space layers of Mamba-2."""
+"""Shapes of models whose layers are of several kinds, most of them recurrent: state-space layers of
+Mamba-2 or short convolutions.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import cast
 
 from ...formats.types import GGMLType
 from ...formats.values import Value, ValueType, array, boolean, f32, u32
-from .mixer_sizes import StateSpaceSizes
+from .mixer_sizes import ConvSizes, StateSpaceSizes
 from .shape import Shape
 
 _NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
@@ -25,7 +27,7 @@ class NemotronShape(Shape):
     """
 
     pattern: str = ""
-    state_space: StateSpaceSizes | None = None
+    recurrent: StateSpaceSizes | None = None
     latent_experts: int = 0
 
     @property
@@ -36,7 +38,7 @@ class NemotronShape(Shape):
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from self._norm("attn_norm")
         if self.pattern[layer] == "M":
-            yield from cast(StateSpaceSizes, self.state_space).tensors(self.width)
+            yield from cast(StateSpaceSizes, self.recurrent).tensors(self.width)
         elif self.pattern[layer] == "*":
             yield from self._attention()
 
@@ -66,7 +68,7 @@ class NemotronShape(Shape):
                 ValueType.INT32, [self.n_kv_heads if kind == "*" else 0 for kind in kinds]
             ),
             "rope.scaling.finetuned": boolean(False),
-            **cast(StateSpaceSizes, self.state_space).keys,
+            **cast(StateSpaceSizes, self.recurrent).keys,
         }
         if self.latent_experts:
             own["moe_latent_size"] = u32(self.latent_experts)
@@ -75,34 +77,34 @@ class NemotronShape(Shape):
 
 
 @dataclass(frozen=True)
-class GraniteShape(Shape):
-    """The shape of a model with attention in the layers `attending`, and state-space layers in
-    others.
+class HybridShape(Shape):
+    """The shape of a model with attention in the layers `attending`, and in others a recurrent
+    mixer, `recurrent`: state-space layers or short convolutions.
     """
 
     attending: tuple[int, ...] = ()
-    state_space: StateSpaceSizes | None = None
+    recurrent: StateSpaceSizes | ConvSizes | None = None
 
     @property
     def least_layers(self) -> int:
-        """Return the fewest layers that have both kinds."""
-        return min(self.attending) + 1
+        """Return the fewest layers that have both kinds, and one after the dense ones."""
+        return max(min(self.attending) + 1, super().least_layers)
+
+    @property
+    def _other(self) -> StateSpaceSizes | ConvSizes:
+        return cast(StateSpaceSizes | ConvSizes, self.recurrent)
 
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         if layer in self.attending:
             yield from super()._mixer(layer)
             return
         yield from self._norm(self.attn_norm)
-        yield from cast(StateSpaceSizes, self.state_space).tensors(self.width)
+        yield from self._other.tensors(self.width)
 
     def metadata(self, type: GGMLType) -> dict[str, Value]:
         """Keys of a file whose matrices are of this type."""
         heads = [self.n_kv_heads if i in self.attending else 0 for i in range(self.n_layers)]
-        own = {
-            "attention.head_count_kv": array(ValueType.INT32, heads),
-            "rope.scaling.finetuned": boolean(False),
-            **cast(StateSpaceSizes, self.state_space).keys,
-        }
+        own = {"attention.head_count_kv": array(ValueType.INT32, heads), **self._other.keys}
         found = {f"{self.architecture}.{key}": value for key, value in own.items()}
         return super().metadata(type) | found
 
@@ -131,7 +133,7 @@ HYBRID_SHAPES: dict[str, Shape] = {
         1e-5,
         gated=False,
         pattern=_8B,
-        state_space=StateSpaceSizes(128, 64, 128, 8),
+        recurrent=StateSpaceSizes(128, 64, 128, 8),
     ),
     "nemotron-3-nano-30b-a3b": NemotronShape(
         "nemotron_h_moe",
@@ -151,10 +153,10 @@ HYBRID_SHAPES: dict[str, Shape] = {
         shared=3712,
         gated=False,
         pattern=_NANO,
-        state_space=StateSpaceSizes(64, 64, 128, 8),
+        recurrent=StateSpaceSizes(64, 64, 128, 8),
         keys=_experts(3712),
     ),
-    "granite-4.0-h-7b": GraniteShape(
+    "granite-4.0-h-7b": HybridShape(
         "granitehybrid",
         "7B.A1B",
         40,
@@ -172,13 +174,46 @@ HYBRID_SHAPES: dict[str, Shape] = {
         shared=1024,
         tied=True,
         attending=(5, 15, 25, 35),
-        state_space=StateSpaceSizes(48, 64, 128, 1),
+        recurrent=StateSpaceSizes(48, 64, 128, 1),
         keys={
             "expert_shared_feed_forward_length": u32(1024),
+            "rope.scaling.finetuned": boolean(False),
             "attention.scale": f32(0.0078125),
             "embedding_scale": f32(12.0),
             "residual_scale": f32(0.22),
             "logit_scale": f32(6.0),
         },
+    ),
+    "lfm2-1.2b": HybridShape(
+        "lfm2",
+        "1.2B",
+        *(16, 2048, 32, 8, 64, 8192, 65536),
+        1000000.0,
+        128000,
+        1e-5,
+        head_norms=True,
+        last_norm="token_embd_norm",
+        tied=True,
+        attending=(2, 5, 8, 10, 12, 14),
+        recurrent=ConvSizes(),
+    ),
+    "lfm2-8b-a1b": HybridShape(
+        "lfm2moe",
+        "8B.A1B",
+        *(24, 2048, 32, 8, 64, 1792, 65536),
+        1000000.0,
+        128000,
+        1e-5,
+        32,
+        4,
+        n_dense=2,
+        dense_hidden=7168,
+        choice_bias=True,
+        head_norms=True,
+        last_norm="token_embd_norm",
+        tied=True,
+        attending=(2, 6, 10, 14, 18, 21),
+        recurrent=ConvSizes(),
+        keys={"expert_gating_func": u32(2)},
     ),
 }

@@ -1,4 +1,6 @@
-"""Sizes of delta nets, state-space layers and latent attention, with their tensors and keys."""
+"""Sizes of delta nets, state-space layers, short convolutions and latent attention, with their
+tensors and keys.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +85,26 @@ class StateSpaceSizes:
             "ssm.group_count": u32(self.groups),
             "ssm.time_step_rank": u32(self.heads),
             "ssm.inner_size": u32(self.heads * self.length),
+        }
+
+
+@dataclass(frozen=True)
+class ConvSizes:
+    """Sizes of gated short convolutions."""
+
+    taps: int = 3
+
+    def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of a layer without its norm."""
+        yield "shortconv.conv.weight", (width, self.taps)
+        yield "shortconv.in_proj.weight", (3 * width, width)
+        yield "shortconv.out_proj.weight", (width, width)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of these layers, without the architecture's name."""
+        return {
+            "shortconv.l_cache": u32(self.taps),
         }
 
 

@@ -24,8 +24,9 @@ class Shape:
     gate. merged: gate and up of experts are one matrix. gate: gates after attention, in the query
     matrix or, with gate_apart, in one of their own. value_head:
     elements of a head of values (0: as many as of keys). delta: layers
-    of which most have a delta net instead of attention. rotated: elements of a head that
-    are rotated; 0 for all. attn_norm, ffn_norm: names of the norms before the halves of a block.
+    of which most have a delta net instead of attention.
+    rotated: elements of a head that are rotated; 0 for all. attn_norm, ffn_norm: names of the norms
+    before the halves of a block. last_norm: that of the norm before the output.
     post_norms: norms after both halves of a block. latent: its attention is latent attention, with
     `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
     joined_heads: only query, key and value are.
@@ -68,6 +69,7 @@ class Shape:
     choice_bias: bool = False
     attn_norm: str = "attn_norm"
     ffn_norm: str = "ffn_norm"
+    last_norm: str = "output_norm"
     post_norms: tuple[str, str] | None = None
     tied: bool = False
     latent: LatentSizes | None = None
@@ -108,7 +110,7 @@ class Shape:
         for layer in range(self.n_layers):
             for name, shape in (*self._mixer(layer), *self._feed_forward(layer)):
                 yield f"blk.{layer}.{name}", shape
-        yield from self._norm("output_norm")
+        yield from self._norm(self.last_norm)
         if not self.tied:
             yield OUTPUT, (self.n_vocab, self.width)
 

@@ -17,10 +17,11 @@ from ..layers.attention import Attention
 from ..layers.block import Block
 from ..layers.delta_net import DeltaNet
 from ..layers.ffn import GatedFFN, PlainFFN
-from ..layers.mamba2.state_space import StateSpace
 from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.norm import Norm
+from ..layers.recurrent.short_conv import ShortConv
+from ..layers.recurrent.state_space import StateSpace
 from ..layers.rope import Rope
 from ..network.experts import moe_layers
 from ..network.network import Network
@@ -45,12 +46,14 @@ from .latent import plan_latent
 from .memory import Buffer
 from .norms import add_and_norm
 from .plan import LANES, NotPlanned, Plan
+from .short_conv import plan_short_conv
 from .state_space import plan_state_space
 
 _PLANS: list[tuple[type, Callable[[Plan, Any, Buffer], Buffer]]] = [
     (Attention, plan_attention),
     (MLA, plan_latent),
     (DeltaNet, plan_delta_net),
+    (ShortConv, plan_short_conv),
     (StateSpace, plan_state_space),
     (GatedFFN, plan_gated),
     (PlainFFN, plan_plain),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..layers.mamba2.state_space import StateSpace
+from ..layers.recurrent.state_space import StateSpace
 from ..simd.operations import operation
 from ..simd.step import delta, state_space
 from .memory import Buffer

@@ -22,9 +22,10 @@ from ..layers.delta_net import DeltaNet
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.layer_input import LayerInputs
-from ..layers.mamba2.state_space import StateSpace
 from ..layers.mla import MLA
 from ..layers.moe import Experts, MoE
+from ..layers.recurrent.short_conv import ShortConv
+from ..layers.recurrent.state_space import StateSpace
 from ..parallel.payload import FEW_ROWS
 from ..state.cache import CacheSettings
 from ..weights.linear import Linear
@@ -118,7 +119,7 @@ def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
         elif isinstance(m, DeltaNet):
             rates = 2 * m.spec.value_heads * m.output.rows
             found += rates * (_FLOAT + _HALF) + m.state_bytes(0, settings)
-        elif isinstance(m, StateSpace):
+        elif isinstance(m, (ShortConv, StateSpace)):
             found += m.state_bytes(0, settings)
     return found + 2 * largest + (COPY_BYTES + STREAM_BYTES if largest else 0)
 
@@ -147,6 +148,8 @@ def _of_branch(
         return _delta(m, width, rows)
     if isinstance(m, StateSpace):
         return _state_space(m, width, rows)
+    if isinstance(m, ShortConv):
+        return _short_conv(m, width, rows)
     if isinstance(m, (GatedFFN, PlainFFN)):
         return _dense(m, width, rows)
     if isinstance(m, MoE):
@@ -284,6 +287,17 @@ def _state_space(m: StateSpace, width: int, rows: int) -> Sizes:
         "mixed": rows * s.inner * _HALF,
         "delta": rows * width * _HALF,
         "weights": max(s.inputs, s.inner) * width * _HALF,
+    }
+
+
+def _short_conv(m: ShortConv, width: int, rows: int) -> Sizes:
+    channels = m.spec.channels
+    return {
+        "convolution inputs": rows * 3 * channels * _HALF,
+        "mixed": rows * channels * _HALF,
+        "delta": rows * width * _HALF,
+        "weights": 3 * channels * width * _HALF,
+        "convolution inputs of a sequence": m.state_bytes(0, CacheSettings()),
     }
 
 

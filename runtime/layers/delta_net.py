@@ -188,23 +188,29 @@ def l2_norm(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + _L2_EPS)
 
 
+def convolved(before: torch.Tensor, inputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the causal convolution of inputs float32[sequences, n, channels] after those before,
+    float32[sequences, length - 1, channels]. weights: float32[channels, length], the last column
+    for the current token.
+    """
+    n, inputs = inputs.shape[1], torch.cat([before, inputs], dim=1)
+    # A sum of products, as cuDNN's convolution would use TF32.
+    found = inputs[:, :n] * weights[:, 0]
+    for tap in range(1, weights.shape[1]):
+        found += inputs[:, tap : tap + n] * weights[:, tap]
+    return found
+
+
 def convolved_silu(
     before: torch.Tensor,
     inputs: torch.Tensor,
     weights: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return SiLU of the causal convolution of inputs float32[sequences, n, channels] after those
-    before. weights: float32[channels, length], the last column for the current token. bias:
-    float32[channels].
-    """
+    """Return SiLU of what `convolved` does, plus a bias float32[channels]."""
     if bias is None:
         found = many_rows.convolve_silu(before, inputs, weights)
         if found is not None:
             return found
-    n, inputs = inputs.shape[1], torch.cat([before, inputs], dim=1)
-    # A sum of products, as cuDNN's convolution would use TF32.
-    convolved = inputs[:, :n] * weights[:, 0]
-    for tap in range(1, weights.shape[1]):
-        convolved += inputs[:, tap : tap + n] * weights[:, tap]
-    return F.silu(convolved if bias is None else convolved.add_(bias))
+    found = convolved(before, inputs, weights)
+    return F.silu(found if bias is None else found.add_(bias))

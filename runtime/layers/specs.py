@@ -243,3 +243,13 @@ class StateSpaceSpec:
     def inputs(self) -> int:
         """Rows of the first product: gates, channels of the convolution, and steps."""
         return self.inner + self.channels + self.heads
+
+
+@dataclass(frozen=True)
+class ShortConvSpec:
+    """A gated short convolution (LFM2, Liquid AI, 2025): c * conv(b * x) over the last `taps`
+    tokens of each channel.
+    """
+
+    channels: int
+    taps: int

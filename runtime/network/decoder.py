@@ -94,17 +94,23 @@ class Decoder:
         )
 
     def network(
-        self, block: Callable[[int], Block], *, logit_scale: float = 1.0, **options: Any
+        self,
+        block: Callable[[int], Block],
+        *,
+        logit_scale: float = 1.0,
+        last_norm: str = "output_norm",
+        **options: Any,
     ) -> Network:
         """Return a network of `block(layer)` for every layer. Its output matrix is the embedding if
-        the file has no output tensor. logit_scale: multiplies logits. options: those of `Network`.
+        the file has no output tensor. logit_scale: multiplies logits. last_norm: the name of the
+        norm before the output. options: those of `Network`.
         """
         n_vocab = self.p.integer("vocab_size", self.w.n_rows_of("token_embd.weight"))
         output = "output" if self.w.has("output.weight") else "token_embd"
         return Network(
             self.w.embedding("token_embd", n_vocab, self.width),
             [block(layer) for layer in range(self.n_layers)],
-            self.norm("output_norm"),
+            self.norm(last_norm),
             self.w.linear(
                 output, self.width, n_vocab, role="output", split="column", factor=logit_scale
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from ..layers.absent import AbsentMixer
-from ..layers.mamba2.state_space import StateSpace
+from ..layers.recurrent.state_space import StateSpace
 from ..layers.specs import StateSpaceSpec
 from .decoder import Decoder
 

@@ -1,5 +1,6 @@
 """How mixers are split: softmax attention by groups of query heads, latent attention by heads,
-delta nets by key heads with their value heads, state-space layers by groups of heads.
+delta nets by key heads with their value heads, state-space layers by groups of heads, short
+convolutions by channels.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import replace
 from ..layers.attention import Attention
 from ..layers.delta_net import DeltaNet
 from ..layers.latent import Joined, PerHead
-from ..layers.mamba2.state_space import StateSpace
 from ..layers.mla import MLA
 from ..layers.norm import HeadLayerNorm
+from ..layers.recurrent.short_conv import ShortConv
+from ..layers.recurrent.state_space import StateSpace
 from ..weights.split_plan import NOTHING, LayerShare, Range
 from .apportion import ranges
 from .tensor_splits import TensorSplits, fitting, least_common, multiple, scaled, stem
@@ -221,6 +223,23 @@ def plan_state_space(module: StateSpace, layer: int, splits: TensorSplits, parts
         splits.whole_rows(f"{at}.{name}", held)
     splits.columns(output, values)
     return tuple(replace(part, key_heads=held) for part, held in zip(parts, groups, strict=True))
+
+
+def plan_short_conv(module: ShortConv, splits: TensorSplits, parts: Parts) -> Parts:
+    """Split a short convolution by channels, each with its rows in all parts of the inputs."""
+    n, inputs, output = module.spec.channels, module.inputs.name, module.output.name
+    unit = least_common(splits.column_unit(output), splits.row_unit(inputs))
+    liked = next((x for x in splits.column_steps if x % unit == 0 and n % x == 0), unit)
+    if n // liked >= _active(splits):
+        unit = liked
+    unit = fitting(unit, n)
+    channels = ranges(splits.apportion.units(n // unit, "channels"), unit)
+    splits.rows(
+        stem(inputs), [[scaled(held, 1, part * n) for part in range(3)] for held in channels]
+    )
+    splits.rows(stem(module.name), [[held] for held in channels])
+    splits.columns(stem(output), [[held] for held in channels])
+    return tuple(replace(part, channels=held) for part, held in zip(parts, channels, strict=True))
 
 
 def _active(splits: TensorSplits) -> int:

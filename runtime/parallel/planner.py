@@ -17,13 +17,20 @@ from ..layers.delta_net import DeltaNet
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.layer_input import LayerInput
-from ..layers.mamba2.state_space import StateSpace
 from ..layers.mla import MLA
 from ..layers.moe import MoE
+from ..layers.recurrent.short_conv import ShortConv
+from ..layers.recurrent.state_space import StateSpace
 from ..weights.split_plan import LayerShare, SplitPlan, TensorSplit
 from .apportion import Apportion, Balanced, Reference, normalized, ranges
 from .expert_mode import ExpertChoice
-from .mixer_splits import plan_attention, plan_delta_net, plan_latent, plan_state_space
+from .mixer_splits import (
+    plan_attention,
+    plan_delta_net,
+    plan_latent,
+    plan_short_conv,
+    plan_state_space,
+)
 from .row_splits import plan_experts, plan_ffn
 from .tensor_splits import COLUMN_STEPS, TensorSplits, least_common
 
@@ -74,6 +81,8 @@ def plan_split(
                         parts = plan_delta_net(module, layer, splits, parts)
                     case StateSpace():
                         parts = plan_state_space(module, layer, splits, parts)
+                    case ShortConv():
+                        parts = plan_short_conv(module, splits, parts)
                     case GatedFFN() | PlainFFN():
                         parts = plan_ffn(module, splits, parts)
                     case MoE():

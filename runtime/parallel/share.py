@@ -10,7 +10,14 @@ from typing import Any, Protocol
 
 import torch
 
-from ..layers.specs import AttentionSpec, DeltaNetSpec, MLASpec, OwnHeads, StateSpaceSpec
+from ..layers.specs import (
+    AttentionSpec,
+    DeltaNetSpec,
+    MLASpec,
+    OwnHeads,
+    ShortConvSpec,
+    StateSpaceSpec,
+)
 from ..weights.split_plan import NOTHING, LayerShare, Range, SplitPlan, length
 
 
@@ -131,6 +138,10 @@ class Share:
     def state_space(self, layer: int, spec: StateSpaceSpec) -> StateSpaceSpec | None:
         n = length(self.layer(layer).key_heads)
         return replace(spec, groups=n, heads=spec.heads // spec.groups * n) if n else None
+
+    def short_conv(self, layer: int, spec: ShortConvSpec) -> ShortConvSpec | None:
+        n = length(self.layer(layer).channels)
+        return replace(spec, channels=n) if n else None
 
     def has_ffn(self, layer: int, shared: bool = False) -> bool:
         """Return whether this rank has hidden columns of the dense feed-forward layer, or of the

@@ -70,6 +70,7 @@ class LayerShare:
     rank holds.
     key_heads: key heads of a delta net. Value heads follow them: see `Share.delta_net`. Or groups
     of heads of a state-space layer.
+    channels: those of a short convolution.
     ffn: hidden columns of the dense feed-forward layer.
     experts: whole experts. All of them, unless `expert_mode` is `whole`.
     expert_ffn: hidden columns of these experts. All of them if `expert_mode` is `whole`.
@@ -82,6 +83,7 @@ class LayerShare:
     heads: Range = NOTHING
     kv_heads: tuple[int, ...] = ()
     key_heads: Range = NOTHING
+    channels: Range = NOTHING
     ffn: Range = NOTHING
     experts: Range = NOTHING
     expert_ffn: Range = NOTHING

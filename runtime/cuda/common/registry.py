@@ -20,10 +20,11 @@ from ...layers.delta_net import DeltaNet
 from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.layer_input import LayerInput
-from ...layers.mamba2.state_space import StateSpace
 from ...layers.mla import MLA
 from ...layers.moe import MoE
 from ...layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
+from ...layers.recurrent.short_conv import ShortConv
+from ...layers.recurrent.state_space import StateSpace
 from .context import Context
 from .expert_terms import gating_of
 
@@ -175,7 +176,7 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
             raise Slow(f"activation {module.spec.activation}")
-    elif not isinstance(module, (DeltaNet, StateSpace, MLA, AbsentMixer, AbsentRows)):
+    elif not isinstance(module, (DeltaNet, ShortConv, StateSpace, MLA, AbsentMixer, AbsentRows)):
         raise Slow("no kernels for this kind of layer")
 
 

@@ -20,9 +20,11 @@ from . import (  # noqa: F401, they declare executors
     absent,
     attention,
     attention_and_ffn,
+    delta,
     dense_and_experts,
     ffn,
     mla,
+    recurrent,
 )
 from .ends import (
     DeviceEmbedding,
@@ -156,9 +158,9 @@ class StepLaunches:
         if not isinstance(norm, RMSNorm):
             operation(links.sum, part, h)
             return
-        delta = frame.buffer("delta", h.shape[1])
-        operation(links.assign, part, delta)
-        frame.pending = PendingBranch(delta, norm.weight, norm.eps)
+        total = frame.buffer("delta", h.shape[1])
+        operation(links.assign, part, total)
+        frame.pending = PendingBranch(total, norm.weight, norm.eps)
 
 
 def moved(source: torch.Tensor, out: torch.Tensor) -> None:

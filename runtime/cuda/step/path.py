@@ -28,7 +28,6 @@ from ...network.sampling import Sampling
 from ...state.sequence import State
 from ..common.context import Context
 from ..common.registry import Slow
-from . import delta, state_space  # noqa: F401, they declare executors
 from .dense_and_experts import offloaded_of
 from .frame import STEP_ROWS, Frame, StepSequence
 from .graphs import StepGraphs

@@ -19,8 +19,8 @@ _LINEAR = 20.0  # softplus(x) is x from there on, as in torch
 
 
 def apply_recurrence(arguments, thread, threads):
-    """The recurrence of every head (`layers.mamba2.state_space_rule`), what is added of its values,
-    and the gate.
+    """The recurrence of every head (`layers.recurrent.state_space_rule`), what is added of its
+    values, and the gate.
 
     Arguments: the frame, bytes of the layer in what belongs to the sequence; values of all heads,
     vectors that write and that read of all groups; heads, groups, elements of a head, elements of

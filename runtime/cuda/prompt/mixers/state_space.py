@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from ....layers.batch import Batch
-from ....layers.mamba2.state_space import StateSpace
+from ....layers.recurrent.state_space import StateSpace
 from ...common.context import Context
 from ...common.registry import PROMPT, Placed, PlacedBranch, executor
 from ..common.graphs import Stage, Staged

@@ -1,4 +1,4 @@
-"""The executor of state-space layers of Mamba-2 in a decoding step."""
+"""The executors of state-space layers and of gated short convolutions in a decoding step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
+from ....cuda_kernels.step import short_conv as step_conv
 from ....cuda_kernels.step.state_space import StateSpaceShape, StepStateSpace
-from ...layers.mamba2.state_space import StateSpace
+from ...layers.recurrent.short_conv import ShortConv
+from ...layers.recurrent.state_space import StateSpace
 from ...state.sequence import State
 from ...weights.ranges import ranged
 from ..common.context import Context
@@ -61,5 +63,41 @@ class StepStateSpaceLayer(StepRecurrent):
             self.other(state, frame.sequence) if frame.alternates else None,
             frame.positions,
             frame.sequence.begun,
+        )
+        self.output(frame, mixed, h)
+
+
+@executor(STEP, ShortConv)
+class StepShortConv(StepRecurrent):
+    """b, c and x in one launch; the convolution and both gates in one; the output projection onto
+    h.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        net: ShortConv = branch.module
+        if net.convolution.device != context.device:
+            raise Placed(f"its convolution is not on {context.device}")
+        if not 2 <= net.spec.taps <= step_conv.MOST_TAPS:
+            raise Slow(f"a convolution of {net.spec.taps} taps")
+        self.net = net
+        self.inputs = on_device(net.inputs, context, NORM_MATVEC)
+        self.output = StepSum(net.output, branch, context)
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None:
+        net, held = self.net, self.state(state)
+        products = frame.buffer("convolution inputs", self.inputs.rows)
+        operation(matvec.norm_matvec, h, self.norm, self.eps, [self.inputs], [products])
+        mixed = frame.buffer("mixed", net.spec.channels)
+        operation(
+            step_conv.short_conv,
+            products,
+            net.convolution,
+            held.inputs,
+            self.other(state, frame.sequence)[0] if frame.alternates else None,
+            frame.positions,
+            frame.sequence.begun,
+            mixed,
         )
         self.output(frame, mixed, h)

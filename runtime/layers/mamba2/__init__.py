@@ -1,1 +1,0 @@
-"""State-space layers of Mamba-2."""
