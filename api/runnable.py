@@ -25,6 +25,7 @@ RUNNABLE = frozenset(
         "gemma3",
         "gemma4",
         "glm-dsa",
+        "glm4",
         "glm4moe",
         "gpt-oss",
         "granite",

@@ -177,6 +177,18 @@ FAMILIES = {
         NORMS | ATTENTION | MLP,
         {"smollm3.rope.dimension_count": HEAD, "smollm3.vocab_size": VOCAB},
     ),
+    "Glm4ForCausalLM": (
+        {"partial_rotary_factor": None},
+        NORMS
+        | {
+            "post_self_attn_layernorm.weight": ((D,), "post_attention_norm"),
+            "post_mlp_layernorm.weight": ((D,), "post_ffw_norm"),
+        }
+        | ATTENTION
+        | QKV_BIASES
+        | {name: found for name, found in FUSED.items() if name.startswith("mlp.")},
+        {"glm4.attention.key_length": HEAD, "glm4.rope.dimension_count": HEAD // 2},
+    ),
     "Olmo2ForCausalLM": (
         {},
         POST_NORMS | ATTENTION | JOINED_NORMS | MLP,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ConfigError
 
-from .family_checkpoint import HEAD, SIZES, VOCAB, write
+from .family_checkpoint import HEAD, SIZES, VOCAB, convert, write
 
 EXPERTS = {
     "num_experts": 4,
@@ -172,6 +174,8 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
         ("OlmoeForCausalLM", EXPERTS, {"attention_bias": True}, "olmoe implies false"),
         ("OlmoeForCausalLM", EXPERTS, {"norm_topk_prob": True}, "olmoe implies false"),
         ("OlmoeForCausalLM", EXPERTS, {"clip_qkv": 8.0}, "'clip_qkv' is 8; .* implies null"),
+        ("Glm4ForCausalLM", {}, {"rope_scaling": {"rope_type": "llama3"}}, "'llama3' is not"),
+        ("Glm4ForCausalLM", {}, {"rope_parameters": {"mrope_section": [2]}}, "'mrope_section'"),
         ("Olmo2ForCausalLM", {}, {"attention_bias": True}, "olmo2 implies false"),
         ("Olmo2ForCausalLM", {}, {"rope_scaling": {"rope_type": "llama3"}}, "'llama3' is not"),
         ("Olmo3ForCausalLM", {}, {"layer_types": [LOCAL] * 2}, "2 items; expected 1 times"),
@@ -227,6 +231,7 @@ def test_refused(tmp_path, hf_class, base, change, words):
         ("Ernie4_5ForCausalLM", {}, "ernie4_5", 128),
         ("LlamaForCausalLM", {}, "llama", 8),
         ("BailingMoeV2ForCausalLM", BAILING, "bailingmoe2", 128),
+        ("Glm4ForCausalLM", {}, "glm4", 128),
     ],
 )
 def test_heads_that_the_config_does_not_name(monkeypatch, tmp_path, hf_class, base, name, size):
@@ -298,3 +303,24 @@ def test_global_layers_of_gemma3(tmp_path, config, period):
 def test_windows_without_a_key_are_announced(tmp_path, caplog, hf_class, base, change, told):
     metadata(tmp_path / "hf", hf_class, base | change)
     assert ("a sliding window of 8 tokens" in caplog.text) == told
+
+
+def test_special_tokens_of_glm_4(tmp_path):
+    """Its tokenizer's files do not say which they are."""
+    write(tmp_path, "Glm4ForCausalLM", {}, {})
+    file = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    first = len(tokenizer["model"]["vocab"])
+    names = ("<|endoftext|>", "[gMASK]", "<|user|>")
+    special = {"special": True} | dict.fromkeys(
+        ("single_word", "lstrip", "rstrip", "normalized"), False
+    )
+    tokenizer["added_tokens"] = [
+        {"id": first + i, "content": name, **special} for i, name in enumerate(names)
+    ]
+    file.write_text(json.dumps(tokenizer))
+    _, keys = convert(tmp_path, vocab_only=True)
+    found = {
+        key: keys[f"tokenizer.ggml.{key}_token_id"] for key in ("bos", "eos", "eot", "unknown")
+    }
+    assert found == {"bos": first, "eos": first, "eot": first + 2, "unknown": first}

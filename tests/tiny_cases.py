@@ -312,6 +312,11 @@ def _glm4_moe_air(s: Sizes) -> dict[str, Any]:
     return _glm4_moe(s) | {"use_qk_norm": False, "n_shared_experts": 1}
 
 
+def _glm4(s: Sizes) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    return _headed(s, rope_parameters=rope, attention_bias=True)
+
+
 def _bailing_moe_v2(s: Sizes) -> dict[str, Any]:
     config = _headed(s, rope_theta=10000.0, partial_rotary_factor=0.5)
     del config["rope_parameters"]
@@ -756,6 +761,7 @@ CASES = {
             renamed=("language_model.model.blocks.", "language_model.model.layers."),
         ),
         Case("glm4_moe_lite", "Glm4MoeLiteForCausalLM", "deepseek2", _glm4_moe_lite),
+        Case("glm4", "Glm4ForCausalLM", "glm4", _glm4),
         Case("glm4_moe", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe),
         Case("glm4_moe_air", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe_air),
         Case("bailing_moe_v2", "BailingMoeV2ForCausalLM", "bailingmoe2", _bailing_moe_v2),

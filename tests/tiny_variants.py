@@ -135,6 +135,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         },
         {"rope_parameters": None},
     ),
+    "glm4": (
+        {"attention_bias": False, "tie_word_embeddings": True},
+        {"rope_parameters": yarn(partial_rotary_factor=0.5)},
+    ),
     "lfm2": (
         {"conv_L_cache": 4, "tie_word_embeddings": False},
         {"layer_types": None, "full_attn_idxs": [0], "block_auto_adjust_ff_dim": False},

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import ClassVar
 
 from ...formats.values import Value, u32
 from .base import Architecture
 
 log = logging.getLogger(__name__)
-
-_TOKENS = {
-    "bos_token_id": "[gMASK]",
-    "eot_token_id": "<|user|>",
-    "unknown_token_id": "<|endoftext|>",
-    "eom_token_id": "<|observation|>",
-}
 
 
 class GlmTokens(Architecture):
@@ -22,13 +16,20 @@ class GlmTokens(Architecture):
     before the architecture.
     """
 
+    special_tokens: ClassVar[dict[str, str]] = {
+        "bos_token_id": "[gMASK]",
+        "eot_token_id": "<|user|>",
+        "unknown_token_id": "<|endoftext|>",
+        "eom_token_id": "<|observation|>",
+    }
+
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
         keys = super().vocabulary(pre)
         ids = {
             token: number
             for number, token in reversed(list(enumerate(keys["tokenizer.ggml.tokens"].data)))
         }
-        for key, token in _TOKENS.items():
+        for key, token in self.special_tokens.items():
             if token in ids:
                 keys[f"tokenizer.ggml.{key}"] = u32(ids[token])
             else:

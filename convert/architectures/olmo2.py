@@ -11,7 +11,7 @@ from typing import ClassVar
 from ...errors import ConfigError, printable
 from ...formats.values import Value, ValueType, array, f32, u32
 from ..checkpoint.folder import Checkpoint
-from ..metadata.rope import RopeConfig
+from ..metadata.rope import PlainRopeConfig, RopeConfig
 from .base import Architecture
 from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
 from .implied import GLOBAL, LOCAL, check_flag
@@ -22,12 +22,6 @@ from .weight import Weight
 log = logging.getLogger(__name__)
 
 _PERIOD = 4  # of layers that see all positions, by the class and in llama.cpp
-
-
-class OlmoRopeConfig(RopeConfig):
-    """Without Llama 3's factors, which runtimes do not apply in this architecture."""
-
-    kinds = ("default", "linear", "yarn")
 
 
 def _tell_of(found: bool, what: str) -> None:
@@ -55,7 +49,7 @@ class Olmo2(Architecture):
         _tell_of(self.n_heads * self.head_size != self.n_embd, "heads of another size")
 
     def make_rope(self) -> RopeConfig:
-        return OlmoRopeConfig(self.config, self.head_size)
+        return PlainRopeConfig(self.config, self.head_size)
 
     def has_window(self) -> bool:
         return False  # the class has none, whatever config.json says
@@ -85,7 +79,7 @@ class Olmo3(Olmo2):
     }
 
     def make_rope(self) -> RopeConfig:
-        return OlmoRopeConfig(self.config, self.head_size, GLOBAL)
+        return PlainRopeConfig(self.config, self.head_size, GLOBAL)
 
     def local_layers(self) -> list[bool]:
         """Return whether each layer has the window. Raise ConfigError for other kinds of layers."""
@@ -112,7 +106,7 @@ class Olmo3(Olmo2):
         found = self.config.section("rope_parameters")
         if found is None or LOCAL not in found:
             return self.rope.base()
-        local = OlmoRopeConfig(self.config, self.head_size, LOCAL)
+        local = PlainRopeConfig(self.config, self.head_size, LOCAL)
         if local.kind != "default":
             raise ConfigError(
                 f"rope type '{local.kind}' of {LOCAL}; GGUF's {self.gguf_name} implies default",

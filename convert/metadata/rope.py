@@ -152,6 +152,12 @@ def _refuse_others(section: Config, config: Config) -> None:
             )
 
 
+class PlainRopeConfig(RopeConfig):
+    """Without Llama 3's factors, for architectures in which runtimes do not apply them."""
+
+    kinds = ("default", "linear", "yarn")
+
+
 class LongRopeConfig(RopeConfig):
     """Phi-3's `longrope` (formerly `su`): two sets of frequency factors, for texts within the
     original context and longer ones.

@@ -59,6 +59,21 @@ def _hunyuan(name: str, sizes: tuple[int, int, int, int, int, int, int]) -> Shap
     return Shape("hunyuan-dense", name, *sizes, base, 262144, 1e-5, head_norms=True, tied=True)
 
 
+def _glm4(name: str, sizes: tuple[int, int, int, int, int, int, int]) -> Shape:
+    """GLM-4-0414."""
+    return Shape(
+        "glm4",
+        name,
+        *sizes,
+        10000.0,
+        32768,
+        1e-5,
+        rotated=64,
+        joined_gate_up=True,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+    )
+
+
 def _olmo(
     name: str,
     sizes: tuple[int, int, int, int, int, int, int],
@@ -283,6 +298,8 @@ DENSE_SHAPES: dict[str, Shape] = {
     ),
     "hunyuan-0.5b": _hunyuan("0.5B", (24, 1024, 16, 8, 128, 3584, 120818)),
     "hunyuan-7b": _hunyuan("7B", (32, 4096, 32, 8, 128, 14336, 128167)),
+    "glm4-9b": _glm4("9B", (40, 4096, 32, 2, 128, 13696, 151552)),
+    "glm4-32b": _glm4("32B", (61, 6144, 48, 2, 128, 23040, 151552)),
     "olmo2-7b": _olmo("7B", (32, 4096, 32, 32, 128, 11008, 100352), 4096, {}),
     "olmo3-32b": _olmo("32B", (64, 5120, 40, 8, 128, 27648, 100278), 65536, _OLMO3),
     "command-r-35b": _cohere(

@@ -29,7 +29,7 @@ class Shape:
     before the halves of a block. last_norm: that of the norm before the output.
     post_norms: norms after both halves of a block. latent: its attention is latent attention, with
     `indexer` to chosen positions. joined: query, key and value are one matrix, gate and up another.
-    joined_heads: only query, key and value are.
+    joined_heads: only query, key and value are; joined_gate_up: only gate and up.
     joined_norms: norms of queries and keys are over all heads. long_rope: two sets of frequency
     factors. layer_norm: norms are LayerNorms, with biases if `norm_biases`. side_by_side: attention
     and feed-forward read the same norm. gated: whether
@@ -76,6 +76,7 @@ class Shape:
     indexer: IndexerSizes | None = None
     joined: bool = False
     joined_heads: bool = False
+    joined_gate_up: bool = False
     long_rope: bool = False
     layer_norm: bool = False
     norm_biases: bool = True
@@ -200,7 +201,7 @@ class Shape:
         inputs = (gate, up) if self.gated else (up,)
         if stack and self.merged:
             inputs = (("ffn_gate_up", 2 * hidden, self.width),)
-        elif self.joined:
+        elif self.joined or self.joined_gate_up:
             inputs = (("ffn_up", 2 * hidden, self.width),)
         for name, n_out, n_in in (*inputs, ("ffn_down", self.width, hidden)):
             yield f"{name}{suffix}.weight", (*stack, n_out, n_in)
