@@ -117,6 +117,7 @@ ARCHITECTURES = [
     Row("minimax-m2", "IQ4_K", layers=40),
     Row("lfm2-1.2b", "IQ4_K"),
     Row("lfm2-8b-a1b", "IQ4_K"),
+    Row("afm-4.5b", "IQ4_K"),
     Row("glm4-9b", "IQ4_K"),
     Row("glm4-32b", "IQ4_K"),
     Row("olmo2-7b", "IQ4_K"),

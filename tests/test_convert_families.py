@@ -177,6 +177,14 @@ FAMILIES = {
         NORMS | ATTENTION | MLP,
         {"smollm3.rope.dimension_count": HEAD, "smollm3.vocab_size": VOCAB},
     ),
+    "ArceeForCausalLM": (
+        {"hidden_act": "relu2"},
+        NORMS
+        | ATTENTION
+        | {"mlp.up_proj.weight": MLP["mlp.up_proj.weight"]}
+        | {"mlp.down_proj.weight": MLP["mlp.down_proj.weight"]},
+        {"arcee.rope.dimension_count": HEAD, "arcee.vocab_size": VOCAB},
+    ),
     "Glm4ForCausalLM": (
         {"partial_rotary_factor": None},
         NORMS
@@ -256,7 +264,12 @@ FAMILIES = {
     ),
 }
 # whose rotary halves become pairs
-PAIRED = ("GraniteForCausalLM", "Ministral3ForCausalLM", "SmolLM3ForCausalLM")
+PAIRED = (
+    "ArceeForCausalLM",
+    "GraniteForCausalLM",
+    "Ministral3ForCausalLM",
+    "SmolLM3ForCausalLM",
+)
 
 
 @pytest.mark.parametrize("hf_class", FAMILIES)

@@ -176,6 +176,7 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
         ("OlmoeForCausalLM", EXPERTS, {"clip_qkv": 8.0}, "'clip_qkv' is 8; .* implies null"),
         ("Glm4ForCausalLM", {}, {"rope_scaling": {"rope_type": "llama3"}}, "'llama3' is not"),
         ("Glm4ForCausalLM", {}, {"rope_parameters": {"mrope_section": [2]}}, "'mrope_section'"),
+        ("ArceeForCausalLM", {}, {"hidden_act": "silu"}, "arcee implies relu2"),
         ("Olmo2ForCausalLM", {}, {"attention_bias": True}, "olmo2 implies false"),
         ("Olmo2ForCausalLM", {}, {"rope_scaling": {"rope_type": "llama3"}}, "'llama3' is not"),
         ("Olmo3ForCausalLM", {}, {"layer_types": [LOCAL] * 2}, "2 items; expected 1 times"),

@@ -761,6 +761,7 @@ CASES = {
             renamed=("language_model.model.blocks.", "language_model.model.layers."),
         ),
         Case("glm4_moe_lite", "Glm4MoeLiteForCausalLM", "deepseek2", _glm4_moe_lite),
+        Case("arcee", "ArceeForCausalLM", "arcee", lambda s: _common(s, rope_parameters=yarn())),
         Case("glm4", "Glm4ForCausalLM", "glm4", _glm4),
         Case("glm4_moe", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe),
         Case("glm4_moe_air", "Glm4MoeForCausalLM", "glm4moe", _glm4_moe_air),

@@ -135,6 +135,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         },
         {"rope_parameters": None},
     ),
+    "arcee": ({"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},),
     "glm4": (
         {"attention_bias": False, "tie_word_embeddings": True},
         {"rope_parameters": yarn(partial_rotary_factor=0.5)},

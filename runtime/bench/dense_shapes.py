@@ -300,6 +300,20 @@ DENSE_SHAPES: dict[str, Shape] = {
     "hunyuan-7b": _hunyuan("7B", (32, 4096, 32, 8, 128, 14336, 128167)),
     "glm4-9b": _glm4("9B", (40, 4096, 32, 2, 128, 13696, 151552)),
     "glm4-32b": _glm4("32B", (61, 6144, 48, 2, 128, 23040, 151552)),
+    "afm-4.5b": Shape(
+        "arcee",
+        "4.5B",
+        *(36, 2560, 20, 4, 128, 18432, 128004),
+        10000.0,
+        65536,
+        1e-5,
+        gated=False,
+        keys={
+            "rope.scaling.type": string("yarn"),
+            "rope.scaling.factor": f32(20.0),
+            "rope.scaling.original_context_length": u32(4096),
+        },
+    ),
     "olmo2-7b": _olmo("7B", (32, 4096, 32, 32, 128, 11008, 100352), 4096, {}),
     "olmo3-32b": _olmo("32B", (64, 5120, 40, 8, 128, 27648, 100278), 65536, _OLMO3),
     "command-r-35b": _cohere(

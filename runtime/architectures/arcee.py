@@ -1,0 +1,23 @@
+"""arcee: AFM-4.5B. Llama with squared ReLUs instead of gates in the feed-forward layers."""
+
+from __future__ import annotations
+
+from ..layers.block import Block
+from ..layers.specs import FFNSpec
+from ..network.decoder import Decoder
+from ..network.network import Network
+from . import architecture
+
+
+@architecture("arcee", gpu=True)
+def build(d: Decoder) -> Network:
+    """Return the network that the weights and metadata of `d` describe. Raise the errors of
+    `Decoder`, which name file and key or tensor.
+    """
+    rope, hidden = d.rope("norm"), d.p.per_layer("feed_forward_length", d.n_layers)
+    spec = FFNSpec("relu_squared", gated=False)
+
+    def block(layer: int) -> Block:
+        return d.block(layer, d.attention(layer, rope), d.ffn(layer, hidden[layer], spec))
+
+    return d.network(block)
