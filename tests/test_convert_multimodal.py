@@ -25,7 +25,7 @@ MULTIMODAL = {
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }
-OTHER_NAMES = ("Ernie4_5_ForCausalLM",)  # of a class that has a case
+OTHER_NAMES = ("Ernie4_5_ForCausalLM", "LFM2ForCausalLM")  # of classes that have a case
 ALONE = "Mistral4ForCausalLM"  # the text model of the case mistral4
 PLACES = {
     "older": lambda name: f"language_model.{name}",

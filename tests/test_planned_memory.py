@@ -85,6 +85,18 @@ def test_experts_of_two_types_are_decoded_first(monkeypatch, tmp_path, of_up, me
         assert (n_bytes > decoded) == (of_up == "Q4_0")
 
 
+def test_sums_of_few_tokens_count(monkeypatch):
+    """Where a device has products of few tokens."""
+    with Model(SyntheticSource("llama-tiny:Q8_0"), CPU) as model:
+        arguments = model.network.blocks, model.network.width, 64, 64, CacheSettings(), CPU
+        without = buffer_bytes(*arguments)
+        monkeypatch.setattr(few, "is_used", lambda device: True)
+        monkeypatch.setattr(flash_plan, "multiprocessors", lambda device: 132)
+        assert buffer_bytes(*arguments) == without + few.workspace_bytes(CPU)
+        space = few.workspace(CPU)
+        assert few.workspace_bytes(CPU) == sum(x.nbytes for x in space)
+
+
 def test_decoded_rows_of_the_output_count_where_all_tokens_have_logits():
     with Model(SyntheticSource("llama-tiny:Q8_0"), CPU) as model:
         output = model.network.output

@@ -10,8 +10,9 @@ import importlib.util
 import pytest
 import torch
 from iqforge.cuda_kernels.layouts.table import packed_types
-from iqforge.cuda_kernels.prompt import few
+from iqforge.cuda_kernels.prompt import few, flash_plan
 from iqforge.cuda_kernels.prompt.grouped import FLOATS
+from iqforge.errors import ShapeError
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import supported
 from iqforge.runtime.cuda.common.context import Context
@@ -97,6 +98,15 @@ def test_neighbours_of_one_type_are_one_launch(monkeypatch, part):
     assert error(out, truth) < 5e-3
     floats = prompt_few.FewTokens([packed("F32", 64, 64, 1, "cpu")], None, None, context)
     assert not floats.takes(x)
+
+
+def test_what_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr(flash_plan, "multiprocessors", lambda device: 1)
+    m, x = packed("Q8_0", 8, 32, 1, "cpu"), torch.empty(1, 32).bfloat16()
+    space = few.workspace(torch.device("cpu"))
+    with pytest.raises(ShapeError, match="1 rows of 32 activations times 8 rows of weights"):
+        few.few_product([m], x, torch.empty(1, 8), space._replace(x=torch.empty(96)))
+    assert few.takes(x) and not few.takes(torch.empty(1, 40).bfloat16()[:, 4:])
 
 
 @pytest.mark.parametrize("tiles", [1, 5, 24, 112, 132, 224, 1000])

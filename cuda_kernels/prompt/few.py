@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...errors import ShapeError
 from ...formats.types import GGMLType, ggml_type
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
@@ -174,13 +175,19 @@ def few_product(
     part: slice | None = None,
 ) -> None:
     """Compute out half[n, all rows] = x half[n, cols] times the matrices below each other, plus
-    bias half[all rows], for up to MOST_TOKENS tokens. part: only these rows, of one matrix.
+    bias half[all rows]. part: only these rows, of one matrix. ShapeError if the activations do not
+    fit `space`, or if there are too many rows.
     """
     first, last, _ = (part or slice(None)).indices(matrices[0].rows)
     rows = [last - first, *(m.rows for m in matrices[1:])]
     plan, cols, n = plan_for(len(x)), matrices[0].cols, MATRICES - len(matrices)
     row_tiles = -(-sum(-(-r // 64) for r in rows) // plan.groups)
     tiles = row_tiles * -(-len(x) // plan.tile)
+    if tiles > _MOST_TILES or len(x) * -(-cols // _STEP) * _STEP > space.x.numel():
+        raise ShapeError(
+            f"{len(x)} rows of {cols} activations times {sum(rows)} rows of weights: more than"
+            f" {space.x.numel()} activations or {_MOST_TILES} tiles"
+        )
     type = matrices[0].type
     quarters = len(x) * -(-cols // _STEP) * 4
     launch(

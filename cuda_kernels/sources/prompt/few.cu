@@ -5,7 +5,8 @@
 // rows has fewer tiles than the device has multiprocessors. So the steps of all tiles (128 k each), one tile after the other, are divided evenly
 // among blocks: a block has some whole tiles, and parts of two at most, its first and its last one. It stores the sums of parts in float32 in
 // `parts`. At its end it waits until the other parts of these tiles are there, and adds all of them, in the order of k, for its share of the
-// tokens: the same digits in every run. All blocks run at the same time, as there is one on a multiprocessor, so none waits forever.
+// tokens: the same digits in every run. There are no more blocks than multiprocessors, and other kernels of this process that run meanwhile end
+// without this one; so all blocks run in the end, and none waits forever. Two processes that share a device at the same time (MPS) could wait for each other.
 //
 // A CUDA block is a producer warpgroup and GROUPS consumer warpgroups, as in grouped.cu. x is permuted as there, by the launch before
 // (permute.cu), beside which a block may start: consumers read their first weights meanwhile. TYPE, HALF, TILE (64 or 128), RING, GROUPS,

@@ -1,4 +1,4 @@
-// Units of packed weights in registers, as pairs of halves, for grouped.cu.
+// Units of packed weights in registers, as pairs of halves, for grouped.cu and few.cu.
 #pragma once
 
 __device__ __forceinline__ uint32_t pair_of(float one, float two) { return HALF ? to_halves(one, two) : to_bfloats(one, two); }
