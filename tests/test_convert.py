@@ -17,6 +17,7 @@ from iqforge.convert.metadata.general import size_label
 from iqforge.convert.source import CheckpointSource
 from iqforge.convert.tensors.outtype import plan_outtype
 from iqforge.errors import (
+    ConfigError,
     NotFoundError,
     UsageError,
 )
@@ -274,7 +275,19 @@ def test_rope_in_old_and_new_configs(tmp_path: Path, config: dict, base: float, 
         } == extra
 
 
-def test_llama3_scaling_becomes_a_tensor(tmp_path: Path):
+@pytest.mark.parametrize(
+    "change, factors",
+    [
+        ({}, [1, 1, 1, 1, 1, 1, 4.681482315063477, 8]),
+        # As in Llama 4 Scout. Wavelengths are 4,443 and 22,908 on both sides of 8,192.
+        (
+            {"rope_theta": 500000.0, "factor": 16.0, "high_freq_factor": 1.0},
+            [1, 1, 1, 1, 1, 16, 16, 16],
+        ),
+        ({"high_freq_factor": 0.5}, None),
+    ],
+)
+def test_llama3_scaling_becomes_a_tensor(tmp_path: Path, change: dict, factors: list | None):
     scaling = {
         "rope_theta": 10000.0,
         "rope_type": "llama3",
@@ -282,6 +295,7 @@ def test_llama3_scaling_becomes_a_tensor(tmp_path: Path):
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
+        **change,
     }
     make_tiny_llama(
         tmp_path,
@@ -291,11 +305,13 @@ def test_llama3_scaling_becomes_a_tensor(tmp_path: Path):
         n_kv_heads=4,
         config={"rope_parameters": scaling},
     )
+    if factors is None:
+        with pytest.raises(ConfigError, match=r"high_freq_factor 0.5 is below low_freq_factor 1.0"):
+            CheckpointSource(open_checkpoint(tmp_path))
+        return
     with CheckpointSource(open_checkpoint(tmp_path)) as source:
         assert source.tensors[0].name == "rope_freqs.weight"
-        assert values(source, "rope_freqs.weight") == pytest.approx(
-            [1, 1, 1, 1, 1, 1, 4.681482315063477, 8]
-        )
+        assert values(source, "rope_freqs.weight") == pytest.approx(factors)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": LLAMA3},
         {"tie_word_embeddings": True, "interleave_moe_layer_step": 1},
         {"num_experts_per_tok": 2},
+        {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}},  # as Scout: nothing is between
     ),
     "hunyuan_dense": (
         {"tie_word_embeddings": False},

@@ -105,7 +105,8 @@ class RopeConfig:
 
         With f_i = base^(-2i/d) and wavelength w = 2 pi / f_i: 1 where w < original / high, `factor`
         where w > original / low, and between them 1 / ((1 - s) / factor + s) with s = (original / w
-        - low) / (high - low). Raise ConfigError if the high factor is not above the low one.
+        - low) / (high - low). Where both factors are equal, as in Llama 4 Scout, nothing is between
+        them. Raise ConfigError if the high factor is below the low one.
         """
         section = self._section
         if section is None or self.kind != "llama3":
@@ -116,9 +117,9 @@ class RopeConfig:
             section.number("high_freq_factor"),
         )
         original = section.integer("original_max_position_embeddings")
-        if high <= low:
+        if high < low:
             raise ConfigError(
-                f"high_freq_factor {high} must exceed low_freq_factor {low}", file=self._config.file
+                f"high_freq_factor {high} is below low_freq_factor {low}", file=self._config.file
             )
         # In single precision throughout, as the models themselves compute it: files then agree in
         # every bit.
@@ -127,8 +128,11 @@ class RopeConfig:
             np.arange(0, self._head_size, 2, dtype=np.float32) / np.float32(self._head_size),
         )
         wavelengths = np.float32(2 * np.pi) / (one / np.float32(self.base()) ** exponents)
-        smooth = np.clip(
-            (np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1
+        above = np.float32(original) / wavelengths - np.float32(low)
+        smooth = (
+            (above >= 0).astype(np.float32)
+            if high == low
+            else np.clip(above / np.float32(high - low), 0, 1)
         )
         return one / ((one - smooth) / np.float32(factor) + smooth)
 
