@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from iqforge.errors import CheckpointError, ConfigError
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.formats.values import ValueType, array, u32
 
 from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV_HEADS, VOCAB, D, Q, convert, write
+from .random_models import Models, logits_of
+from .tiny_model import write_gguf
 
 CLASS, OF_EXPERT, VALUE, NEAR_HEADS = "MiMoV2FlashForCausalLM", 24, 8, 4
 CONFIG = {  # as published
@@ -143,3 +147,33 @@ def test_no_scale_of_values_and_none_said(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(file.read_text().replace("{", '{"attention_value_scale": null, ', 1))
     assert key not in convert(tmp_path, vocab_only=True)[1]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return Models(tmp_path_factory.mktemp("mimo2"))
+
+
+def changed_logits(models, path, keys: dict) -> np.ndarray:
+    """Return the logits of the small model with other keys in its file; None removes one."""
+    changed = {f"mimo2.{key}": value for key, value in keys.items()}
+    with open_gguf(models.file("mimo2", "small")) as source:
+        return logits_of(write_gguf(path, source, metadata=changed), models.tiny("mimo2", "small"))
+
+
+def test_a_file_with_blocks_that_predict_further_tokens_runs(models, tmp_path):
+    """Such files of llama.cpp's converter have arrays for these blocks, too."""
+    tiny, file = models.tiny("mimo2", "small"), models.file("mimo2", "small")
+    with open_gguf(file) as source:
+        found = {k.removeprefix("mimo2."): v.data for k, v in source.metadata.items()}
+    n, keys = found["block_count"], {}
+    for key, further in (
+        ("attention.head_count_kv", 2),
+        ("attention.sliding_window_pattern", 1),
+        ("feed_forward_length", 24),
+    ):
+        layers = found[key] if isinstance(found[key], list) else [found[key]] * n
+        keys[key] = array(ValueType.INT32, [*layers, further, further, further])
+    keys |= {"block_count": u32(n + 3), "nextn_predict_layers": u32(3)}
+    logits = changed_logits(models, tmp_path / "x.gguf", keys)
+    assert np.array_equal(logits, models.logits(file, tiny))

@@ -19,10 +19,12 @@ def build(d: Decoder) -> Network:
     p, router = d.p, router_spec(d, "sigmoid")
     rope = d.rope("neox")
     near_rope = d.rope("neox", base=p.number("rope.freq_base_swa", 0.0) or None)
-    hidden = p.per_layer("feed_forward_length", d.n_layers)
+    # Arrays of files with blocks that predict further tokens are for those, too.
+    n_blocks = p.integer("block_count")
+    hidden = p.per_layer("feed_forward_length", d.n_layers, n_blocks=n_blocks)
     of_expert = p.integer("expert_feed_forward_length")
     window = p.integer("attention.sliding_window")
-    near = p.flags("attention.sliding_window_pattern", d.n_layers)
+    near = p.flags("attention.sliding_window_pattern", d.n_layers, n_blocks=n_blocks)
     value_scale = p.number("attention.value_scale", 0.0) or 1.0
 
     def block(layer: int) -> Block:

@@ -67,23 +67,32 @@ class Hyperparameters:
         return get(self.metadata, self._full(key), str, file=self.file)
 
     def per_layer(
-        self, key: str, n_layers: int, default: Any = _REQUIRED, *, least: int = 1
+        self,
+        key: str,
+        n_layers: int,
+        default: Any = _REQUIRED,
+        *,
+        least: int = 1,
+        n_blocks: int = 0,
     ) -> tuple[int, ...]:
         """Return one integer of at least `least` per layer, from a key that holds one or an array
-        of them. Raise ConfigError, with file and key, for other values.
+        of them. The array may also be for `n_blocks`, of which the layers are the first. Raise
+        ConfigError, with file and key, for other values.
         """
         if default is not _REQUIRED and not self.has(key):
             return default
         data = get(self.metadata, self._full(key), (int, list), file=self.file)
         if isinstance(data, int):
             return (self._bounded(key, data, least, _MOST),) * n_layers
-        if len(data) != n_layers or not all(isinstance(x, int) for x in data):
+        if len(data) not in (n_layers, n_blocks or n_layers) or not all(
+            isinstance(x, int) for x in data
+        ):
             raise ConfigError(
                 f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers}"
                 " integers",
                 file=self.file,
             )
-        return tuple(self._bounded(key, x, least, _MOST) for x in data)
+        return tuple(self._bounded(key, x, least, _MOST) for x in data[:n_layers])
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """True or False."""
