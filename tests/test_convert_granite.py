@@ -177,6 +177,14 @@ def test_granite_4_with_mamba_is_granitehybrid(tmp_path, routed):
     assert of_mamba == {f"ssm.{key}": value for key, value in sizes.items()}
 
 
+def test_mamba_and_rotation_have_keys(tmp_path):
+    config = GRANITE4 | MAMBA | {"position_embedding_type": "rope"}
+    write(tmp_path, "GraniteMoeHybridForCausalLM", config, {})
+    _, metadata = convert(tmp_path, vocab_only=True)
+    assert metadata["granitehybrid.rope.scaling.finetuned"] is True
+    assert metadata["granitehybrid.context_length"] == 64
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_missing_tensor_is_named(tmp_path, name):
     without = {other: shape for other, shape in SHAPES.items() if other != name}
@@ -194,7 +202,6 @@ def test_a_missing_tensor_is_named(tmp_path, name):
         ({"layer_types": ["mamba"] * 2}, "has 2 items for 1 layers"),
         (MAMBA | {"mamba_d_head": 15}, "4 heads of Mamba layers with 15 elements are not 64"),
         (MAMBA | {"mamba_proj_bias": True}, "'mamba_proj_bias' is true"),
-        (MAMBA | {"position_embedding_type": "rope"}, "GGUF's granitehybrid implies none"),
         ({"shared_intermediate_size": 0}, "layers have no feed-forward"),
         (
             {"num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": None},

@@ -695,8 +695,10 @@ def _granite_hybrid(s: Sizes, **more) -> dict[str, Any]:
 
 
 def _granite_hybrid_dense(s: Sizes) -> dict[str, Any]:
-    sizes = {"intermediate_size": s.ff, "tie_word_embeddings": True}
-    return _granite_hybrid(s, num_local_experts=0, num_experts_per_tok=0, **sizes)
+    """Without experts; heads are rotated."""
+    more = {"intermediate_size": s.ff, "tie_word_embeddings": True}
+    more |= {"position_embedding_type": "rope"}
+    return _granite_hybrid(s, num_local_experts=0, num_experts_per_tok=0, **more)
 
 
 def _cohere(s: Sizes, **more) -> dict[str, Any]:

@@ -155,11 +155,6 @@ class GraniteMoeHybrid(GraniteMoe):
             self.n_ff = self.n_ff_shared
         if self.mamba is not None:
             self.gguf_name = "granitehybrid"
-            if self.has_positions:
-                raise ConfigError(
-                    "key 'position_embedding_type' is rope; GGUF's granitehybrid implies none",
-                    file=config.file,
-                )
         elif self.n_experts and not self.has_positions:
             # The newest runtimes rotate heads of granitemoe whatever this key says.
             raise ConfigError(
@@ -228,11 +223,13 @@ class GraniteMoeHybrid(GraniteMoe):
     def family_keys(self) -> dict[str, Value]:
         keys = super().family_keys()
         if self.mamba is not None:
-            # Without positions texts may have any length; the reference writes this one.
-            keys["context_length"] = u32(1 << 20)
+            if not self.has_positions:
+                # Texts may have any length; the reference writes this one.
+                keys["context_length"] = u32(1 << 20)
             heads = [0 if recurrent else self.n_kv_heads for recurrent in self.recurrent]
             keys["attention.head_count_kv"] = array(ValueType.INT32, heads)
             keys |= self.mamba.keys
+        # Runtimes rotate heads of granite and granitehybrid where this is true.
         return keys | {"rope.scaling.finetuned": boolean(self.has_positions)}
 
     def weights(self) -> list[Weight]:
