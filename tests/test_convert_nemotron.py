@@ -7,8 +7,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from iqforge.errors import CheckpointError, ConfigError, UsageError
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.formats.values import f32
 
 from .family_checkpoint import EXPERTS, FF, HEADS, KV, KV_HEADS, VOCAB, D, Q, convert, write
+from .random_models import Models, logits_of
+from .tiny_model import write_gguf
 
 CLASS = "NemotronHForCausalLM"
 WIDE, SHARED, LATENT = 20, 40, 24
@@ -245,3 +249,26 @@ def test_there_are_no_gates_to_merge(tmp_path):
     write(tmp_path, CLASS, SPARSE, {})
     with pytest.raises(UsageError, match="no experts whose gate and up"):
         convert(tmp_path, vocab_only=True, merge_gate_up=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return Models(tmp_path_factory.mktemp("nemotron"))
+
+
+def changed_logits(models, path, keys: dict) -> np.ndarray:
+    """Return the logits of the small model with other keys in its file; None removes one."""
+    case = "nemotron_h_moe"
+    changed = {f"{case}.{key}": value for key, value in keys.items()}
+    with open_gguf(models.file(case, "small")) as source:
+        return logits_of(write_gguf(path, source, metadata=changed), models.tiny(case, "small"))
+
+
+def test_the_epsilon_of_rms_norms_comes_first(models, tmp_path):
+    """Of two in a file."""
+    rms, other = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+    both = {rms: f32(0.5), other: f32(1e-5)}
+    found = changed_logits(models, tmp_path / "both.gguf", both)
+    for name, keys in (("rms", {rms: f32(0.5), other: None}), ("other", {other: f32(0.5)})):
+        assert np.array_equal(changed_logits(models, tmp_path / f"{name}.gguf", keys), found)
+    assert np.abs(found - models.tiny("nemotron_h_moe", "small").logits).max() > 1e-3

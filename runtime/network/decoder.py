@@ -77,9 +77,10 @@ class Decoder:
                 file=p.file,
             )
         head_size = max(1, width // heads[0])
-        epsilon = "attention.layer_norm_epsilon"
-        if not layer_norm and not (hybrid and p.has(epsilon)):
-            epsilon = "attention.layer_norm_rms_epsilon"
+        epsilon, of_rms = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
+        # Files of hybrids may have either key, or both, of which llama.cpp takes that of RMS norms.
+        if not layer_norm and (p.has(of_rms) or not (hybrid and p.has(epsilon))):
+            epsilon = of_rms
         return cls(
             p,
             w,
