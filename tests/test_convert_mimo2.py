@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from iqforge.errors import CheckpointError, ConfigError
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.values import ValueType, array, u32
+from iqforge.formats.values import ValueType, array, f32, u32
 
 from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV_HEADS, VOCAB, D, Q, convert, write
 from .random_models import Models, logits_of
@@ -177,3 +177,13 @@ def test_a_file_with_blocks_that_predict_further_tokens_runs(models, tmp_path):
     keys |= {"block_count": u32(n + 3), "nextn_predict_layers": u32(3)}
     logits = changed_logits(models, tmp_path / "x.gguf", keys)
     assert np.array_equal(logits, models.logits(file, tiny))
+
+
+def test_the_base_of_layers_with_a_window_without_a_key(models, tmp_path):
+    """As in llama.cpp, it is not that of the other layers."""
+    key = "rope.freq_base_swa"
+    without, default, other = (
+        changed_logits(models, tmp_path / f"{number}.gguf", {key: value})
+        for number, value in enumerate((None, f32(10000.0), f32(50000.0)))
+    )
+    assert np.array_equal(without, default) and not np.array_equal(without, other)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from iqforge.errors import CheckpointError, ConfigError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.values import f32
+from iqforge.formats.values import boolean, f32
 
 from .family_checkpoint import EXPERTS, FF, HEADS, KV, KV_HEADS, VOCAB, D, Q, convert, write
 from .random_models import Models, logits_of
@@ -272,3 +272,13 @@ def test_the_epsilon_of_rms_norms_comes_first(models, tmp_path):
     for name, keys in (("rms", {rms: f32(0.5), other: None}), ("other", {other: f32(0.5)})):
         assert np.array_equal(changed_logits(models, tmp_path / f"{name}.gguf", keys), found)
     assert np.abs(found - models.tiny("nemotron_h_moe", "small").logits).max() > 1e-3
+
+
+def test_scores_of_experts_are_not_normed_without_a_key(models, tmp_path):
+    """As in llama.cpp."""
+    key = "expert_weights_norm"
+    without, on, off = (
+        changed_logits(models, tmp_path / f"{number}.gguf", {key: value})
+        for number, value in enumerate((None, boolean(True), boolean(False)))
+    )
+    assert np.array_equal(without, off) and not np.array_equal(without, on)

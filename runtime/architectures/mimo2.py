@@ -18,7 +18,7 @@ def build(d: Decoder) -> Network:
     """
     p, router = d.p, router_spec(d, "sigmoid")
     rope = d.rope("neox")
-    near_rope = d.rope("neox", base=p.number("rope.freq_base_swa", 0.0) or None)
+    near_rope = d.rope("neox", base=p.number("rope.freq_base_swa", 10000.0, above=1))
     # Arrays of files with blocks that predict further tokens are for those, too.
     n_blocks = p.integer("block_count")
     hidden = p.per_layer("feed_forward_length", d.n_layers, n_blocks=n_blocks)

@@ -27,7 +27,7 @@ def build(d: Decoder) -> Network:
     scale = p.number("attention.scale", 0.0, least=0) or None
     router, of_expert, shared, latent = None, 0, 0, 0
     if p.integer("expert_count", 0, least=0):
-        router = router_spec(d, "sigmoid")
+        router = router_spec(d, "sigmoid", norm=False)
         of_expert = p.integer("expert_feed_forward_length")
         shared = p.integer("expert_shared_feed_forward_length", 0, least=0)
         latent = p.integer("moe_latent_size", 0, least=0)
