@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from iqforge.errors import CheckpointError, ConfigError
@@ -29,6 +31,7 @@ CONFIG = {  # as published
     "layer_types": ["sliding_attention"] * 2,
     "sliding_window": 16,
 }
+PERIOD = "the period of layers with full attention is 2; GGUF's afmoe implies 4"
 # stored name -> (shape, GGUF name)
 NAMES = {
     "model.embed_tokens.weight": ((VOCAB, D), "token_embd.weight"),
@@ -120,11 +123,21 @@ def test_a_missing_tensor_is_named(tmp_path, name):
         ({"route_norm": False}, "afmoe implies true"),
         ({"score_func": "softmax"}, "afmoe implies sigmoid"),
         ({"n_group": 2}, "'n_group' is 2; GGUF's afmoe implies 1"),
-        ({"layer_types": None, "global_attn_every_n_layers": 2}, "every 2th layer"),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, "every 2th layer"),
+        ({"layer_types": None, "global_attn_every_n_layers": 2}, PERIOD),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, PERIOD),
     ],
 )
 def test_what_has_no_key_is_refused(tmp_path, change, message):
     write(tmp_path, CLASS, CONFIG | change, SHAPES)
     with pytest.raises(ConfigError, match=message):
         convert(tmp_path)
+
+
+def test_no_window_is_refused(tmp_path):
+    """An absent key means the default of the class, null does not."""
+    write(tmp_path, CLASS, CONFIG | {"sliding_window": None}, {})
+    assert convert(tmp_path, vocab_only=True)[1]["afmoe.attention.sliding_window"] == 1024
+    config = json.loads((tmp_path / "config.json").read_text()) | {"sliding_window": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="'sliding_window' is null; GGUF's afmoe implies a win"):
+        convert(tmp_path, vocab_only=True)

@@ -208,7 +208,8 @@ def test_a_missing_tensor_is_named(tmp_path, name):
             "granitemoe implies rope",
         ),
         ({"residual_multiplier": 0.0}, "'residual_multiplier' is 0.0, expected a positive"),
-        ({"hidden_act": "gelu"}, "implies silu"),
+        ({"hidden_act": "gelu"}, "GGUF's granite implies silu"),
+        (MAMBA | {"hidden_act": "gelu"}, "GGUF's granitehybrid implies silu"),
     ],
 )
 def test_refused(tmp_path, change, words):

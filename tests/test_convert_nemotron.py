@@ -225,7 +225,8 @@ def test_keys_of_older_configs(tmp_path):
 @pytest.mark.parametrize(
     "config, words",
     [
-        (CONFIG | {"hybrid_override_pattern": "MX*"}, "layer 1 is 'X', expected one of M"),
+        (CONFIG | {"hybrid_override_pattern": "MX*"}, r"'X', expected one of M, \*, -, E$"),
+        (CONFIG | {"intermediate_size": None}, "key 'intermediate_size' is missing"),
         (CONFIG | {"hybrid_override_pattern": None}, "neither 'hybrid_override_pattern' nor"),
         (CONFIG | {"num_hidden_layers": 4}, "is 4, and 3 layers are described"),
         (SPARSE | {"layers_block_type": ["mlp", "moe", "mamba"]}, "GGUF's nemotron_h_moe has eith"),

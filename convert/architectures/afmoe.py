@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from ...errors import ConfigError
 from ...formats.values import Value, boolean, f32, u32
+from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
 from .blocks import LAYER, attention, embedding_and_head, in_layers
 from .experts import RoutedExperts
@@ -59,10 +60,20 @@ class Afmoe(RoutedExperts):
         period = global_period(config, self.n_layers, default) if kinds else default
         if period != _PERIOD:
             raise ConfigError(
-                f"every {period}th layer has full attention; GGUF's {name} implies every"
-                f" {_PERIOD}th",
+                f"the period of layers with full attention is {period}; GGUF's {name} implies"
+                f" {_PERIOD}",
                 file=config.file,
             )
+
+    def read_config(self, checkpoint: Checkpoint) -> Config:
+        values = checkpoint.config.of_text().values
+        # An absent key has a default; transformers evaluates no model whose window is null.
+        if values.get("sliding_window", 0) is None:
+            raise ConfigError(
+                f"key 'sliding_window' is null; GGUF's {self.gguf_name} implies a window",
+                file=checkpoint.config.file,
+            )
+        return super().read_config(checkpoint)
 
     def expert_layers(self) -> range:
         return range(self.n_dense, self.n_layers)

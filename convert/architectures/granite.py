@@ -12,6 +12,7 @@ from typing import ClassVar
 from ...errors import ConfigError, printable
 from ...formats.source import TensorInfo
 from ...formats.values import Value, ValueType, array, boolean, f32, u32
+from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
 from ..tensors.rows import RowRange, StoredRows
 from ..tensors.stored import StoredTensor
@@ -141,11 +142,10 @@ class GraniteMoeHybrid(GraniteMoe):
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         config = self.config
-        self.recurrent = self._recurrent_layers()
         self.mamba = self._mamba() if any(self.recurrent) else None
         self.has_positions = config.string("position_embedding_type", default=None) == "rope"
         if not self.n_experts:
-            self.gguf_name, self.has_experts = "granite", False
+            self.has_experts = False
             if not self.n_ff_shared:
                 raise ConfigError(
                     "key 'shared_intermediate_size' is 0, and there are no routed experts: layers"
@@ -153,25 +153,32 @@ class GraniteMoeHybrid(GraniteMoe):
                     file=config.file,
                 )
             self.n_ff = self.n_ff_shared
-        if self.mamba is not None:
-            self.gguf_name = "granitehybrid"
-        elif self.n_experts and not self.has_positions:
+        if self.mamba is None and self.n_experts and not self.has_positions:
             # The newest runtimes rotate heads of granitemoe whatever this key says.
             raise ConfigError(
                 "key 'position_embedding_type' is not rope; GGUF's granitemoe implies rope",
                 file=config.file,
             )
 
-    def _recurrent_layers(self) -> tuple[bool, ...]:
+    def read_config(self, checkpoint: Checkpoint) -> Config:
+        config = super().read_config(checkpoint)
+        self.recurrent = self._recurrent_layers(config)
+        self.n_experts = config.integer("num_local_experts", minimum=0, default=8)
+        # The name is chosen here because errors about other keys have it.
+        if any(self.recurrent):
+            self.gguf_name = "granitehybrid"
+        elif not self.n_experts:
+            self.gguf_name = "granite"
+        return config
+
+    def _recurrent_layers(self, config: Config) -> tuple[bool, ...]:
         """Return whether each layer has Mamba-2: all, unless config.json names their kinds."""
-        config = self.config
         kinds = config.strings("layer_types", "layers_block_type", default=[])
         if not kinds:
-            config.integer("num_hidden_layers", maximum=_MAX_LAYERS)
-            return (True,) * self.n_layers
-        if len(kinds) != self.n_layers:
+            return (True,) * config.integer("num_hidden_layers", maximum=_MAX_LAYERS)
+        if len(kinds) != (n := config.integer("num_hidden_layers")):
             raise ConfigError(
-                f"key 'layer_types' has {len(kinds)} items for {self.n_layers} layers",
+                f"key 'layer_types' has {len(kinds)} items for {n} layers",
                 file=config.file,
             )
         for layer, kind in enumerate(kinds):
@@ -209,7 +216,6 @@ class GraniteMoeHybrid(GraniteMoe):
         return found
 
     def read_expert_sizes(self) -> None:
-        self.n_experts = self.config.integer("num_local_experts", minimum=0, default=8)
         self.n_experts_used, self.n_ff_expert = 0, self.n_ff
         if self.n_experts:
             super().read_expert_sizes()

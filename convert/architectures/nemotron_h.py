@@ -102,7 +102,9 @@ class NemotronH(MtpBlocks, RoutedExperts):
                     f" {self.gguf_name} has either",
                     file=config.file,
                 )
-        found: dict[str, Any] = {"num_hidden_layers": len(self.kinds), "intermediate_size": 1}
+        found: dict[str, Any] = {"num_hidden_layers": len(self.kinds)}
+        if self.has_experts:
+            found["intermediate_size"] = 1  # no layer has this width
         if (head := config.integer("attention_head_dim", default=None)) is not None:
             found["head_dim"] = head
         config = config.with_defaults(found)
@@ -326,7 +328,7 @@ def _kinds(config: Config) -> str:
         if kind not in _NAMES.values():
             raise ConfigError(
                 f"layer {layer} is '{printable(kind)}', expected one of"
-                f" {', '.join(_NAMES.values() if pattern else _NAMES)}",
+                f" {', '.join(dict.fromkeys(_NAMES.values()) if pattern else _NAMES)}",
                 file=config.file,
             )
     return "".join(kinds)
