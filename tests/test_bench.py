@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import sqlite3
+from types import SimpleNamespace
 
 import iqforge
 import pytest
@@ -21,8 +22,12 @@ from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.bench.sweep import sweep
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.commands.flags import model_notes
 from iqforge.runtime.model import Model
 from iqforge.runtime.network.sampling import Sampling
+from iqforge.runtime.split_model import network_of
+from iqforge.runtime.weights.hyperparameters import Hyperparameters
+from iqforge.runtime.weights.switches import Switches
 
 from .recorder import Recorder
 
@@ -440,6 +445,24 @@ def test_expert_switches_without_effect_are_reported_once(command, capsys):
         notes("qwen3moe-tiny:Q8_0", "-ser", "2,0.5") == [many.format(2)]
         and notes("qwen3moe-tiny:Q8_0", "-ser", "1,0.5") == []
     )
+
+
+def test_experts_without_a_gate_have_nothing_to_merge():
+    switches = Switches(merge_gate_up=True)
+    for shape, expected in (
+        ("nemotron-3-nano-30b-a3b", [("-muge", "the model's experts have no gate")]),
+        ("qwen3moe-tiny", []),
+    ):
+        source = SyntheticSource(f"{shape}:Q8_0")
+        model = SimpleNamespace(
+            device=torch.device("cpu"),
+            weights=SimpleNamespace(switches=switches),
+            source=source,
+            hyperparameters=Hyperparameters(source.metadata, shape),
+            network=network_of(source, switches),
+            cache=None,
+        )
+        assert model_notes(model) == expected
 
 
 def test_no_model(capsys):

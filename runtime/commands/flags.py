@@ -184,7 +184,9 @@ def model_notes(model: Model) -> list[tuple[str, str]]:
 
 
 def _expert_notes(model: Model) -> list[tuple[str, str]]:
-    chosen = model.weights.switches
+    from ..layers.moe import MoE
+
+    chosen, notes = model.weights.switches, []
     if model.hyperparameters.integer("expert_count", 0) <= 0:
         return [
             (flag, "the model has no experts")
@@ -193,8 +195,17 @@ def _expert_notes(model: Model) -> list[tuple[str, str]]:
         ]
     used = model.hyperparameters.integer("expert_used_count")
     if chosen.ser is not None and chosen.ser[0] >= used:
-        return [("-ser", f"the model uses {used} experts, and {chosen.ser[0]} are always kept")]
-    return []
+        why = f"the model uses {used} experts, and {chosen.ser[0]} are always kept"
+        notes.append(("-ser", why))
+    experts = [
+        layer.experts
+        for block in model.network.blocks
+        for layer in block.row_layers
+        if isinstance(layer, MoE)
+    ]
+    if chosen.merge_gate_up and experts and not any(part.spec.gated for part in experts):
+        notes.append(("-muge", "the model's experts have no gate"))
+    return notes
 
 
 def _attention_notes(model: Model) -> list[tuple[str, str]]:
