@@ -27,6 +27,8 @@ from .weights.split_plan import SplitPlan
 from .weights.switches import Switches
 
 _ONE = SplitPlan((1.0,), {}, ())  # all on one GPU
+# What they cost has not been measured.
+_AS_DELTA = {StateSpace: "state-space layers", ShortConv: "short convolutions"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class SplitReport:
     weights: bytes of each rank, the sum over `roles`. copied: those of them that every rank has.
     whole: bytes of the model. context: tokens of the sequence whose cache takes `cache` bytes on
     each rank. prediction: for `len(weights)` GPUs, whether there are any or not. fewer: 1 GPU, 2,
-    4 and so on.
+    4 and so on. as_delta: kinds of layers that are predicted to cost what delta nets do.
     """
 
     model: str
@@ -64,6 +66,7 @@ class SplitReport:
     costs: Costs
     prediction: Prediction
     fewer: tuple[Fewer, ...]
+    as_delta: tuple[str, ...]
 
     @property
     def fits(self) -> bool:
@@ -171,6 +174,11 @@ def split_report(
         costs,
         prediction,
         tuple(fewer),
+        tuple(
+            name
+            for kind, name in _AS_DELTA.items()
+            if any(isinstance(block.mixer, kind) for block in whole.blocks)
+        ),
     )
 
 
@@ -274,7 +282,7 @@ def _mixer(mixer: Any) -> str:
         "latent"
         if isinstance(mixer, MLA)
         else "delta"
-        if isinstance(mixer, (DeltaNet, ShortConv, StateSpace))
+        if isinstance(mixer, (DeltaNet, *_AS_DELTA))
         else "none"
         if isinstance(mixer, AbsentMixer)
         else "attention"

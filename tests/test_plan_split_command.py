@@ -45,6 +45,20 @@ def test_speeds_come_with_the_costs_behind_them(capsys):
     assert "weights and cache of 512 tokens fit 139.0 GiB:" in out
 
 
+@pytest.mark.parametrize(
+    "shape, layers",
+    [
+        ("granite-4.0-h-7b", ("state-space layers",)),
+        ("lfm2-1.2b", ("short convolutions",)),
+        ("llama-8b", ()),
+    ],
+)
+def test_layers_that_are_predicted_as_delta_nets_are_named(capsys, shape, layers):
+    assert main(["plan-split", "--simulate", f"{shape}:IQ4_K,layers=6", "-ts", "1,1"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "delta nets" in line]
+    assert said == [f"Not measured, and predicted as delta nets: {name}." for name in layers]
+
+
 def test_json_has_the_plan_and_the_prediction(capsys):
     words = ["plan-split", "--simulate", "deepseek-v3:IQ2_K", "-ts", "1,1,1,1,1,1,1,1", "--json"]
     assert main(words) == 0

@@ -198,6 +198,8 @@ def _speeds(report: SplitReport) -> list[str]:
         f" for a sum); weights and cache of {report.context} tokens fit {_mib(c.memory)}:",
         *_table(["GPUs", "weights", f"pp{n_prompt}", "of it sums", "tg", "of it sums"], rows),
     ]
+    if report.as_delta:
+        found.append(f"Not measured, and predicted as delta nets: {', '.join(report.as_delta)}.")
     if (n := report.fastest) < report.plan.n_ranks:
         found.append("One GPU generates fastest." if n == 1 else f"{n} GPUs generate fastest.")
     return found
