@@ -96,7 +96,7 @@ def use_reference_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let models rotate and attend as the reference does."""
     monkeypatch.setattr(Rope, "angles", _angles)
     monkeypatch.setattr(
-        Attention, "_attend", lambda module, q, k, v: _attend(q, k, v, module.spec.scale)
+        Attention, "_attend_from_one", lambda module, *qkv: _attend(*qkv, module.spec.scale)
     )
 
 

@@ -204,6 +204,13 @@ def test_permutation_is_one():
     ]
 
 
+class Linear(SimpleNamespace):
+    """What is read of a stack of matrices, which can be a key."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
     told = []
@@ -213,7 +220,7 @@ def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
     monkeypatch.setattr(prompt_grouped, "fits", lambda *arguments: fits)
     for name in ("check_norm", "packed"):
         monkeypatch.setattr(prompt_moe, name, lambda *arguments, **options: None)
-    linear = SimpleNamespace(bias=None, scale=None)
+    linear = Linear(bias=None, scale=None)
     experts = Experts(linear, gate_up=linear)
     matrix = SimpleNamespace(packed=None)
     scores = SimpleNamespace(device=context.device, bias=None, matrix=matrix)
