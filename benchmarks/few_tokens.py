@@ -16,17 +16,15 @@ import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
-import numpy as np
 import torch
-from grouped import error, microseconds
+from grouped import drawn_matrix, error, microseconds
 from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.cuda_kernels.packed.decode import decode_matrix, dequantize_spec
 from iqforge.cuda_kernels.packed.matrix import PackedMatrix
-from iqforge.cuda_kernels.packed.pack import pack_matrix
 from iqforge.cuda_kernels.prompt import few
 from iqforge.cuda_kernels.prompt.grouped import FLOATS
 from iqforge.formats.types import GGMLType, ggml_type
-from iqforge.runtime.bench.random_blocks import random_rows, supported
+from iqforge.runtime.bench.random_blocks import supported
 from step_types import compile_one
 
 SHAPES = {
@@ -36,17 +34,6 @@ SHAPES = {
     "down": ((4096,), 14336),
 }
 L2 = 64e6  # bytes: copies of a matrix that are multiplied in turn are larger
-
-
-def drawn_matrix(type: GGMLType, rows: int, cols: int, seed: int) -> PackedMatrix:
-    """Return a matrix [rows, cols] on the GPU, of 64 random rows repeated in random order."""
-    rng = np.random.default_rng(seed)
-    drawn = random_rows(type, 64, cols, 1.0, rng)
-    if type.is_interleaved:  # their rows belong together
-        drawn = np.tile(drawn, (rows // 64, 1))
-    else:
-        drawn = drawn[rng.integers(0, 64, rows)]
-    return pack_matrix(type, [drawn], rows, cols, 1, "cuda")
 
 
 def copies(matrices: list[PackedMatrix]) -> list[list[PackedMatrix]]:
@@ -63,7 +50,7 @@ def measured(type: GGMLType, rows: tuple[int, ...], cols: int, tokens: list[int]
     relative error.
     """
     found, device = [], torch.device("cuda", torch.cuda.current_device())
-    matrices = [drawn_matrix(type, r, cols, seed) for seed, r in enumerate(rows)]
+    matrices = [drawn_matrix(type, r, cols, 1, seed) for seed, r in enumerate(rows)]
     all_copies, space = copies(matrices), few.workspace(device)
     decoded = torch.cat([decode_matrix(m, torch.float32) for m in matrices]).double()
     weights = torch.empty(sum(rows), cols, dtype=torch.bfloat16, device=device)

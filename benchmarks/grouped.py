@@ -54,17 +54,19 @@ class Tokens:
         self.mid_permuted[:, self.places] = self.mid
 
 
-def drawn_matrix(type: GGMLType, rows: int, cols: int) -> PackedMatrix:
-    """Return EXPERTS matrices [rows, cols] of a type on the GPU, of 64 random rows repeated in
+def drawn_matrix(
+    type: GGMLType, rows: int, cols: int, n_matrices: int = EXPERTS, seed: int = 1
+) -> PackedMatrix:
+    """Return so many matrices [rows, cols] of a type on the GPU, of 64 random rows repeated in
     random order.
     """
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     few = random_rows(type, 64, cols, 1.0, rng)
     if type.is_interleaved:  # their rows belong together
-        chosen = np.tile(few, (EXPERTS * rows // 64, 1))
+        chosen = np.tile(few, (n_matrices * rows // 64, 1))
     else:
-        chosen = few[rng.integers(0, 64, EXPERTS * rows)]
-    return pack_matrix(type, [chosen], rows, cols, EXPERTS, "cuda")
+        chosen = few[rng.integers(0, 64, n_matrices * rows)]
+    return pack_matrix(type, [chosen], rows, cols, n_matrices, "cuda")
 
 
 def microseconds(call: Callable[[], None]) -> float:

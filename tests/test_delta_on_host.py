@@ -13,6 +13,7 @@ from iqforge.cuda_kernels.step.delta import delta_spec
 
 from .delta_reference import PROMPTS, STEPS, delta_case, prompt_case
 from .kernels_on_host import RUN_DELTA, RUN_PROMPT_DELTA, library, pointer
+from .recurrent_steps import check_steps
 
 CPU = torch.device("cpu")
 
@@ -43,22 +44,7 @@ def test_a_step(case, tmp_path):
         )
         return out
 
-    def check(out, state) -> None:
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state.memory, after.memory, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state.inputs, after.inputs, rtol=1e-5, atol=1e-6)
-
-    state = c.copied()
-    check(run(state), state)
-    # To and fro: a step leaves the state that it began with.
-    main, other = c.copied(), c.copied()
-    other.clear()
-    check(run(main, other, 7, 7), other)
-    assert torch.equal(main.memory, c.state.memory) and torch.equal(main.inputs, c.state.inputs)
-    main, other = other, main
-    main.clear()
-    check(run(main, other, 10, 7), main)
-    assert torch.equal(other.memory, c.state.memory) and torch.equal(other.inputs, c.state.inputs)
+    check_steps(run, c, expected, after)
 
 
 class HostKernels:

@@ -9,6 +9,7 @@ import torch
 from iqforge.cuda_kernels.step.state_space import state_space_spec
 
 from .kernels_on_host import RUN_STATE_SPACE, library, pointer
+from .recurrent_steps import check_steps
 from .state_space_reference import STEPS, state_space_case
 
 
@@ -33,19 +34,4 @@ def test_a_step(case, tmp_path):
         )
         return out
 
-    def check(out, state) -> None:
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state.memory, after.memory, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state.inputs, after.inputs, rtol=1e-5, atol=1e-6)
-
-    state = c.copied()
-    check(run(state), state)
-    # To and fro: a step leaves the state that it began with.
-    main, other = c.copied(), c.copied()
-    other.clear()
-    check(run(main, other, 7, 7), other)
-    assert torch.equal(main.memory, c.state.memory) and torch.equal(main.inputs, c.state.inputs)
-    main, other = other, main
-    main.clear()
-    check(run(main, other, 10, 7), main)
-    assert torch.equal(other.memory, c.state.memory) and torch.equal(other.inputs, c.state.inputs)
+    check_steps(run, c, expected, after)

@@ -78,10 +78,13 @@ __device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* fir
                                         const Geometry& g, int cols, int begin, int end, uint32_t table, uint32_t ring, uint32_t full,
                                         uint32_t empty, Turn& turn) {
   const int last = cols / 32 - 1, columns = columns_for(rows);
-  int unit = min(4 * begin + int(threadIdx.x % 4), last), next = unit;
+  int unit = min(4 * begin + int(threadIdx.x % 4), last);
   typename TYPE::Raw one[AHEAD], two[AHEAD];
 #pragma unroll
-  for (int i = 0; i < AHEAD; ++i, next = min(next + 4, last)) one[i] = TYPE::load(first, g, low, next), two[i] = TYPE::load(second, g, high, next);
+  for (int i = 0; i < AHEAD; ++i) {
+    const int next = min(unit + 4 * i, last);
+    one[i] = TYPE::load(first, g, low, next), two[i] = TYPE::load(second, g, high, next);
+  }
   for (int k = begin; k < end; k += AHEAD) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i, turn.next()) {
@@ -91,8 +94,8 @@ __device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* fir
       decode_pairs<TYPE>(two[i], unit, table, b);
       unit = min(unit + 4, last);
       if (k + i + AHEAD < end) {
+        const int next = min(unit + 4 * (AHEAD - 1), last);
         one[i] = TYPE::load(first, g, low, next), two[i] = TYPE::load(second, g, high, next);
-        next = min(next + 4, last);
       }
       barrier_wait(full + 8 * turn.stage, turn.round);
       multiply(sums, a, b, ring + turn.stage * STAGE_BYTES, k + i != begin, columns);

@@ -15,6 +15,7 @@
 // j % KEY_HEADS, else j / (VALUE_HEADS / KEY_HEADS); JOINED: queries, keys, values and gates of each
 // key head in turn are one product; PARTS.
 #include "step/common.cuh"
+#include "step/memory.cuh"
 
 constexpr int GROUP = VALUE_HEADS / KEY_HEADS, PAST = TAPS - 1;
 constexpr int OWN = VALUE / PARTS;                                             // columns of a block
@@ -33,23 +34,6 @@ static_assert(ROWS <= 8 && KEY <= 256 && VALUE <= 128 && TAPS >= 2, "a shape thi
 __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
     return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
 }
-
-__device__ __forceinline__ float4 scaled_sum(float4 a, float s, float4 sum) {
-    return make_float4(fmaf(a.x, s, sum.x), fmaf(a.y, s, sum.y), fmaf(a.z, s, sum.z), fmaf(a.w, s, sum.w));
-}
-
-__device__ __forceinline__ float4 over_rows(float4 x) {  // the sum over the 16 lanes with the same columns
-#pragma unroll
-    for (int d = 2; d < 32; d *= 2) {
-        x.x += __shfl_xor_sync(0xffffffff, x.x, d);
-        x.y += __shfl_xor_sync(0xffffffff, x.y, d);
-        x.z += __shfl_xor_sync(0xffffffff, x.z, d);
-        x.w += __shfl_xor_sync(0xffffffff, x.w, d);
-    }
-    return x;
-}
-
-__device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
 // The number of channel c of a block, queries, keys, then values, among all channels, and in the product.
 __device__ __forceinline__ int channel(int c, int key_head, int head, int part) {

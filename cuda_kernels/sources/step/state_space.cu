@@ -10,6 +10,7 @@
 //
 // Compiled per shape: ROWS; HEADS, GROUPS of them; LENGTH of a head and STATE, multiples of 4; TAPS of the convolution.
 #include "step/block_sum.cuh"
+#include "step/memory.cuh"
 
 constexpr int PER_GROUP = HEADS / GROUPS, PAST = TAPS - 1;
 constexpr int INNER = HEADS * LENGTH, VECTORS = GROUPS * STATE, CHANNELS = INNER + 2 * VECTORS;
@@ -21,23 +22,6 @@ constexpr int RESULTS = (ROWS * LENGTH + THREADS - 1) / THREADS;             // 
 constexpr int NORM_WARPS = 8, OF_GROUP = INNER / GROUPS;
 static_assert(STATE % 4 == 0 && LENGTH % 4 == 0 && HEADS % GROUPS == 0, "a shape this is made for");
 static_assert(ROWS <= 8 && STATE <= 256 && LENGTH <= 128 && TAPS >= 2, "a shape this is made for");
-
-__device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
-
-__device__ __forceinline__ float4 scaled_sum(float4 a, float s, float4 sum) {
-    return make_float4(fmaf(a.x, s, sum.x), fmaf(a.y, s, sum.y), fmaf(a.z, s, sum.z), fmaf(a.w, s, sum.w));
-}
-
-__device__ __forceinline__ float4 over_rows(float4 x) {  // the sum over the 16 lanes with the same columns
-#pragma unroll
-    for (int d = 2; d < 32; d *= 2) {
-        x.x += __shfl_xor_sync(0xffffffff, x.x, d);
-        x.y += __shfl_xor_sync(0xffffffff, x.y, d);
-        x.z += __shfl_xor_sync(0xffffffff, x.z, d);
-        x.w += __shfl_xor_sync(0xffffffff, x.w, d);
-    }
-    return x;
-}
 
 // The number of channel c of a block: what writes, what reads, then values.
 __device__ __forceinline__ int channel(int c, int head) {

@@ -24,13 +24,14 @@ from ....state.recurrent import RecurrentState
 from ...common.context import Context
 from ...common.delta_shapes import check_devices, delta_heads, inputs, rates
 from ...common.registry import PROMPT, PlacedBranch, Slow, executor
-from ..common.graphs import Stage, Staged
-from ..common.stream import Stream, check_norm, last_rows
+from ..common.graphs import Stage
+from ..common.stream import Stream, check_norm
 from ..common.weights import Product
+from .recurrent import PromptRecurrent
 
 
 @executor(PROMPT, DeltaNet)
-class PromptDelta(Staged):
+class PromptDelta(PromptRecurrent):
     """h += delta_net(norm(h)). The state of a kept sequence stays where it is."""
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -51,11 +52,10 @@ class PromptDelta(Staged):
         self.weights = DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
-        again = not (self.branch.is_summed and self.context.defers(self.output.rows))
         mix: list[tuple[bool, Stage]] = [(True, self._mix)]
         if batch.states is not None:
             mix = [(False, self._load), *mix, (False, self._store)]
-        return [(True, self._project), *mix, (again, self._join)]
+        return [(True, self._project), *mix, (self._joins_in_a_graph(), self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
@@ -107,13 +107,6 @@ class PromptDelta(Staged):
             last = self._channels(products[max(0, n - len(past)) :])
             past.copy_(torch.cat([past[n:], last]))
 
-    def _join(self, stream: Stream, batch: Batch) -> None:
-        mixed = self._mixed(stream)
-        if stream.narrows:
-            stream.keep_last(batch.n_sequences)
-            mixed = last_rows(mixed, batch.n_sequences).contiguous()
-        stream.add_product(self.output, mixed, self.branch.post_norm)
-
     def _channels(self, products: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the convolution, float32[rows, channels], in its order."""
         s = self.net.spec
@@ -126,9 +119,6 @@ class PromptDelta(Staged):
 
     def _rates(self, rows: int) -> torch.Tensor:
         return self.context.buffer("delta rates", (rows, len(self.rates)), torch.float32)
-
-    def _mixed(self, stream: Stream) -> torch.Tensor:
-        return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
 
 
 @functools.cache

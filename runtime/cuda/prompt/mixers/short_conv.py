@@ -12,13 +12,14 @@ from ....layers.recurrent.short_conv import ShortConv
 from ....state.recurrent import RecurrentState
 from ...common.context import Context
 from ...common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
-from ..common.graphs import Stage, Staged
-from ..common.stream import Stream, check_norm, last_rows
+from ..common.graphs import Stage
+from ..common.stream import Stream, check_norm
 from ..common.weights import Product
+from .recurrent import PromptRecurrent
 
 
 @executor(PROMPT, ShortConv)
-class PromptShortConv(Staged):
+class PromptShortConv(PromptRecurrent):
     """h += short_conv(norm(h)). The state of a kept sequence stays where it is."""
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -33,11 +34,10 @@ class PromptShortConv(Staged):
         self.output = Product("delta", [net.output], context)
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
-        again = not (self.branch.is_summed and self.context.defers(self.output.rows))
         mix: list[tuple[bool, Stage]] = [(True, self._mix)]
         if batch.states is not None:
             mix = [(False, self._load), *mix, (False, self._store)]
-        return [(True, self._project), *mix, (again, self._join)]
+        return [(True, self._project), *mix, (self._joins_in_a_graph(), self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         self.inputs(stream.normed(self.norm))
@@ -73,13 +73,3 @@ class PromptShortConv(Staged):
         if past is not None:
             b, _, x = products[max(0, n - len(past)) :].float().chunk(3, dim=1)
             past.copy_(torch.cat([past[n:], b * x]))
-
-    def _join(self, stream: Stream, batch: Batch) -> None:
-        mixed = self._mixed(stream)
-        if stream.narrows:
-            stream.keep_last(batch.n_sequences)
-            mixed = last_rows(mixed, batch.n_sequences).contiguous()
-        stream.add_product(self.output, mixed, self.branch.post_norm)
-
-    def _mixed(self, stream: Stream) -> torch.Tensor:
-        return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)

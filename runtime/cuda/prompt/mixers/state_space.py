@@ -4,19 +4,18 @@ recurrence in chunks in float32, by torch.
 
 from __future__ import annotations
 
-import torch
-
 from ....layers.batch import Batch
 from ....layers.recurrent.state_space import StateSpace
 from ...common.context import Context
 from ...common.registry import PROMPT, Placed, PlacedBranch, executor
-from ..common.graphs import Stage, Staged
-from ..common.stream import Stream, check_norm, last_rows
+from ..common.graphs import Stage
+from ..common.stream import Stream, check_norm
 from ..common.weights import Product
+from .recurrent import PromptRecurrent
 
 
 @executor(PROMPT, StateSpace)
-class PromptStateSpace(Staged):
+class PromptStateSpace(PromptRecurrent):
     """h += state_space(norm(h))."""
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -30,8 +29,7 @@ class PromptStateSpace(Staged):
         self.output = Product("delta", [net.output], context, exact=True)
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
-        again = not (self.branch.is_summed and self.context.defers(self.output.rows))
-        return [(True, self._project), (False, self._mix), (again, self._join)]
+        return [(True, self._project), (False, self._mix), (self._joins_in_a_graph(), self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         self.input(stream.normed(self.norm))
@@ -40,13 +38,3 @@ class PromptStateSpace(Staged):
         """Read the products from their buffer: a graph may have computed them."""
         products = self.input.out(len(stream.h)).float()
         self._mixed(stream).copy_(self.net.mixed(products, batch))
-
-    def _join(self, stream: Stream, batch: Batch) -> None:
-        mixed = self._mixed(stream)
-        if stream.narrows:
-            stream.keep_last(batch.n_sequences)
-            mixed = last_rows(mixed, batch.n_sequences).contiguous()
-        stream.add_product(self.output, mixed, self.branch.post_norm)
-
-    def _mixed(self, stream: Stream) -> torch.Tensor:
-        return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
