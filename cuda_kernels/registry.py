@@ -46,6 +46,7 @@ MODULES = (
     "prompt.rows",
     "prompt.scores",
     "prompt.short_conv",
+    "prompt.state_space",
     "rounding",
     "step.between",
     "step.delta",

@@ -185,6 +185,42 @@ extern "C" void shared_floats(int* of) {
 """
 
 
+RUN_PROMPT_STATE_SPACE = """
+extern "C" void run_convolved(const u16* products, int tokens, int padded, const float* past,
+                              const float* taps, const float* bias, u16* x, u16* b, u16* c,
+                              int sequences) {
+    const int blocks = (CHANNELS / 4 + CONV_THREADS - 1) / CONV_THREADS;
+    launch_on_host(sequences * padded / CONV_TOKENS, blocks, CONV_THREADS, [&] {
+        convolved(products, tokens, padded, past, taps, bias, x, b, c);
+    });
+}
+extern "C" void run_decays(const u16* products, const float* dt, const float* a, int tokens,
+                          float* steps, float* until, double* totals, int n_chunks, int n_heads) {
+    launch_on_host(n_chunks, n_heads, 32, [&] {
+        decays(products, dt, a, tokens, steps, until, totals);
+    });
+}
+extern "C" void run_chunks(const u16* x, const u16* b, const float* until, const double* totals,
+                           int n_chunks, const float* before, float* after, float* states,
+                           int n_heads) {
+    launch_on_host((LENGTH + SLICE - 1) / SLICE, n_heads, THREADS, [&] {
+        chunks(x, b, until, totals, n_chunks, before, after, states);
+    });
+}
+extern "C" void run_results(const u16* products, const u16* x, const u16* b, const u16* c,
+                            const float* states, const float* steps, const double* totals,
+                            const float* d, int tokens, float* out, int n_chunks, int n_heads) {
+    launch_on_host(n_chunks, n_heads, THREADS, [&] {
+        results(products, x, b, c, states, steps, totals, d, tokens, out);
+    });
+}
+extern "C" void run_norm(const float* y, const float* weight, float eps, u16* out, int rows) {
+    launch_on_host(rows, GROUPS, NORM_THREADS, [&] { norm_groups(y, weight, eps, out); });
+}
+extern "C" void shared_floats(int* of) { of[0] = CHUNK_FLOATS, of[1] = RESULT_FLOATS; }
+"""
+
+
 RUN_LATENT = """
 extern "C" void run(int splits, const float* q, const float* kv, const float* norm, float eps,
                     const float* angles, const uint4* keys, const uint4* values, u8* cache,

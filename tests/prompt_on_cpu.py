@@ -22,10 +22,12 @@ from iqforge.cuda_kernels.prompt import mla as prompt_mla
 from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.cuda_kernels.prompt import short_conv as prompt_conv
+from iqforge.cuda_kernels.prompt import state_space as state_space_kernels
 from iqforge.runtime.cuda.prompt import moe as prompt_moe
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.common.stream import Stream
 from iqforge.runtime.cuda.prompt.mixers import delta as prompt_delta
+from iqforge.runtime.cuda.prompt.mixers import state_space as prompt_state_space
 from iqforge.runtime.layers.attention import attend, visible
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.ffn import gated
@@ -40,6 +42,7 @@ from torch.nn import functional as F
 
 from . import step_on_cpu
 from .permuted_columns import permutation
+from .state_space_reference import state_space
 from .step_on_cpu import CPU
 
 
@@ -316,15 +319,26 @@ def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, 
     )
     beta, alpha = rates.chunk(2, dim=1)
     net.beta, net.alpha = (lambda x: beta), (lambda x: alpha)
+    evaluate_after(net, products, n_sequences, past, before, after, out)
+
+
+def state_space_rule(shape, weights, products, n_sequences, past, before, after, out, buffer):
+    w = weights
+    tensors = {"convolution": w.taps, "bias": w.bias, "dt": w.dt, "a": w.a, "d": w.d}
+    net = state_space(shape, norm=w.norm, eps=w.eps, **tensors)
+    evaluate_after(net.mixed, products.float(), n_sequences, past, before, after, out)
+
+
+def evaluate_after(net, products, n_sequences, past, before, after, out):
+    """Let `net`, a function of products and a batch, change the memory `before` to `after`."""
     batch = Batch.of(n_sequences, len(products) // n_sequences, 0, step_on_cpu.CPU)
-    if past is not None:
-        state = RecurrentState(*past.shape, tuple(before.shape), step_on_cpu.CPU)
-        state.load(0, (0, past, before))
-        batch = replace(batch, states=(SimpleNamespace(layers=[state]),))
+    if past is None:
         out.copy_(net(products, batch))
-        after.copy_(state.memory)
-    else:
-        out.copy_(net(products, batch))
+        return
+    state = RecurrentState(*past.shape, tuple(before.shape), step_on_cpu.CPU)
+    state.load(0, (0, past, before))
+    out.copy_(net(products, replace(batch, states=(SimpleNamespace(layers=[state]),))))
+    after.copy_(state.memory)
 
 
 def short_conv(products, past, taps, n_sequences, out):
@@ -442,6 +456,9 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_delta, "_kernels", lambda heads, half, device: heads)
     monkeypatch.setattr(prompt_delta, "delta_rule", delta_rule)
     monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
+    monkeypatch.setattr(prompt_state_space, "shared_limit", lambda device: 232448)
+    monkeypatch.setattr(prompt_state_space, "_kernels", lambda shape, half, device: shape)
+    monkeypatch.setattr(state_space_kernels, "state_space", state_space_rule)
     monkeypatch.setattr(prompt_conv, "short_conv", short_conv)
     monkeypatch.setattr(torch, "bmm", bmm)
     monkeypatch.setattr(torch, "mm", partial(mm, torch.mm))

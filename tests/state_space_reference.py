@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from iqforge.cuda_kernels.prompt.state_space import StateSpaceWeights
 from iqforge.cuda_kernels.step.state_space import StateSpaceShape
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.recurrent.state_space import StateSpace
@@ -15,6 +16,14 @@ from iqforge.runtime.state.recurrent import RecurrentState
 
 # rows, heads, groups, length of a head, of the vectors, taps
 STEPS = [(1, 4, 2, 16, 16, 4), (8, 6, 1, 12, 20, 3), (3, 2, 2, 36, 32, 2)]
+
+# sequences, tokens of each, heads, groups, length of a head, of the vectors, taps
+PROMPTS = [
+    (1, 150, 4, 2, 16, 16, 4),
+    (2, 64, 6, 1, 36, 20, 3),
+    (1, 1, 2, 1, 12, 132, 2),
+    (1, 70, 2, 2, 64, 36, 4),
+]
 
 
 @dataclass
@@ -72,3 +81,64 @@ def state_space_case(case: tuple, device: torch.device, *, bias: bool = True) ->
     state.inputs.copy_(random(*state.inputs.shape))
     state.memory.copy_(0.3 * random(*state.memory.shape))
     return Case(shape, net, random(shape.rows, inner + channels + n), state)
+
+
+@dataclass
+class Prompt:
+    """The layer of `case` on new sequences, or after what the only one kept: products half[rows,
+    ...], the result and the state after it.
+    """
+
+    case: Case
+    n_sequences: int
+    products: torch.Tensor
+    expected: torch.Tensor
+    after: RecurrentState
+
+    @property
+    def weights(self) -> StateSpaceWeights:
+        net = self.case.net
+        return StateSpaceWeights(net.convolution, net.bias, net.dt, net.a, net.d, net.norm, net.eps)
+
+    def run(self, evaluate, kernels) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the results half[rows, ...] and the memory that `evaluate`, which is `state_space`
+        of the kernels, leaves.
+        """
+        state, device = self.case.copied(), self.products.device
+        kept = (state.inputs, state.memory, state.memory)
+        out = torch.full(
+            self.expected.shape, float("nan"), dtype=self.products.dtype, device=device
+        )
+        evaluate(
+            kernels,
+            self.weights,
+            self.products,
+            self.n_sequences,
+            *(kept if self.n_sequences == 1 else (None, None, None)),
+            out,
+            lambda name, shape, dtype: torch.full(shape, float("nan"), dtype=dtype, device=device),
+        )
+        return out, state.memory
+
+    def check(self, out: torch.Tensor, memory: torch.Tensor) -> None:
+        """Check half[rows, ...] and the memory: factors are rounded to 10 bits, results to
+        a half.
+        """
+        limit = 1.5e-3 if out.dtype == torch.float16 else 4e-3
+        error = (out.float() - self.expected).norm()
+        assert error < limit * self.expected.norm()
+        assert (memory - self.after.memory).norm() <= 1e-3 * self.after.memory.norm()
+
+
+def prompt_case(case: tuple, half: torch.dtype, device: torch.device) -> Prompt:
+    """A random layer on random rows, as in PROMPTS. What one sequence kept is not empty."""
+    n_sequences, tokens, *shape = case
+    c = state_space_case((n_sequences * tokens, *shape), device, bias=n_sequences == 1)
+    products = c.products.to(half)
+    c.products = products.float()
+    if n_sequences == 1:
+        expected, after = c.expected()
+    else:
+        expected = c.net.mixed(c.products, Batch.of(n_sequences, tokens, 0, device))
+        after = c.state
+    return Prompt(c, n_sequences, products, expected, after)

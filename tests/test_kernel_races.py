@@ -18,6 +18,7 @@ from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
 from iqforge.cuda_kernels.common.routing import Routing
 from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
 from iqforge.cuda_kernels.prompt import delta as prompt_delta
+from iqforge.cuda_kernels.prompt import state_space as prompt_state_space
 from iqforge.cuda_kernels.prompt.experts import _EXPERTS_SPEC
 from iqforge.cuda_kernels.step import delta as step_delta
 from iqforge.cuda_kernels.step.delta import DeltaShape
@@ -33,147 +34,26 @@ from .kernels_on_host import (
     RUN_DELTA,
     RUN_EXPERTS,
     RUN_PROMPT_DELTA,
+    RUN_PROMPT_STATE_SPACE,
     RUN_ROUTER,
     RUN_SAMPLE,
     RUN_STATE_SPACE,
+)
+from .race_programs import (
+    MAIN_ATTENTION,
+    MAIN_DELTA,
+    MAIN_EXPERTS,
+    MAIN_PROMPT_DELTA,
+    MAIN_PROMPT_STATE_SPACE,
+    MAIN_ROUTER,
+    MAIN_SAMPLE,
+    MAIN_STATE_SPACE,
 )
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
 ]
-
-NUMBERS = """
-static std::vector<float> numbers(size_t n) {
-    static unsigned state = 1;
-    std::vector<float> x(n);
-    for (auto& v : x) {
-        state = state * 1664525u + 1013904223u;
-        v = (float)(state >> 8) / 8388608.0f - 1.0f;
-    }
-    return x;
-}
-"""
-MAIN_ATTENTION = (
-    NUMBERS
-    + """
-int main() {
-    const int capacity = 512;
-    auto q = numbers(ROWS * HEADS * DK), k = numbers(ROWS * HEADS_KV * DK);
-    auto v = numbers(ROWS * HEADS_KV * DV), norm = numbers(DK);
-    auto angles = numbers(ROWS * N_ROT);
-    std::vector<u8> cache_k((size_t)capacity * HEADS_KV * ROW_K);
-    std::vector<u8> cache_v((size_t)capacity * HEADS_KV * ROW_V);
-    std::vector<float> out(ROWS * HEADS * DV);
-    for (int position : {0, 61, 300})
-        run(4, q.data(), k.data(), v.data(), norm.data(), norm.data(), 1e-6f, angles.data(),
-            cache_k.data(), cache_v.data(), &position, 0.1f, q.data(), k.data(), v.data(), q.data(),
-            out.data());
-}
-"""
-)
-MAIN_ROUTER = (
-    NUMBERS
-    + """
-int main() {
-    auto h = numbers(ROWS * WIDTH), norm = numbers(WIDTH), matrix = numbers(EXPERTS * WIDTH);
-    std::vector<int> ids(ROWS * N_USED);
-    std::vector<float> weights(ROWS * (N_USED + SHARED_SLOTS));
-    run(h.data(), norm.data(), 1e-6f, matrix.data(), h.data(), h.data(), norm.data(), ids.data(),
-        weights.data());
-}
-"""
-)
-MAIN_SAMPLE = (
-    NUMBERS
-    + """
-int main() {
-    const int n = 3000;
-    auto values = numbers(n);
-    std::vector<long long> ids(n), tokens(8);
-    std::vector<int> positions(8, 5), history(20);
-    const u64 seed = 7;
-    greedy(values.data(), n, 3, tokens.data(), positions.data(), history.data());
-    draw(values.data(), ids.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(),
-         history.data());
-    best(values.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(),
-         history.data());
-}
-"""
-)
-
-
-MAIN_EXPERTS = (
-    NUMBERS
-    + """
-int main() {
-    const int tokens = 5, experts = 40, used = 4, n = 20;
-    auto logits = numbers(2 * tokens * experts), weights = numbers(tokens * used);
-    std::vector<int> ids(n), ends(experts), sources(n), rows(n);
-    route(logits.data(), 2, logits.data(), tokens, experts, used, used, 0.0f, 1, 1, 1.0f, 4, 2, 2,
-          logits.data(), ids.data(), weights.data());
-    for (int& id : ids) id = id % 2 - (id % 7 == 0);
-    group(ids.data(), n, 2, ends.data(), sources.data(), rows.data());
-}
-"""
-)
-MAIN_STATE_SPACE = (
-    NUMBERS
-    + """
-int main() {
-    auto products = numbers(ROWS * PITCH), taps = numbers(CHANNELS * TAPS), a = numbers(HEADS);
-    auto bias = numbers(CHANNELS), weight = numbers(INNER), inputs = numbers(PAST * CHANNELS);
-    auto memory = numbers(HEADS * STATE * LENGTH);
-    std::vector<float> out(ROWS * INNER);
-    run(products.data(), taps.data(), bias.data(), a.data(), a.data(), a.data(), inputs.data(),
-        memory.data(), nullptr, nullptr, nullptr, nullptr, weight.data(), 1e-6f, out.data());
-}
-"""
-)
-MAIN_DELTA = (
-    NUMBERS
-    + """
-int main() {
-    auto h = numbers(ROWS * WIDTH), norm = numbers(WIDTH), a = numbers(VALUE_HEADS);
-    auto rates = numbers(2 * VALUE_HEADS * WIDTH), products = numbers(ROWS * PITCH);
-    auto z = numbers(ROWS * Z_PITCH), taps = numbers(CHANNELS * TAPS), weight = numbers(VALUE);
-    auto inputs = numbers(PAST * CHANNELS), memory = numbers(VALUE_HEADS * KEY * VALUE);
-    std::vector<float> out(ROWS * VALUE_HEADS * VALUE);
-    run(h.data(), norm.data(), 1e-6f, rates.data(), a.data(), a.data(), products.data(), z.data(),
-        taps.data(), weight.data(), 1e-6f, inputs.data(), memory.data(), nullptr, nullptr, nullptr,
-        nullptr, out.data());
-}
-"""
-)
-MAIN_PROMPT_DELTA = (
-    NUMBERS
-    + """
-int main() {
-    const int tokens = 70, n_chunks = 2, padded = n_chunks * CHUNK;
-    const int pitch = JOINED ? KEY_HEADS * TURN : CHANNELS;
-    std::vector<u16> products(tokens * pitch), z(tokens * VALUE_HEADS * VALUE), out(z.size());
-    auto taps = numbers(CHANNELS * TAPS), past = numbers(PAST * CHANNELS), a = numbers(VALUE_HEADS);
-    std::vector<u16> q(KEY_HEADS * padded * KEY), k = q, keys(VALUE_HEADS * padded * KEY);
-    std::vector<u16> qk(VALUE_HEADS * padded * CHUNK);
-    auto v = numbers(VALUE_HEADS * padded * VALUE), values = v;
-    auto rates = numbers(tokens * 2 * VALUE_HEADS);
-    auto since = numbers(VALUE_HEADS * padded), until = since;
-    auto memory = numbers(VALUE_HEADS * KEY * VALUE), weight = numbers(VALUE);
-    std::vector<float> states(n_chunks * memory.size());
-    run_heads(products.data(), pitch, tokens, padded, past.data(), taps.data(), q.data(), k.data(),
-              v.data(), 1);
-    run_solve(rates.data(), a.data(), a.data(), tokens, q.data(), k.data(), v.data(),
-              values.data(), keys.data(), qk.data(), since.data(), until.data(), n_chunks,
-              VALUE_HEADS);
-    run_chunks(values.data(), keys.data(), k.data(), since.data(), until.data(), n_chunks,
-               memory.data(), memory.data(), states.data(), VALUE_HEADS);
-    run_results(q.data(), states.data(), qk.data(), values.data(), since.data(), z.data(),
-                VALUE_HEADS * VALUE, weight.data(), 1e-6f, tokens, out.data(), n_chunks,
-                VALUE_HEADS);
-}
-"""
-)
-
 
 BUILD = ["g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-w", "-o"]
 
@@ -250,6 +130,13 @@ def test_a_delta_net(rows, tmp_path):
 def test_a_state_space(tmp_path):
     spec = state_space_spec(StateSpaceShape(3, 4, 2, 16, 20, 4))
     assert not races(tmp_path, spec, RUN_STATE_SPACE, MAIN_STATE_SPACE)
+
+
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.full), 2])
+def test_state_spaces_of_a_prompt(stages, tmp_path):
+    shape = StateSpaceShape(1, 2, 1, 12, 72, 3)
+    spec = prompt_state_space.state_space_spec(shape, torch.bfloat16, stages)
+    assert not races(tmp_path, spec, RUN_PROMPT_STATE_SPACE, MAIN_PROMPT_STATE_SPACE)
 
 
 @pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.full), 2])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from iqforge.cuda_kernels.prompt.state_space import StateSpaceKernels, state_space
 from iqforge.cuda_kernels.step.state_space import StepStateSpace
 
-from .state_space_reference import STEPS, state_space_case
+from .state_space_reference import PROMPTS, STEPS, prompt_case, state_space_case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,3 +34,17 @@ def test_a_step(case):
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found.memory, after.memory, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found.inputs, after.inputs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [*PROMPTS, (1, 500, *NANO[0][1:]), (3, 130, *GRANITE[0][1:]), (1, 200, 32, 1, 128, 256, 4)],
+    ids=str,
+)
+def test_a_prompt(case, half):
+    p = prompt_case(case, half, torch.device("cuda"))
+    kernels = StateSpaceKernels(p.case.shape, half, torch.device("cuda"))
+    first, again = (p.run(state_space, kernels) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    p.check(*first)

@@ -8,7 +8,6 @@ are no longer than 1 are stored in float16.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,16 +17,13 @@ import torch
 from ..common.delta_heads import DeltaHeads
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .recurrent import CHUNK, SLICE, Buffer, pitch, shared_limit
 
-CHUNK, SLICE = 64, 32
 _THREADS, _HEAD_TOKENS, _HEAD_THREADS = 256, 32, 128
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
 MOST_LENGTH = 256
 _FIXED = 1024  # bytes of shared memory that a kernel has besides, at most: those of `solve`
-
-# Memory by name, of a shape and dtype, whose content need not be kept.
-Buffer = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 class SharedBytes(NamedTuple):
@@ -41,25 +37,13 @@ class SharedBytes(NamedTuple):
     def of(cls, heads: DeltaHeads, stages: int) -> SharedBytes:
         """stages: chunks that `chunks` has there at a time."""
         key, value = (-(-n // 16) * 16 for n in (heads.key_length, heads.value_length))
-        by_key, by_value = _pitch(key // 2, 8), _pitch(value, 8)  # two keys are in four bytes
+        by_key, by_value = pitch(key // 2, 8), pitch(value, 8)  # two keys are in four bytes
         tiles = stages * 2 * CHUNK * by_key
         return cls(
-            4 * CHUNK * (by_key + max(by_key, by_value) + _pitch(CHUNK, 4)),
-            4 * (tiles + SLICE * _pitch(-(-key // 32) * 32, 16) + CHUNK * _pitch(SLICE, 8)),
-            4 * CHUNK * (_pitch(CHUNK // 2, 4) + by_value),
+            4 * CHUNK * (by_key + max(by_key, by_value) + pitch(CHUNK, 4)),
+            4 * (tiles + SLICE * pitch(-(-key // 32) * 32, 16) + CHUNK * pitch(SLICE, 8)),
+            4 * CHUNK * (pitch(CHUNK // 2, 4) + by_value),
         )
-
-
-def _pitch(n: int, beyond: int) -> int:
-    """Return the floats between rows of n, a multiple of 8: `beyond` more than a multiple of 32,
-    so that rows begin in other banks (`prompt/tf32.cuh`).
-    """
-    return n + (beyond - n) % 32
-
-
-def shared_limit(device: torch.device) -> int:
-    """Return how many bytes of shared memory a block can have on a device."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def fitting_stages(heads: DeltaHeads, limit: int) -> int:

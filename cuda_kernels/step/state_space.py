@@ -39,6 +39,18 @@ class StateSpaceShape:
         )
 
     @property
+    def name(self) -> str:
+        """The sizes, as part of a name."""
+        return f"{self.heads}x{self.length}_{self.groups}x{self.state}_{self.taps}"
+
+    @property
+    def defines(self) -> tuple[tuple[str, str], ...]:
+        """Macros of the sizes but the rows."""
+        sizes = (self.heads, self.groups, self.length, self.state, self.taps)
+        names = ("HEADS", "GROUPS", "LENGTH", "STATE", "TAPS")
+        return tuple((name, str(size)) for name, size in zip(names, sizes, strict=True))
+
+    @property
     def threads(self) -> int:
         """Threads of a block: a warp for every 8 columns of a head's memory."""
         return 32 * -(-self.length // 8)
@@ -48,16 +60,9 @@ class StateSpaceShape:
 def state_space_spec(s: StateSpaceShape) -> KernelSpec:
     """Return the kernels for a shape."""
     return KernelSpec(
-        f"state_space_{s.heads}x{s.length}_{s.groups}x{s.state}_{s.taps}x{s.rows}",
+        f"state_space_{s.name}x{s.rows}",
         ("step/state_space.cu",),
-        (
-            ("ROWS", str(s.rows)),
-            ("HEADS", str(s.heads)),
-            ("GROUPS", str(s.groups)),
-            ("LENGTH", str(s.length)),
-            ("STATE", str(s.state)),
-            ("TAPS", str(s.taps)),
-        ),
+        (("ROWS", str(s.rows)), *s.defines),
         ("scan", "norm_groups"),
     )
 

@@ -272,21 +272,22 @@ def _delta(m: DeltaNet, width: int, rows: int) -> Sizes:
         "delta inputs": rows * inputs * _HALF,
         "delta parts": (by_key + padded * heads * _CHUNK) * _HALF + 2 * by_value * _FLOAT,
         "delta states": padded // _CHUNK * heads * s.key_length * s.value_length * _FLOAT,
-        "mixed": rows * values * _HALF,
-        "delta": rows * width * _HALF,
         "weights": max(inputs, values) * width * _HALF,
-        "state of a sequence": m.state_bytes(0, CacheSettings()),
+        **_recurrent(m, values, width, rows),
     }
 
 
 def _state_space(m: StateSpace, width: int, rows: int) -> Sizes:
     s = m.spec
+    padded = -(-rows // _CHUNK) * _CHUNK
     return {
         "state space inputs": rows * s.inputs * _HALF,
-        "recurrence": m.score_bytes(rows, rows, "f32"),  # what torch allocates
-        "mixed": rows * s.inner * _HALF,
-        "delta": rows * width * _HALF,
+        # Steps of time, with their decays until the end of a chunk, and totals in float64.
+        "state space parts": padded * (s.channels * _HALF + s.heads * 4 * _FLOAT),
+        "state space states": padded // _CHUNK * s.inner * s.state_length * _FLOAT,
+        "state space results": rows * s.inner * _FLOAT,
         "weights": max(s.inputs, s.inner) * width * _HALF,
+        **_recurrent(m, s.inner, width, rows),
     }
 
 
@@ -294,10 +295,16 @@ def _short_conv(m: ShortConv, width: int, rows: int) -> Sizes:
     channels = m.spec.channels
     return {
         "convolution inputs": rows * 3 * channels * _HALF,
-        "mixed": rows * channels * _HALF,
-        "delta": rows * width * _HALF,
         "weights": 3 * channels * width * _HALF,
-        "convolution inputs of a sequence": m.state_bytes(0, CacheSettings()),
+        **_recurrent(m, channels, width, rows),
+    }
+
+
+def _recurrent(m: DeltaNet | StateSpace | ShortConv, mixed: int, width: int, rows: int) -> Sizes:
+    return {
+        "mixed": rows * mixed * _HALF,
+        "delta": rows * width * _HALF,
+        "state of a sequence": m.state_bytes(0, CacheSettings()),
     }
 
 

@@ -16,20 +16,12 @@
 //
 // Compiled per shape: HALF (see prompt/common.cuh); KEY_HEADS, VALUE_HEADS, their lengths KEY and
 // VALUE (multiples of 4), TAPS, TILED, JOINED as in step/delta.cu; STAGES of `chunks`.
-#include "step/common.cuh"
+#include "prompt/recurrent.cuh"
 
-constexpr int CHUNK = 64, GROUP = VALUE_HEADS / KEY_HEADS, PAST = TAPS - 1;
+constexpr int GROUP = VALUE_HEADS / KEY_HEADS, PAST = TAPS - 1;
 constexpr int CHANNELS = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE;
 constexpr int TURN = 2 * KEY + 2 * GROUP * VALUE;  // elements of a key head if JOINED
 static_assert(KEY % 4 == 0 && VALUE % 4 == 0 && VALUE_HEADS % KEY_HEADS == 0 && TAPS >= 2, "a shape this is made for");
-
-__device__ __forceinline__ float from_half(u32 bits) { return HALF ? half_to_float((u16)bits) : bf16_to_float((u16)bits); }
-__device__ __forceinline__ u32 to_half(float x) { return HALF ? float_to_half(x) : float_to_bf16(x); }
-
-__device__ __forceinline__ float4 load4(const u16* at) {
-    const uint2 x = *(const uint2*)at;
-    return make_float4(from_half(x.x & 0xffff), from_half(x.x >> 16), from_half(x.y & 0xffff), from_half(x.y >> 16));
-}
 
 // The key head of value head `head`.
 __device__ __forceinline__ int key_head(int head) { return TILED ? head % KEY_HEADS : head / GROUP; }
@@ -39,24 +31,6 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
 }
 
 __device__ __forceinline__ float4 scaled(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
-
-__device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
-
-#ifndef ON_HOST
-template <int BYTES>
-__device__ __forceinline__ void copy_to_shared(void* to, const void* from) {
-    if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(BYTES) : "memory");
-}
-__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-#else
-template <int BYTES>
-inline void copy_to_shared(void* to, const void* from) { memcpy(to, from, BYTES); }
-#endif
-
-#include "prompt/tf32.cuh"
 
 constexpr int THREADS = 256;  // of all kernels but `heads`
 constexpr int KEYS = (KEY + 15) / 16 * 16, VALUES = (VALUE + 15) / 16 * 16;  // lengths in shared memory, with zeros at the end

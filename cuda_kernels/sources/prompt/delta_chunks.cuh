@@ -1,29 +1,10 @@
 // `chunks` of delta.cu: the memory of a head from chunk to chunk.
 #pragma once
 
-constexpr int SLICE = 32;                          // columns of the memory of a block
 constexpr int ERROR_PITCH = second_pitch(SLICE);
 constexpr int STAGE_HALVES = 2 * CHUNK * KEY_PITCH;
 constexpr int MEMORY_PITCH = exchanged_pitch(KEYS);
 constexpr int CHUNK_FLOATS = STAGES * STAGE_HALVES / 2 + SLICE * MEMORY_PITCH + CHUNK * ERROR_PITCH;
-constexpr int BANDS = (KEYS + 127) / 128;          // 16 rows of the memory of each 128 per warp
-
-// What a warp has of the memory: pair h of block i of band b is columns 8 i + lane % 4 * 2 and the next, of row 128 b + 16 warp + lane / 4 + 8 h.
-using Memory = float[BANDS][SLICE / 8][4];
-
-// work(x, y, row, column, whether that is a part of the memory) for each pair of rows that a warp has.
-template <class Work>
-__device__ __forceinline__ void each_pair(Memory& s, int slice, Work work) {
-#pragma unroll
-    for (int b = 0; b < BANDS; b++)
-#pragma unroll
-        for (int i = 0; i < SLICE / 8; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int row = 128 * b + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h, column = 8 * i + threadIdx.x % 4 * 2;
-                if (row < KEYS) work(s[b][i][2 * h], s[b][i][2 * h + 1], row, column, row < KEY && slice + column < VALUE);
-            }
-}
 
 // The chunks of a head one after the other, SLICE columns of its memory per block: ((VALUE + SLICE - 1) / SLICE, sequences * VALUE_HEADS)
 // blocks. values T beta V, become E; keys T beta exp(G) K; k as `heads` leaves it; since, until as in `solve`; before and after
@@ -52,14 +33,8 @@ chunks(float* values, const u16* keys, const u16* k, const float* since, const f
     };
     load(0);
     for (int stage = 0; stage < STAGES; stage++) clear_columns<THREADS>(tiles + stage * STAGE_HALVES, KEY_PITCH, 2 * CHUNK, KEY, KEYS);
-    Memory s;
-    each_pair(s, slice, [&](float& x, float& y, int row, int column, bool inside) {
-        x = y = 0.f;
-        if (before != nullptr && inside) {
-            const float2 two_of_it = *(const float2*)(before + (head * KEY + row) * VALUE + slice + column);
-            x = two_of_it.x, y = two_of_it.y;
-        }
-    });
+    Memory<KEYS> s;
+    load_memory<KEYS, KEY, VALUE>(s, slice, before == nullptr ? before : before + head * KEY * VALUE);
     // Of 16 tokens and half of the columns: what a thread computes errors of.
     const int row = warp % 4 * 16 + g, half = warp / 4 * (SLICE / 2) + two;
     float2 v[SLICE / 16][2];
@@ -81,7 +56,7 @@ chunks(float* values, const u16* keys, const u16* k, const float* since, const f
 #pragma unroll 1
     for (int chunk = 0; chunk < n_chunks; chunk++) {
         // All warps have read what is overwritten here: they are past the second barrier of the chunk before.
-        each_pair(s, slice, [&](float x, float y, int row, int column, bool inside) {
+        each_pair<KEYS, KEY, VALUE>(s, slice, [&](float x, float y, int row, int column, bool inside) {
             const float2 both = make_float2(rounded(x), rounded(y));
             const int at = exchanged(column, row);  // columns 2 n and 2 n + 1 are exchanged alike
             memory[column * MEMORY_PITCH + at] = both.x, memory[(column + 1) * MEMORY_PITCH + at] = both.y;
@@ -108,23 +83,11 @@ chunks(float* values, const u16* keys, const u16* k, const float* since, const f
         const float decay = whole;
         if (chunk + 1 < n_chunks) read(chunk + 1);
         __syncthreads();
-#pragma unroll
-        for (int b = 0; b < BANDS; b++) {
-            const int band = 128 * b + 16 * warp;
-            if (band >= KEYS) continue;
-#pragma unroll
-            for (int i = 0; i < SLICE / 8; i++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) s[b][i][e] *= decay;
-            by_columns<SLICE / 8, true>(s[b], k_here + band, KEY_PITCH, errors, ERROR_PITCH, CHUNK);
-        }
+        decay_and_write<KEYS>(s, decay, k_here, KEY_PITCH, errors, ERROR_PITCH);
         if (STAGES == 1 && chunk + 1 < n_chunks) {
             __syncthreads();
             load(chunk + 1);
         }
     }
-    if (after == nullptr) return;
-    each_pair(s, slice, [&](float x, float y, int row, int column, bool inside) {
-        if (inside) *(float2*)(after + (head * KEY + row) * VALUE + slice + column) = make_float2(x, y);
-    });
+    if (after != nullptr) store_memory<KEYS, KEY, VALUE>(s, slice, after + head * KEY * VALUE);
 }

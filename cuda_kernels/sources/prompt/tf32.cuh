@@ -113,13 +113,13 @@ __device__ __forceinline__ void by_columns(float (&d)[BLOCKS][4], const A* a, in
     }
 }
 
-// Rows of LENGTH elements (a multiple of 4) to shared memory, `n` of them, by a block of THREADS: 16 bytes at a time, or 8 where rows of float16
+// Rows of COLUMNS elements (a multiple of 4) to shared memory, `n` of them, by a block of THREADS: 16 bytes at a time, or 8 where rows of float16
 // do not begin at 16.
-template <int LENGTH, int THREADS, class T>
+template <int COLUMNS, int THREADS, class T>
 __device__ __forceinline__ void copy_rows(T* to, int pitch, const T* from, int n) {
-    constexpr int EACH = sizeof(T) == 2 && LENGTH % 8 ? 4 : 16 / sizeof(T), PARTS = LENGTH / EACH;
+    constexpr int EACH = sizeof(T) == 2 && COLUMNS % 8 ? 4 : 16 / sizeof(T), PARTS = COLUMNS / EACH;
     for (int i = threadIdx.x; i < n * PARTS; i += THREADS)
-        copy_to_shared<EACH * sizeof(T)>(to + i / PARTS * pitch + i % PARTS * EACH, from + (long long)(i / PARTS) * LENGTH + i % PARTS * EACH);
+        copy_to_shared<EACH * sizeof(T)>(to + i / PARTS * pitch + i % PARTS * EACH, from + (long long)(i / PARTS) * COLUMNS + i % PARTS * EACH);
 }
 
 // Columns `from` to `to` (multiples of 4) of n rows become 0.

@@ -19,20 +19,17 @@ from .....cuda_kernels.prompt.delta import (
 )
 from ....layers.batch import Batch
 from ....layers.delta_net import DeltaNet
-from ....state.copies import copy_together
-from ....state.recurrent import RecurrentState
 from ...common.context import Context
 from ...common.delta_shapes import check_devices, delta_heads, inputs, rates
 from ...common.registry import PROMPT, PlacedBranch, Slow, executor
-from ..common.graphs import Stage
 from ..common.stream import Stream, check_norm
 from ..common.weights import Product
-from .recurrent import PromptRecurrent
+from .recurrent import PromptRecurrent, keep_last
 
 
 @executor(PROMPT, DeltaNet)
 class PromptDelta(PromptRecurrent):
-    """h += delta_net(norm(h)). The state of a kept sequence stays where it is."""
+    """h += delta_net(norm(h))."""
 
     def __init__(self, branch: PlacedBranch, context: Context):
         net: DeltaNet = branch.module
@@ -41,6 +38,10 @@ class PromptDelta(PromptRecurrent):
         check_devices(net, context)
         self.branch, self.norm, self.net, self.context = branch, branch.norm, net, context
         self.heads = delta_heads(net)
+        self.kept = (
+            (s.convolution - 1, s.channels),
+            (s.value_heads, s.key_length, s.value_length),
+        )
         if not fitting_stages(self.heads, shared_limit(context.device)):
             raise Slow(f"heads of {s.key_length} and {s.value_length}")
         # Exact: in 8 bits, errors of the inputs add up in the state.
@@ -51,39 +52,11 @@ class PromptDelta(PromptRecurrent):
         self.output = Product("delta", [net.output], context, exact=True)
         self.weights = DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
 
-    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
-        mix: list[tuple[bool, Stage]] = [(True, self._mix)]
-        if batch.states is not None:
-            mix = [(False, self._load), *mix, (False, self._store)]
-        return [(True, self._project), *mix, (self._joins_in_a_graph(), self._join)]
-
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
         self.inputs(x)
         self.context.taps.show(self.observed_rates, x)
         rates_product(x, self.rates, self._rates(len(x)))
-
-    def _load(self, stream: Stream, batch: Batch) -> None:
-        """Bring the state to where `_mix` changes it."""
-        state = batch.state
-        if not isinstance(state, RecurrentState):
-            raise TypeError(f"layer {batch.layer} keeps no recurrent state")
-        state.check(batch.start, batch.layer)
-        copy_together(self._held(), (state.inputs, state.memory))
-
-    def _store(self, stream: Stream, batch: Batch) -> None:
-        batch.state.update(batch.n_tokens, *self._held())
-
-    def _held(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return buffers for the last inputs of the convolution and for the memory."""
-        s = self.net.spec
-        inputs = s.convolution - 1, s.channels
-        memory = s.value_heads, s.key_length, s.value_length
-        first, second = (
-            self.context.buffer(f"delta {name} of a sequence", shape, torch.float32)
-            for name, shape in (("inputs", inputs), ("memory", memory))
-        )
-        return first, second
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffers: a graph may have computed them."""
@@ -104,8 +77,7 @@ class PromptDelta(PromptRecurrent):
             self.context.buffer,
         )
         if past is not None:
-            last = self._channels(products[max(0, n - len(past)) :])
-            past.copy_(torch.cat([past[n:], last]))
+            keep_last(past, n, self._channels(products[-len(past) :]))
 
     def _channels(self, products: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the convolution, float32[rows, channels], in its order."""

@@ -1,23 +1,63 @@
-"""What layers with recurrent states share over many rows: how their results are joined."""
+"""What layers with recurrent states share over many rows: where their states are, and how their
+results are joined.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from ....layers.batch import Batch
+from ....state.copies import copy_together
+from ....state.recurrent import RecurrentState
 from ...common.context import Context
 from ...common.registry import PlacedBranch
-from ..common.graphs import Staged
+from ..common.graphs import Stage, Staged
 from ..common.stream import Stream, last_rows
 from ..common.weights import Product
 
 
 class PromptRecurrent(Staged):
-    """h += output(what is mixed), in a buffer that a graph may have filled."""
+    """h += output(what is mixed), in a buffer that a graph may have filled. The state of a kept
+    sequence is copied to buffers and back, so that graphs can change it.
+
+    kept: shapes of the last inputs of the convolution and of the memory.
+    """
 
     branch: PlacedBranch
     context: Context
     output: Product
+    kept: tuple[tuple[int, ...], tuple[int, ...]]
+
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
+        mix: list[tuple[bool, Stage]] = [(True, self._mix)]
+        if batch.states is not None:
+            mix = [(False, self._load), *mix, (False, self._store)]
+        return [(True, self._project), *mix, (self._joins_in_a_graph(), self._join)]
+
+    def _project(self, stream: Stream, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def _mix(self, stream: Stream, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def _load(self, stream: Stream, batch: Batch) -> None:
+        """Bring the state to where `_mix` changes it."""
+        state = batch.state
+        if not isinstance(state, RecurrentState):
+            raise TypeError(f"layer {batch.layer} keeps no recurrent state")
+        state.check(batch.start, batch.layer)
+        copy_together(self._held(), (state.inputs, state.memory))
+
+    def _store(self, stream: Stream, batch: Batch) -> None:
+        batch.state.update(batch.n_tokens, *self._held())
+
+    def _held(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return buffers for the last inputs of the convolution and for the memory."""
+        first, second = (
+            self.context.buffer(f"{name} of a sequence", shape, torch.float32)
+            for name, shape in zip(("inputs", "memory"), self.kept, strict=True)
+        )
+        return first, second
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         mixed = self._mixed(stream)
@@ -32,3 +72,10 @@ class PromptRecurrent(Staged):
 
     def _mixed(self, stream: Stream) -> torch.Tensor:
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
+
+
+def keep_last(past: torch.Tensor, n: int, inputs: torch.Tensor) -> None:
+    """Replace past float32[taps - 1, channels] by the last rows of past and of n new inputs, of
+    which `inputs` are the last, taps - 1 or all.
+    """
+    past.copy_(torch.cat([past[n:], inputs]))

@@ -1,17 +1,24 @@
 """State-space layers of Mamba-2 over many rows: products on tensor cores, and between them the
-recurrence in chunks in float32, by torch.
+recurrence in chunks in float32.
 """
 
 from __future__ import annotations
 
+import functools
+
+import torch
+
+from .....cuda_kernels.prompt import state_space as kernels
+from .....cuda_kernels.prompt.recurrent import shared_limit
+from .....cuda_kernels.prompt.state_space import StateSpaceKernels, StateSpaceWeights
+from .....cuda_kernels.step.state_space import StateSpaceShape
 from ....layers.batch import Batch
 from ....layers.recurrent.state_space import StateSpace
 from ...common.context import Context
-from ...common.registry import PROMPT, Placed, PlacedBranch, executor
-from ..common.graphs import Stage
+from ...common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
 from ..common.stream import Stream, check_norm
 from ..common.weights import Product
-from .recurrent import PromptRecurrent
+from .recurrent import PromptRecurrent, keep_last
 
 
 @executor(PROMPT, StateSpace)
@@ -20,21 +27,47 @@ class PromptStateSpace(PromptRecurrent):
 
     def __init__(self, branch: PlacedBranch, context: Context):
         net: StateSpace = branch.module
+        s = net.spec
         check_norm(branch.norm, context)
         if net.convolution.device != context.device:
             raise Placed(f"its convolution is not on {context.device}")
+        sizes = (s.heads, s.groups, s.head_length, s.state_length, s.convolution)
+        self.shape = StateSpaceShape(1, *sizes)
+        if not kernels.fitting_stages(self.shape, shared_limit(context.device)):
+            raise Slow(f"heads of {s.head_length} elements with states of {s.state_length}")
         self.branch, self.norm, self.net, self.context = branch, branch.norm, net, context
+        self.kept = (s.convolution - 1, s.channels), (s.heads, s.state_length, s.head_length)
         # Exact: in 8 bits, errors of the inputs add up in the state.
         self.input = Product("state space inputs", [net.input], context, exact=True)
         self.output = Product("delta", [net.output], context, exact=True)
-
-    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
-        return [(True, self._project), (False, self._mix), (self._joins_in_a_graph(), self._join)]
+        self.weights = StateSpaceWeights(
+            net.convolution, net.bias, net.dt, net.a, net.d, net.norm, net.eps
+        )
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         self.input(stream.normed(self.norm))
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffer: a graph may have computed them."""
-        products = self.input.out(len(stream.h)).float()
-        self._mixed(stream).copy_(self.net.mixed(products, batch))
+        s, n = self.net.spec, batch.n_tokens
+        products = self.input.out(batch.n_sequences * n)
+        past, memory = (None, None) if batch.states is None else self._held()
+        kernels.state_space(
+            _kernels(self.shape, self.context.dtype, self.context.device),
+            self.weights,
+            products,
+            batch.n_sequences,
+            past,
+            memory,
+            memory,
+            self._mixed(stream),
+            self.context.buffer,
+        )
+        if past is not None:
+            last = products[-len(past) :, s.inner : s.inner + s.channels]
+            keep_last(past, n, last.float())
+
+
+@functools.cache
+def _kernels(shape: StateSpaceShape, half: torch.dtype, device: torch.device) -> StateSpaceKernels:
+    return StateSpaceKernels(shape, half, device)
