@@ -60,8 +60,8 @@ def memory_of(state: State) -> list[torch.Tensor]:
         if isinstance(layer, RecurrentState):
             found += [layer.inputs, layer.memory]
         elif isinstance(layer, LatentCache):
-            found.append(layer.rows.k)
-        else:
+            found += [layer.rows.k, *([] if layer.index_keys is None else [layer.index_keys.k])]
+        elif layer is not None:
             found += [layer.k, layer.v]
     return found
 

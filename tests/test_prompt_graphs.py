@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import iqforge
 import pytest
 import torch
 from iqforge.runtime.bench.shapes import SHAPES
@@ -24,18 +25,20 @@ from iqforge.runtime.weights.ranges import recording
 from . import prompt_models, prompt_on_cpu
 from .prompt_models import TOKENS, memory_of
 from .step_on_cpu import CPU
+from .tiny_cases import CASES, WIDE
+from .tiny_models import make_tiny_model
 
 latent, opened = prompt_models.latent, prompt_models.opened  # fixtures
 
 
-# Graphs before the last mixer, of passes after other tokens and of those from position 0. (Experts
-# are in none where all are decoded first; states of delta nets come and go outside.)
+# Graphs of passes after other tokens and of those from position 0. (Experts are in none where all
+# are decoded first; states of delta nets come and go outside.)
 @pytest.mark.parametrize(
     "spec, later, first",
     [
-        ("llama-tiny:Q8_0", 2, 2),
-        ("qwen3moe-tiny:Q8_0", 2, 2),
-        ("qwen35-tiny:Q8_0", 7, 7),
+        ("llama-tiny:Q8_0", 3, 3),
+        ("qwen3moe-tiny:Q8_0", 4, 4),
+        ("qwen35-tiny:Q8_0", 8, 8),
     ],
 )
 def test_graphs_repeat_the_captured_passes(monkeypatch, opened, spec, later, first):
@@ -44,7 +47,36 @@ def test_graphs_repeat_the_captured_passes(monkeypatch, opened, spec, later, fir
 
 def test_graphs_of_latent_attention_repeat(monkeypatch, latent, opened):
     with load_model(latent[0]) as model:
-        check_graphs(monkeypatch, model, 2, 2)
+        check_graphs(monkeypatch, model, 3, 3)
+
+
+# Keys and values that later layers use, temperatures of queries, positions that an indexer would
+# choose: graphs after other tokens, from position 0, and where nothing is kept. (Experts are in
+# none, nor are heads of 512, which have no flash attention here.)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, later, first, alone",
+    [
+        ("gemma4_e", 8, 6, 4),
+        ("mistral4", 4, 4, 2),
+        ("glm_moe_dsa", 3, 3, 1),
+        ("llama4", 8, 8, 3),
+        ("ministral3", 3, 3, 1),
+    ],
+)
+def test_graphs_of_families_repeat(monkeypatch, tmp_path, name, later, first, alone):
+    file = tmp_path / "f32.gguf"
+    iqforge.convert_model(make_tiny_model(CASES[name], WIDE, tmp_path / "hf").folder, file, "f32")
+    prompt_on_cpu.install(monkeypatch)
+    with load_model(file) as model:
+        check_graphs(monkeypatch, model, later, first)
+        path = PromptPath(model.network, Context(CPU, torch.float16))
+        plain = path.run(TOKENS[:1, :9] % model.n_vocab, 0).clone()
+        prompt_on_cpu.captures(monkeypatch)
+        for replays in (0, 0, alone):
+            before = prompt_on_cpu.Graph.replays
+            assert torch.equal(path.run(TOKENS[:1, :9] % model.n_vocab, 0), plain)
+            assert prompt_on_cpu.Graph.replays - before == replays
 
 
 def check_graphs(monkeypatch, model: Model, later: int, first: int) -> None:
@@ -101,8 +133,8 @@ def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkey
     for n in (4, 5, 6):
         path.run(TOKENS[:1, :n], 1)
     assert not prompt_on_cpu.Graph.replays
-    # Three layers make four segments; in the first pass the buffers of the first one still grow.
-    for replays in (0, 3, 7):
+    # Four layers make five segments; in the first pass the buffers of the first one still grow.
+    for replays in (0, 4, 9):
         assert (
             torch.equal(path.run(TOKENS[:1, :9], 1), expected)
             and prompt_on_cpu.Graph.replays == replays
@@ -110,7 +142,7 @@ def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkey
 
 
 def test_passes_from_position_0_are_one_graph(monkeypatch, opened):
-    """All layers but the last, where nothing is kept; they are captured when they come again."""
+    """Where nothing is kept. They are captured when they come again."""
     monkeypatch.setitem(SHAPES, "four-layers", replace(SHAPES["llama-tiny"], n_layers=4))
     model, _, path = opened("four-layers:Q8_0")
     plain = PromptPath(model.network, Context(CPU, torch.float16))
@@ -127,7 +159,7 @@ def test_passes_from_position_0_are_one_graph(monkeypatch, opened):
 def test_graphs_hold_no_attention_of_more_rows_than_a_pass_has(monkeypatch, opened):
     _, _, path = opened("llama-tiny:Q8_0")  # of 9 tokens are full ones
     prompt_on_cpu.captures(monkeypatch)
-    for n, expected in ((9, 1), (21, 2)):  # of 21 tokens: before and after the attention
+    for n, expected in ((9, 1), (21, 3)):  # of 21 tokens: before and after each attention
         path.run(TOKENS[:1, :n], 0)
         path.run(TOKENS[:1, :n], 0)
         before = prompt_on_cpu.Graph.replays
@@ -172,12 +204,12 @@ def test_sizes_that_come_once_cost_nothing_and_memory_is_given_back_now_and_then
         return prompt_on_cpu.Graph.replays - before
 
     run(21, 9, 9)  # buffers have their sizes
-    assert run(9, 2, 3, 4, 5, 6, 7, 8, 9) == 4 and rows(path) == [9] and not emptied
-    assert run(8, 8, 9) == 4 and rows(path) == [8, 9]
+    assert run(9, 2, 3, 4, 5, 6, 7, 8, 9) == 6 and rows(path) == [9] and not emptied
+    assert run(8, 8, 9) == 6 and rows(path) == [8, 9]
     run(10, 11, 12, 13, 14, 15, 16, 17, 2, 2)  # of them 2 alone comes again in time: the place of 8
     assert rows(path) == [9, 2] and not emptied
     for number, n in enumerate((3, 4, 5, 6, 7), 2):
-        assert run(n, n) == 0 and run(n) == 2
+        assert run(n, n) == 0 and run(n) == 3
         assert len(emptied) == number // prompt_graphs._FREED_TOGETHER
     assert emptied == [1]  # when the new one fits
 

@@ -159,7 +159,7 @@ def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
                 )
             kept = m.engine.prompt._graphs._kept
             assert len(kept) <= prompt_graphs.MOST_KINDS
-            assert all(len(graphs._captured) == 2 for graphs in kept.values())
+            assert all(len(graphs._captured) == 3 for graphs in kept.values())
 
 
 @pytest.fixture(params=["IQ4_K", "Q8_0"])

@@ -83,13 +83,14 @@ def output_sizes(output: Linear, rows: int) -> Sizes:
 
 def input_sizes(inputs: LayerInputs, rows: int) -> Sizes:
     """Return what `PromptLayerInputs` asks for, for `rows` tokens: the decoded projection, products
-    with it, and what is computed from them in float32, of which the result stays.
+    with it, what is computed from them in float32, and a copy of the result.
     """
     n, width = inputs.projection.rows, inputs.projection.cols
     return {
         "weights": n * width * _HALF,
         "layer inputs": rows * n * _HALF,
         "inputs of layers": 5 * rows * n * _FLOAT,
+        "kept inputs of layers": rows * n * _FLOAT,
     }
 
 
@@ -256,6 +257,7 @@ def _latent(
     if m.indexer is not None:
         i = m.indexer.spec
         of_index = i.heads * i.key_length
+        found["index keys"] = rows * i.key_length * _FLOAT
         found["index q"] = rows * of_index * (_HALF + 3 * _FLOAT)
         found["index dots"] = INDEX_BYTES if keys > m.top_k else 0
         found["weights"] = max(found["weights"], of_index * m.q.cols * _HALF)
@@ -301,10 +303,13 @@ def _short_conv(m: ShortConv, width: int, rows: int) -> Sizes:
 
 
 def _recurrent(m: DeltaNet | StateSpace | ShortConv, mixed: int, width: int, rows: int) -> Sizes:
+    taps = m.spec.taps if isinstance(m, ShortConv) else m.spec.convolution
+    inputs = (taps - 1) * m.spec.channels * _FLOAT
     return {
         "mixed": rows * mixed * _HALF,
         "delta": rows * width * _HALF,
-        "state of a sequence": m.state_bytes(0, CacheSettings()),
+        "inputs of a sequence": inputs,
+        "memory of a sequence": m.state_bytes(0, CacheSettings()) - inputs,
     }
 
 

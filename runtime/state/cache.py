@@ -127,12 +127,13 @@ class KVStorage:
         """Return the memory of keys and of values of rows that follow each other. They begin where
         a tile does.
         """
-        tiles = slice(run.start // TILE, -(-run.stop // TILE))
-        k, v = (
-            memory[tiles if self._layout(type) is RowLayout.TILES else run]
-            for type, memory in ((self.type_k, self.k), (self.type_v, self.v))
-        )
-        return k, v
+        return self.rows_of(self.type_k, self.k, run), self.rows_of(self.type_v, self.v, run)
+
+    def rows_of(self, type: CacheType, memory: torch.Tensor, run: slice) -> torch.Tensor:
+        """Return those rows of `memory`, which is that of keys or of values of this type."""
+        if self._layout(type) is RowLayout.TILES:
+            run = slice(run.start // TILE, -(-run.stop // TILE))
+        return memory[run]
 
     def _layout(self, type: CacheType) -> RowLayout:
         return self.layout if type.is_quantized else RowLayout.BLOCKS
@@ -193,14 +194,14 @@ class KVCache:
         """Keys of all positions as they are stored, if `is_whole`: [capacity, n_kv_heads, ...], or
         tiles.
         """
-        return self.storage.part(self._run)[0]
+        return self.storage.rows_of(self.type_k, self.storage.k, self._run)
 
     @property
     def v(self) -> torch.Tensor:
         """Values of all positions as they are stored, if `is_whole`: [capacity, n_kv_heads, ...],
         or tiles.
         """
-        return self.storage.part(self._run)[1]
+        return self.storage.rows_of(self.type_v, self.storage.v, self._run)
 
     @property
     def _run(self) -> slice:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ...layers.attention import temperature
 from ...layers.rope import Rope
+from ...layers.specs import Temperature
 from ...state.cache import CacheSettings
 from ...weights.taps import Taps
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 # What is summed over ranks at a time, at least: smaller sums take longer to start than to run. All
 # ranks use the same pieces, also one that computes nothing.
 PIECE_BYTES = 64 * 2**20
-Angles = dict[int, tuple[torch.Tensor, torch.Tensor]]
+Angles = dict[Any, Any]  # what layers compute from the positions of a pass, by what it is for
 
 
 class SupportsClose(Protocol):
@@ -60,6 +62,8 @@ class Context:
     showing: bool = False
     replaced: Collection[str] = ()
     row_links: PeerRows | None = None  # how ranks meet in prompts; None: through the group
+    # Layers whose keys and values those that share them find in buffers: all of these are fast.
+    sources: Collection[int] = ()
     growths: int = 0  # times that a buffer was replaced by a larger one
     # From (module class, reason) to layers.
     slow: dict[tuple[str, str, bool], list[int]] = field(default_factory=dict)
@@ -76,6 +80,10 @@ class Context:
     def shows(self) -> bool:
         """Return whether layers take the form whose inputs observers want."""
         return self.showing or bool(self.taps.fast)
+
+    def shares(self, layer: int) -> bool:
+        """Return whether the keys and values of a layer may be in buffers alone, for others."""
+        return layer in self.sources and not self.shows and not self.replaced
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialized memory, the same for every call with this name: a layer that wants
@@ -118,6 +126,14 @@ class Context:
         if id(rope) not in self._angles:
             self._angles[id(rope)] = rope.angles(positions)
         return self._angles[id(rope)]
+
+    def temperatures(self, t: Temperature, positions: torch.Tensor) -> torch.Tensor:
+        """Return the factors of queries float32[n], computed once for all layers of a pass as
+        `angles` are.
+        """
+        if t not in self._angles:
+            self._angles[t] = temperature(t, positions).float()
+        return self._angles[t]
 
     def use_angles(self, angles: Angles) -> None:
         """Keep angles in `angles` from now on: those of the rows that follow."""

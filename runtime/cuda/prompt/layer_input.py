@@ -7,11 +7,10 @@ import torch
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.batch import Batch
 from ...layers.layer_input import LayerInput, LayerInputs
-from ...weights.ranges import ranged
 from ..common.context import Context
-from ..common.executor import Executor
 from ..common.expert_terms import gating_of
 from ..common.registry import PROMPT, Placed, PlacedBranch, executor
+from .common.graphs import Stage, Staged
 from .common.stream import Stream
 from .common.weights import Product
 
@@ -33,7 +32,7 @@ class PromptLayerInputs:
 
 
 @executor(PROMPT, LayerInput)
-class PromptLayerInput(Executor):
+class PromptLayerInput(Staged):
     """h += norm(projection(activation(gate h) * inputs of the layer))."""
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -43,15 +42,18 @@ class PromptLayerInput(Executor):
         self.projection = Product("delta", [m.projection], context)
         self.gating = gating_of(m.spec)
 
-    @ranged
-    def __call__(self, stream: Stream, batch: Batch) -> None:
+    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
+        return [(True, self._run)]  # inputs are where they were, see `PromptPath`
+
+    def _run(self, stream: Stream, batch: Batch) -> None:
         if batch.inputs is None:
             raise TypeError("the batch has no inputs for layers")
         h, context = stream.settled(), self.context
         x = context.buffer("normed", tuple(h.shape), context.dtype)
         x.copy_(h)
         gate = self.gate(x)
-        inputs = batch.inputs[:, self.branch.layer].to(context.device, context.dtype).contiguous()
+        inputs = context.buffer("input of a layer", tuple(gate.shape), gate.dtype)
+        inputs.copy_(batch.inputs[:, self.branch.layer])
         gated = context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt_rows.join_gate(gate, inputs, gated, self.gating)
         stream.add(self.projection(gated), post_norm=self.branch.post_norm)

@@ -49,6 +49,17 @@ def _stages(step: Stage, batch: Batch) -> Sequence[tuple[bool, Stage]]:
     return step.stages(batch) if isinstance(step, Staged) else [(False, step)]
 
 
+def _narrow(stream: Stream, batch: Batch) -> None:
+    """Let the next step keep the last row of each sequence."""
+    stream.narrows = True
+
+
+def _narrowed(stream: Stream, batch: Batch) -> None:
+    """Keep these rows, if the step has not done it."""
+    stream.narrows = False
+    stream.keep_last(batch.n_sequences)
+
+
 class PromptPath:
     """The executors of a network's branches."""
 
@@ -60,6 +71,7 @@ class PromptPath:
         context.row_links = row_links_of(network, context)
         branches = placed(network.blocks, network.layers)
         executors = context.same_choices(choose_all(PROMPT, branches, context))
+        context.sources = attention.sources(branches, executors)
         for number, branch in enumerate(branches):
             if branch.branch.takes_batch:
                 self._narrows = len(self._steps)
@@ -155,9 +167,12 @@ class PromptPath:
         if self.context.taps.fast or self.context.replaced:
             launch(list(self._one_by_one()), stream, batch)
             return stream.settled()
-        kind = PassKind.of(batch, self._ropes)
-        # A graph would run its kernels without names.
-        graphs = None if recording else self._graphs.of(kind)
+        if recording:  # a graph would run its kernels without names
+            launch(self._steps[: self._narrows], stream, batch)
+            self._finish(stream, batch, self._steps[self._narrows :], last)
+            return stream.settled()
+        kind = PassKind.of(batch, self._ropes, last)
+        graphs = self._graphs.of(kind)
         if graphs is not None and batch.begins:
             self.context.use_angles(graphs.angles)
         for again, parts in self._segments(kind, batch):
@@ -165,14 +180,23 @@ class PromptPath:
                 graphs.run(parts, stream, batch)
             else:
                 launch(parts, stream, batch)
-        self._finish(stream, batch, self._steps[self._narrows :], last)
         return stream.settled()
 
-    def _prepared(self, tokens: torch.Tensor, h: torch.Tensor, batch: Batch) -> Batch:
-        """Do what `Network.prepared` does."""
+    def _prepared(
+        self, tokens: torch.Tensor, h: torch.Tensor, batch: Batch, alone: bool = True
+    ) -> Batch:
+        """Do what `Network.prepared` does. alone: no other rows are under way, so what layers read
+        can be where graphs have read it.
+        """
         if self._inputs is None or None in self._changed_layers():
-            return self.network.prepared(tokens, h, batch)
-        return replace(batch, inputs=self._inputs(tokens, h))
+            batch = self.network.prepared(tokens, h, batch)
+        else:
+            batch = replace(batch, inputs=self._inputs(tokens, h))
+        if batch.inputs is None or not alone:
+            return batch
+        by_layer = batch.inputs.transpose(0, 1)
+        kept = self.context.buffer("kept inputs of layers", tuple(by_layer.shape), torch.float32)
+        return replace(batch, inputs=kept.copy_(by_layer).transpose(0, 1))
 
     def passes(self, tokens: torch.Tensor) -> list[list[torch.Tensor]]:
         """Return int64[n] in pieces of at most `ubatch`, those together that `run_together` takes
@@ -200,7 +224,7 @@ class PromptPath:
                 with opened("token_embd", "token_embd"):
                     self._embedded(tokens, h)
                 batch = Batch((n,), (start,), positions, (state,))
-                batch = self._prepared(tokens, h, batch)
+                batch = self._prepared(tokens, h, batch, alone=False)
                 under_way.append(Piece(Stream(h, self.context), batch))
                 start += n
             n_whole = self._narrows if last else len(self._steps)
@@ -260,19 +284,17 @@ class PromptPath:
         return {TensorName.parse(name).layer for name in self.context.replaced}
 
     def _segments(self, kind: PassKind, batch: Batch) -> list[Segment]:
-        """Return what runs before the last mixer. It is kept for the next pass of the kind: the
-        device waits while a hundred executors are asked for their stages.
+        """Return what runs in a pass. It is kept for the next pass of the kind: the device waits
+        while a hundred executors are asked for their stages.
         """
-        if recording:
-            return [(False, [step]) for step in self._steps[: self._narrows]]
         found = self._kept.pop(kind, None)
         if found is None:
             if len(self._kept) == MOST_KINDS:
                 del self._kept[next(iter(self._kept))]
             parts = [
                 (again, layer, part)
-                for layer, step in self._steps[: self._narrows]
-                for again, part in _stages(step, batch)
+                for number, (layer, step) in enumerate(self._steps)
+                for again, part in self._parts_of(number, step, batch, kind.last)
             ]
             found = [
                 (again, [(layer, part) for _, layer, part in run])
@@ -280,6 +302,18 @@ class PromptPath:
             ]
         self._kept[kind] = found
         return found
+
+    def _parts_of(
+        self, number: int, step: Stage, batch: Batch, last: bool
+    ) -> Sequence[tuple[bool, Stage]]:
+        """Return the stages of a step. last: of the last mixer on, only the last row of each
+        sequence is needed.
+        """
+        stages = _stages(step, batch)
+        if not last or number != self._narrows:
+            return stages
+        # In the graph before and the one after, if there are any.
+        return [(stages[0][0], _narrow), *stages, (stages[-1][0], _narrowed)]
 
     def next_logits(self, h: torch.Tensor) -> torch.Tensor:
         """Return float32[vocab] for the last row of the residual stream, by a matrix-vector kernel

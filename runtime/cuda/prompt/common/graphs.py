@@ -3,7 +3,8 @@
 Between the attention of one layer and the next there are a dozen kernels and products. Their
 launches are the same in every pass of as many rows, as they only use buffers of the context, and
 the host takes longer to launch them one by one than a fast device takes to run them. In passes that
-begin at position 0 attention is the same, too, before its keys and values go into the cache.
+begin at position 0 attention is the same, too, before its keys and values go into the cache. Rows
+that are left at the end, and inputs of layers, are in buffers, where graphs find them again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class PassKind:
     begins: all sequences begin at position 0. whole: of every table of the sequence that is kept,
     its window and whether its rows follow each other; None without a state. settings: of the cache.
     long: of rotations that depend on the context, whether they are those of long ones; empty where
-    no graph rotates.
+    no graph rotates. last: only the last row of each sequence is wanted.
     """
 
     rows: int
@@ -49,9 +50,10 @@ class PassKind:
     whole: tuple[tuple[int, bool], ...] | None
     settings: CacheSettings | None
     long: tuple[bool, ...]
+    last: bool
 
     @classmethod
-    def of(cls, batch: Batch, ropes: Sequence[Rope]) -> PassKind:
+    def of(cls, batch: Batch, ropes: Sequence[Rope], last: bool) -> PassKind:
         """ropes: that depend on the context."""
         whole, settings = None, batch.settings
         if batch.states is not None:
@@ -68,6 +70,7 @@ class PassKind:
             tuple(rope.of_context(batch.contexts[0]) is not rope for rope in ropes)
             if batch.begins
             else (),
+            last,
         )
 
 

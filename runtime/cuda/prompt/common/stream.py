@@ -234,13 +234,15 @@ class Stream:
             h *= factor
 
     def pending(self) -> dict[str, Any]:
-        """Return what is not added yet, for `left`."""
+        """Return what is not added yet, and which rows are left, for `left`."""
         parts = None if self._parts is None else list(self._parts)
-        return {"added": dict(self._added), "parts": parts}
+        rows = {"h": self.h, "narrows": self.narrows}
+        return {"added": dict(self._added), "parts": parts, **rows}
 
     def left(self, pending: dict[str, Any]) -> None:
         """Restore the state when `pending` was called: a graph has run the same kernels again."""
         parts = pending["parts"]
+        self.h, self.narrows = pending["h"], pending["narrows"]
         self._added = dict(pending["added"])
         self._parts = None if parts is None else list(parts)
 
@@ -261,9 +263,10 @@ class Stream:
             self.settled()
 
     def keep_last(self, n_sequences: int) -> None:
-        """Keep only the last row of each of so many sequences."""
+        """Keep only the last row of each of so many sequences, in a buffer."""
         if len(self.h) > n_sequences:
-            self.h = last_rows(self.settled(), n_sequences).contiguous()
+            h = last_rows(self.settled(), n_sequences)
+            self.h = self.context.buffer("last rows", tuple(h.shape), h.dtype).copy_(h)
 
 
 def last_rows(x: torch.Tensor, n_sequences: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ cache, flash attention.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -81,7 +82,8 @@ class PromptAttention(Staged):
         again = not (self.branch.is_summed and self.context.defers(self.output.rows))
         own = self._own_type(batch) is not None
         same = own and may_hold(self.context, batch)
-        store = [(False, self._store)] if own and batch.states is not None else []
+        keeps = own and batch.states is not None and self.m.spec.kv_from is None
+        store = [(False, self._store)] if keeps else []
         return [(True, self._project), (same, self._mix), *store, (again, self._join)]
 
     def _own_type(self, batch: Batch) -> torch.dtype | None:
@@ -90,7 +92,10 @@ class PromptAttention(Staged):
         more than OWN_BYTES to copy.
         """
         s, states = self.m.spec, batch.states
-        if not batch.begins or s.kv_shared or s.kv_from is not None or s.temperature is not None:
+        if not batch.begins:
+            return None
+        source = self.branch.layer if s.kv_from is None else s.kv_from
+        if (s.kv_shared or s.kv_from is not None) and not self.context.shares(source):
             return None
         if not has_flash(s, self.context.device):  # scores in memory, which graphs would hold
             return None
@@ -99,7 +104,7 @@ class PromptAttention(Staged):
             if settings is None:
                 return torch.float16
             return _stored(settings.k.dtype, settings.v.dtype)
-        cache = states[0].layers[self.branch.layer]
+        cache = states[0].layers[source]
         if not isinstance(cache, KVCache) or not _reads(cache):
             return None
         n_bytes = batch.n_tokens * s.kv_heads * (s.key_length + s.value_length) * cache.k.itemsize
@@ -131,11 +136,16 @@ class PromptAttention(Staged):
             gates = self.gate.out(len(stream.h)).unflatten(1, (self.m.spec.heads, -1))
         out = self._mixed(stream)  # in the dtype of activations, in a buffer that stays
         to, own = _Results(out, gates), self._own_type(batch)
-        if self.m.spec.kv_from is not None:
-            mixed = self._borrowed(products, batch, self.m.spec.kv_from, to)
-        elif own is not None:
+        source = self.m.spec.kv_from
+        if own is not None:
             k, v = self._keys_and_values(rows, own)
-            mixed = self._attend(self.heads.stored(products, k, v, 0, batch), k, v, batch, to)
+            if source is None:
+                q = self.heads.stored(products, k, v, 0, batch)
+            else:  # a layer before, of the same heads, has left them there
+                q = self.heads.queries(products.joined, batch, own)
+            mixed = self._attend(q, k, v, batch, to)
+        elif source is not None:
+            mixed = self._borrowed(products, batch, source, to)
         elif batch.states is None:
             mixed = self._fresh(products, batch, to)
         else:
@@ -167,19 +177,19 @@ class PromptAttention(Staged):
                 raise TypeError("keys and values without settings are float16")
             cache = m.new_cache(total, settings, qkv.joined.device)
             return self._converted(qkv, cache, 0, total, batch)
-        # Shared ones are kept until later layers have run.
-        owner = f" of layer {batch.layer}" if m.spec.kv_shared else ""
-        k, v = self._keys_and_values(total, dtype, owner)
+        k, v = self._keys_and_values(total, dtype)
         q = self.heads.stored(qkv, k, v, 0, batch)
         if m.spec.kv_shared:
             batch.scratch["kv", batch.layer] = k, v, None
         return self._attend(q, k, v, batch, to)
 
-    def _keys_and_values(
-        self, rows: int, dtype: torch.dtype, owner: str = ""
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return buffers for keys and values [rows, kv_heads, length]."""
+    def _keys_and_values(self, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return buffers for keys and values [rows, kv_heads, length], of layers that share them
+        until the last of these has run.
+        """
         s = self.m.spec
+        source = self.branch.layer if s.kv_from is None else s.kv_from
+        owner = f" of layer {source}" if s.kv_shared or s.kv_from is not None else ""
         k, v = (
             self.context.buffer(f"{name}{owner}", (rows, s.kv_heads, length), dtype)
             for name, length in (("keys", s.key_length), ("values", s.value_length))
@@ -260,6 +270,18 @@ class PromptAttention(Staged):
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
         first = self._first_seen(batch.start) if self.m.spec.chunked else 0
         return attend(q, k, v, self.m.spec, self.sinks, *(to or ()), first=first)
+
+
+def sources(branches: Sequence[PlacedBranch], executors: Sequence[object]) -> frozenset[int]:
+    """Return the layers whose keys and values others use, if all of these have an executor here."""
+    found, others = set(), set()
+    for branch, made in zip(branches, executors, strict=True):
+        module = branch.branch.module
+        if not isinstance(module, Attention):
+            continue
+        source = branch.layer if module.spec.kv_from is None else module.spec.kv_from
+        (found if isinstance(made, PromptAttention) else others).add(source)
+    return frozenset(found - others)
 
 
 def _reads(cache: KVCache) -> bool:

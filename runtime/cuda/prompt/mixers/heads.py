@@ -9,7 +9,7 @@ import torch
 from .....cuda_kernels.prompt import attention as prompt_attention
 from .....cuda_kernels.prompt import rows as prompt_rows
 from .....cuda_kernels.prompt.attention import OwnAmong
-from ....layers.attention import Attention, temperature
+from ....layers.attention import Attention
 from ....layers.batch import Batch
 from ...common.context import Context
 from ...common.joined_norms import JoinedNorms
@@ -118,9 +118,10 @@ class Heads:
 
     def _tempered(self, q: torch.Tensor, batch: Batch) -> torch.Tensor:
         if self.m.spec.temperature is not None:
+            found = self.context.temperatures(self.m.spec.temperature, batch.sequence_positions)
             last = len(q) == batch.n_sequences
-            positions = batch.sequence_positions[-1:] if last else batch.positions
-            q *= temperature(self.m.spec.temperature, positions)[:, None, None].to(q.dtype)
+            factors = found[-1:] if last else found.repeat(batch.n_sequences)
+            q *= factors[:, None, None].to(q.dtype)
         return q
 
     def _angles(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,13 +31,30 @@ class PromptIndexer:
         self.weights = Product("index weights", [indexer.weights], context, exact=True)
         self.q = Product("index q", [indexer.q], context, exact=True)
 
-    def project(self, x: torch.Tensor, q_latent: torch.Tensor) -> None:
+    def project(self, x: torch.Tensor, q_latent: torch.Tensor, keys_only: bool) -> None:
         """Compute the products of x half[rows, width] and of the latent queries of all rows, or of
-        the last row of each sequence.
+        the last row of each sequence. keys_only: where nothing is chosen.
         """
         self.k(x)
+        if keys_only:
+            return
         self.weights(x if len(q_latent) == len(x) else last_rows(x, len(q_latent)))
         self.q(q_latent)
+
+    def own_keys(self, batch: Batch, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Compute the keys float32[rows, length] of all rows, in a buffer."""
+        i, rows = self.indexer, batch.n_sequences * batch.n_tokens
+        turns = _repeated(angles, batch.n_sequences)
+        keys = i.rope(i.k_norm(self.k.out(rows).float())[:, None], turns)[:, 0]
+        return self._keys(rows).copy_(keys)
+
+    def store(self, batch: Batch) -> None:
+        """Keep what `own_keys` has computed, of a pass that begins at position 0."""
+        write_keys(batch.state.index_keys, 0, self._keys(batch.n_tokens))
+
+    def _keys(self, rows: int) -> torch.Tensor:
+        shape = rows, self.indexer.spec.key_length
+        return self.context.buffer("index keys", shape, torch.float32)
 
     def __call__(
         self, batch: Batch, angles: tuple[torch.Tensor, torch.Tensor], n_queries: int
@@ -47,11 +64,10 @@ class PromptIndexer:
         """
         i, s, n_sequences = self.indexer, self.indexer.spec, batch.n_sequences
         rows, total = n_sequences * batch.n_tokens, batch.start + batch.n_tokens
-        turns = _repeated(angles, n_sequences)
-        keys = i.rope(i.k_norm(self.k.out(rows).float())[:, None], turns)[:, 0]
-        keys = self._kept(keys, batch)
+        keys = self._kept(self.own_keys(batch, angles), batch)
         if total <= s.top_k:
             return None
+        turns = _repeated(angles, n_sequences)
         positions = batch.sequence_positions.int()
         if n_queries < rows:
             positions = positions[-1:]

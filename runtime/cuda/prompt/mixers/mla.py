@@ -13,7 +13,6 @@ from .....cuda_kernels.attention.shape import shared_limit
 from .....cuda_kernels.prompt import flash as prompt_flash
 from .....cuda_kernels.prompt import flash_plan
 from .....cuda_kernels.prompt import mla as prompt_mla
-from ....layers.attention import temperature
 from ....layers.batch import Batch
 from ....layers.latent import PerHead
 from ....layers.mla import MLA
@@ -90,8 +89,8 @@ class PromptLatent(Staged):
         """Return the type of latent vectors in a pass that reads no others than its own, from a
         buffer, so that it is the same every time; None where it is not.
         """
-        s = self.m.spec
-        if not batch.begins or self.m.top_k or s.temperature is not None or self.context.shows:
+        s, top_k = self.m.spec, self.m.top_k
+        if not batch.begins or self.context.shows or (top_k and batch.n_tokens > top_k):
             return None
         if s.key_length > _MOST_HEAD or is_absorbed(batch.n_tokens, batch.n_tokens, s.heads):
             return None
@@ -119,7 +118,7 @@ class PromptLatent(Staged):
             prompt_mla.norm_rows(q[:, : self.q.cols], norm.weight, norm.eps, latent)
             self.q(latent)
             if self.index is not None:
-                self.index.project(x, latent)
+                self.index.project(x, latent, keys_only=self._own_type(batch) is not None)
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffers: a graph may have computed them."""
@@ -134,6 +133,8 @@ class PromptLatent(Staged):
         own = self._own_type(batch)
         if own is not None:
             stored = self._rows(kv, self._latents(rows, own), 0, batch)
+            if self.index is not None and batch.states is not None:
+                self.index.own_keys(batch, self._angles(batch))
         else:
             stored = self._fresh(kv, batch) if batch.state is None else self._cached(kv, batch)
         heads = self.context.buffer("queries", (len(q), s.heads, s.key_length), dtype=stored.dtype)
@@ -142,9 +143,11 @@ class PromptLatent(Staged):
         if stream.narrows:
             cos, sin, positions = cos[-1:], sin[-1:], positions[-1:]
         if s.temperature is not None:
-            factors = temperature(s.temperature, positions).float()
+            factors = self.context.temperatures(s.temperature, batch.sequence_positions)
+            factors = factors[-len(positions) :]
         prompt_mla.latent_heads(q, cos, sin, factors, heads)
-        chosen = self._choose(batch, len(q)) if self.m.top_k else None
+        # Where only own rows are read, all of them are seen.
+        chosen = self._choose(batch, len(q)) if self.m.top_k and own is None else None
         if chosen is not None:
             w = self.matrices.decoded(stored.dtype, self.context)
             n = batch.n_sequences
@@ -174,6 +177,8 @@ class PromptLatent(Staged):
         """Keep the latent vectors of a pass that has read its own."""
         cache, n = batch.state.rows, batch.n_tokens
         cache.k[:n, 0].copy_(self._latents(n, cache.storage.k.dtype))
+        if self.index is not None:
+            self.index.store(batch)
 
     def _latents(self, rows: int, dtype: torch.dtype) -> torch.Tensor:
         return self.context.buffer("latents", (rows, self.m.spec.cache_width), dtype)
