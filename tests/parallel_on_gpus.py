@@ -13,12 +13,14 @@ import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import iqforge
 import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.prompt import experts as prompt_experts
+from iqforge.runtime.bench.mixer_sizes import StateSpaceSizes
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.links import SharedMemoryLinks
@@ -30,6 +32,25 @@ from iqforge.runtime.parallel.ranks import Ranks
 # Every expert is used: no near tie between experts is decided otherwise, so steps can be compared.
 MOE = SHAPES["qwen3moe-tiny"]
 SHAPES["every-expert-tiny"] = replace(MOE, n_used=MOE.n_experts)
+SMALL: dict[str, Any] = {"width": 256, "n_heads": 4, "n_kv_heads": 2, "head": 64, "hidden": 512}
+SMALL["n_vocab"] = 512
+SHAPES["nemotron-tiny"] = replace(
+    SHAPES["nemotron-h-8b"],
+    n_layers=5,
+    pattern="M-M*-",  # pyright: ignore[reportCallIssue]  a field of its class
+    recurrent=StateSpaceSizes(8, 32, 64, 2),
+    **SMALL,
+)
+SHAPES["lfm2-tiny"] = replace(SHAPES["lfm2-1.2b"], n_layers=3, attending=(1,), **SMALL)  # pyright: ignore[reportCallIssue]
+SHAPES["gemma4-e-tiny"] = replace(
+    SHAPES["gemma4-e4b"],
+    n_layers=6,
+    period=3,  # pyright: ignore[reportCallIssue]
+    near_head=64,
+    shared_kv=3,
+    layer_input=256,
+    **SMALL,
+)
 GREEDY = Sampling(temperature=0.0)
 # No piece of a prompt is so small that ranks, which take pieces one by one, compute it on the CPU.
 N_PROMPT, N_STEPS, UBATCH = 160, 24, 64
