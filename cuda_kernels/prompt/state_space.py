@@ -21,6 +21,7 @@ from .recurrent import CHUNK, SLICE, Buffer, pitch, shared_limit
 from .rows import HALVES, short
 
 _THREADS, _CONV_THREADS, _CONV_TOKENS, _NORM_THREADS = 256, 128, 16, 128
+_MOST_STAGES = 2  # more copies in flight gain nothing
 _FIXED = 2048  # bytes of shared memory that a kernel has besides, at most
 
 
@@ -47,7 +48,7 @@ def shared_bytes(s: StateSpaceShape, stages: int) -> tuple[int, int]:
     state, value = (-(-n // 16) * 16 for n in (s.state, s.length))
     # Two halves are in four bytes.
     b, c, x = pitch(state // 2, 8), pitch(state // 2, 4), pitch(value // 2, 8)
-    chunks = stages * CHUNK * b + 2 * CHUNK * pitch(SLICE, 8)
+    chunks = stages * (CHUNK * b + _THREADS * 5) + 2 * CHUNK * pitch(SLICE, 8)
     results = CHUNK * (c + x + max(b, pitch(CHUNK, 4)) + pitch(value, 8))
     return 4 * chunks, 4 * results
 
@@ -57,7 +58,9 @@ def fitting_stages(s: StateSpaceShape, limit: int) -> int:
     are no kernels for the shape. limit: bytes that a block can have.
     """
     usable = limit - _FIXED
-    return next((n for n in (2, 1) if s.fits and max(shared_bytes(s, n)) <= usable), 0)
+    return next(
+        (n for n in range(_MOST_STAGES, 0, -1) if s.fits and max(shared_bytes(s, n)) <= usable), 0
+    )
 
 
 @functools.cache
@@ -256,7 +259,7 @@ def specs() -> list[KernelSpec]:
     """Return the shape of Nemotron 3 Nano, and a small one. Others are compiled on first use."""
     nano, small = StateSpaceShape(1, 64, 8, 64, 128, 4), StateSpaceShape(1, 4, 2, 12, 20, 3)
     return [
-        *(state_space_spec(nano, half, 2) for half in HALVES),
+        *(state_space_spec(nano, half, _MOST_STAGES) for half in HALVES),
         state_space_spec(nano, torch.bfloat16, 1),
         state_space_spec(small, torch.float16, 2),
     ]

@@ -106,67 +106,74 @@ decays(const u16* products, const float* dt, const float* a, int tokens, float* 
 }
 
 constexpr int B_PITCH = halves_pitch(STATES), WRITTEN_PITCH = second_pitch(SLICE);
-constexpr int CHUNK_FLOATS = STAGES * CHUNK * B_PITCH / 2 + 2 * CHUNK * WRITTEN_PITCH;
+// A chunk in flight: vectors that write; of every thread eight values of a token and what they are multiplied by.
+constexpr int STAGE_FLOATS = CHUNK * B_PITCH / 2 + THREADS * 5;
+constexpr int CHUNK_FLOATS = STAGES * STAGE_FLOATS + 2 * CHUNK * WRITTEN_PITCH;
 
 // The chunks of a head one after the other, SLICE columns of its memory per block: ((LENGTH + SLICE - 1) / SLICE, sequences * HEADS) blocks. before and after
 // float32[sequences, HEADS, STATE, LENGTH], the memory before the first and after the last token, perhaps the same, null for zeros and for nowhere; states
-// float32[sequences, HEADS, chunks, STATE, LENGTH], that before each chunk, rounded.
+// float32[sequences, HEADS, chunks, STATE, LENGTH], that before each chunk, rounded. Copies of the next STAGES - 1 chunks are on their way.
 extern "C" __global__ void __launch_bounds__(THREADS)
 chunks(const u16* x, const u16* b, const float* until, const double* totals, int n_chunks, const float* before, float* after, float* states) {
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
-    u16* tiles = (u16*)shared;                                      // [STAGES][CHUNK][STATE]
-    float* written = (float*)(tiles + STAGES * CHUNK * B_PITCH);    // [2][CHUNK][SLICE], values times `until`, rounded
+    float* tiles = (float*)shared;                     // [STAGES]: [CHUNK][STATE], [THREADS][8] halves, [THREADS]
+    float* written = tiles + STAGES * STAGE_FLOATS;    // [2][CHUNK][SLICE], values times `until`, rounded
     const int slice = blockIdx.x * SLICE, row = threadIdx.x / 4, column = threadIdx.x % 4 * 8;
     const long long head = blockIdx.y, first = head * n_chunks * CHUNK;
     b += (head / HEADS * GROUPS + head % HEADS / PER_GROUP) * n_chunks * CHUNK * STATE;
     x += (first + row) * LENGTH + slice + column, until += first + row, totals += first, states += head * n_chunks * STATE * LENGTH + slice;
+    // Values that a thread has copied itself it may read when they have arrived.
+    auto own = [&](int chunk) { return (u16*)(tiles + chunk % STAGES * STAGE_FLOATS + CHUNK * B_PITCH / 2) + threadIdx.x * 8; };
+    auto factor_of = [&](int chunk) { return tiles + chunk % STAGES * STAGE_FLOATS + CHUNK * B_PITCH / 2 + THREADS * 4 + threadIdx.x; };
 
     auto load = [&](int chunk) {
-        copy_rows<STATE, THREADS>(tiles + chunk % STAGES * CHUNK * B_PITCH, B_PITCH, b + (long long)chunk * CHUNK * STATE, CHUNK);
+        if (chunk < n_chunks) {
+            copy_rows<STATE, THREADS>((u16*)(tiles + chunk % STAGES * STAGE_FLOATS), B_PITCH, b + (long long)chunk * CHUNK * STATE, CHUNK);
+            const u16* from = x + (long long)chunk * CHUNK * LENGTH;
+            if (LENGTH % 8 == 0) {
+                if (slice + column < LENGTH) copy_to_shared<16>(own(chunk), from);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; i += 4)
+                    if (slice + column + i < LENGTH) copy_to_shared<8>(own(chunk) + i, from + i);
+            }
+            copy_to_shared<4>(factor_of(chunk), until + chunk * CHUNK);
+        }
         end_of_copies();
     };
-    load(0);
-    for (int stage = 0; stage < STAGES; stage++) clear_columns<THREADS>(tiles + stage * CHUNK * B_PITCH, B_PITCH, CHUNK, STATE, STATES);
+    for (int stage = 0; stage < STAGES; stage++) {
+        clear_columns<THREADS>((u16*)(tiles + stage * STAGE_FLOATS), B_PITCH, CHUNK, STATE, STATES);
+        *(uint2*)own(stage) = *(uint2*)(own(stage) + 4) = make_uint2(0, 0);  // what is beyond LENGTH stays 0
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < STAGES - 1; chunk++) load(chunk);
     Memory<STATES> s;
     load_memory<STATES, STATE, LENGTH>(s, slice, before == nullptr ? before : before + head * STATE * LENGTH);
-    uint2 values[2];  // of `row`
-    float factor, decay;
-    auto read = [&](int chunk) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            values[i] = make_uint2(0, 0);
-            if (slice + column + 4 * i < LENGTH) values[i] = *(const uint2*)(x + (long long)chunk * CHUNK * LENGTH + 4 * i);
-        }
-        factor = until[chunk * CHUNK], decay = expf((float)totals[chunk * CHUNK + CHUNK - 1]);
-    };
-    read(0);
+    double total = totals[CHUNK - 1];
 #pragma unroll 1
     for (int chunk = 0; chunk < n_chunks; chunk++) {
+        if (STAGES == 1) load(chunk);
         each_pair<STATES, STATE, LENGTH>(s, slice, [&](float x, float y, int row, int column, bool inside) {
             if (inside) *(float2*)(states + ((long long)chunk * STATE + row) * LENGTH + column) = make_float2(rounded(x), rounded(y));
         });
+        const float decay = expf((float)total);
+        if (chunk + 1 < n_chunks) total = totals[(chunk + 1) * CHUNK + CHUNK - 1];
+        wait_for_copies<(STAGES > 1 ? STAGES - 2 : 0)>();
         float* here = written + chunk % 2 * CHUNK * WRITTEN_PITCH;
+        const float factor = *factor_of(chunk);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float* at = here + row * WRITTEN_PITCH + column + 4 * i;
-            store_two(at, factor * half_to_float((u16)values[i].x), factor * half_to_float((u16)(values[i].x >> 16)));
-            store_two(at + 2, factor * half_to_float((u16)values[i].y), factor * half_to_float((u16)(values[i].y >> 16)));
+        for (int i = 0; i < 8; i += 4) {
+            const uint2 values = *(const uint2*)(own(chunk) + i);
+            float* at = here + row * WRITTEN_PITCH + column + i;
+            store_two(at, factor * half_to_float((u16)values.x), factor * half_to_float((u16)(values.x >> 16)));
+            store_two(at + 2, factor * half_to_float((u16)values.y), factor * half_to_float((u16)(values.y >> 16)));
         }
-        const float whole = decay;
-        wait_for_copies<0>();
         __syncthreads();
-        // All warps have read the chunk before, of which STAGES == 2 overwrites the tile.
-        if (chunk + 1 < n_chunks) {
-            if (STAGES == 2) load(chunk + 1);
-            read(chunk + 1);
-        }
-        decay_and_write<STATES>(s, whole, tiles + chunk % STAGES * CHUNK * B_PITCH, B_PITCH, here, WRITTEN_PITCH);
-        if (STAGES == 1 && chunk + 1 < n_chunks) {
-            __syncthreads();
-            load(chunk + 1);
-        }
+        if (STAGES > 1) load(chunk + STAGES - 1);  // all warps have read the chunk before, which was there
+        decay_and_write<STATES>(s, decay, (const u16*)(tiles + chunk % STAGES * STAGE_FLOATS), B_PITCH, here, WRITTEN_PITCH);
+        if (STAGES == 1) __syncthreads();
     }
     if (after != nullptr) store_memory<STATES, STATE, LENGTH>(s, slice, after + head * STATE * LENGTH);
 }
