@@ -319,24 +319,28 @@ def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, 
     )
     beta, alpha = rates.chunk(2, dim=1)
     net.beta, net.alpha = (lambda x: beta), (lambda x: alpha)
-    evaluate_after(net, products, n_sequences, past, before, after, out)
+    evaluate_after(net, products, n_sequences, (past, before), after, out, weights.taps)
 
 
 def state_space_rule(shape, weights, products, n_sequences, past, before, after, out, buffer):
     w = weights
     tensors = {"convolution": w.taps, "bias": w.bias, "dt": w.dt, "a": w.a, "d": w.d}
     net = state_space(shape, norm=w.norm, eps=w.eps, **tensors)
-    evaluate_after(net.mixed, products.float(), n_sequences, past, before, after, out)
+    evaluate_after(net.mixed, products.float(), n_sequences, (past, before), after, out, w.taps)
 
 
-def evaluate_after(net, products, n_sequences, past, before, after, out):
-    """Let `net`, a function of products and a batch, change the memory `before` to `after`."""
+def evaluate_after(net, products, n_sequences, kept, after, out, taps):
+    """Let `net`, a function of products and a batch, change the memory of the inputs and the memory
+    `kept`, None for zeros, to `after`.
+    """
     batch = Batch.of(n_sequences, len(products) // n_sequences, 0, step_on_cpu.CPU)
-    if past is None:
+    if after is None:
         out.copy_(net(products, batch))
         return
-    state = RecurrentState(*past.shape, tuple(before.shape), step_on_cpu.CPU)
-    state.load(0, (0, past, before))
+    channels, n_taps = taps.shape
+    state = RecurrentState(n_taps - 1, channels, tuple(after.shape), step_on_cpu.CPU)
+    if kept[0] is not None:
+        state.load(0, (0, *kept))
     out.copy_(net(products, replace(batch, states=(SimpleNamespace(layers=[state]),))))
     after.copy_(state.memory)
 

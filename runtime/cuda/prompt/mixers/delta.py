@@ -24,7 +24,7 @@ from ...common.delta_shapes import check_devices, delta_heads, inputs, rates
 from ...common.registry import PROMPT, PlacedBranch, Slow, executor
 from ..common.stream import Stream, check_norm
 from ..common.weights import Product
-from .recurrent import PromptRecurrent, keep_last
+from .recurrent import PromptRecurrent
 
 
 @executor(PROMPT, DeltaNet)
@@ -60,9 +60,9 @@ class PromptDelta(PromptRecurrent):
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffers: a graph may have computed them."""
-        n, rows = batch.n_tokens, batch.n_sequences * batch.n_tokens
+        rows = batch.n_sequences * batch.n_tokens
         products = self.inputs.out(rows)
-        past, memory = (None, None) if batch.states is None else self._held()
+        past, before = self._before(batch)
         delta_rule(
             _kernels(self.heads, self.context.dtype, self.context.device),
             self.weights,
@@ -71,13 +71,13 @@ class PromptDelta(PromptRecurrent):
             self._rates(rows),
             batch.n_sequences,
             past,
-            memory,
-            memory,
+            before,
+            self._after(batch),
             self._mixed(stream),
             self.context.buffer,
         )
-        if past is not None:
-            keep_last(past, n, self._channels(products[-len(past) :]))
+        if batch.states is not None:
+            self._keep_last(batch, self._channels(products[1 - self.net.spec.convolution :]))
 
     def _channels(self, products: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the convolution, float32[rows, channels], in its order."""

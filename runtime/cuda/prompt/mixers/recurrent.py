@@ -18,7 +18,7 @@ from ..common.weights import Product
 
 class PromptRecurrent(Staged):
     """h += output(what is mixed), in a buffer that a graph may have filled. The state of a kept
-    sequence is copied to buffers and back, so that graphs can change it.
+    sequence is copied to buffers and back, so that graphs can change it; at position 0 it is zero.
 
     kept: shapes of the last inputs of the convolution and of the memory.
     """
@@ -31,7 +31,8 @@ class PromptRecurrent(Staged):
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         mix: list[tuple[bool, Stage]] = [(True, self._mix)]
         if batch.states is not None:
-            mix = [(False, self._load), *mix, (False, self._store)]
+            load = [] if batch.begins else [(False, self._load)]
+            mix = [*load, *mix, (False, self._store)]
         return [(True, self._project), *mix, (self._joins_in_a_graph(), self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
@@ -42,14 +43,36 @@ class PromptRecurrent(Staged):
 
     def _load(self, stream: Stream, batch: Batch) -> None:
         """Bring the state to where `_mix` changes it."""
+        state = self._state(batch)
+        copy_together(self._held(), (state.inputs, state.memory))
+
+    def _store(self, stream: Stream, batch: Batch) -> None:
+        self._state(batch).update(batch.n_tokens, *self._held())
+
+    def _state(self, batch: Batch) -> RecurrentState:
+        """Return what is kept of the only sequence, which is at the first of the tokens."""
         state = batch.state
         if not isinstance(state, RecurrentState):
             raise TypeError(f"layer {batch.layer} keeps no recurrent state")
         state.check(batch.start, batch.layer)
-        copy_together(self._held(), (state.inputs, state.memory))
+        return state
 
-    def _store(self, stream: Stream, batch: Batch) -> None:
-        batch.state.update(batch.n_tokens, *self._held())
+    def _before(self, batch: Batch) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the buffers of `_held` with the state before these tokens; None for zeros."""
+        return (None, None) if batch.states is None or batch.begins else self._held()
+
+    def _after(self, batch: Batch) -> torch.Tensor | None:
+        """Return the buffer for the memory after these tokens; None where no state is kept."""
+        return None if batch.states is None else self._held()[1]
+
+    def _keep_last(self, batch: Batch, inputs: torch.Tensor) -> None:
+        """Keep the last inputs of the convolution. inputs float32[.., channels]: the last of the
+        new ones, taps - 1 or all.
+        """
+        past = self._held()[0]
+        if batch.begins:
+            past.zero_()
+        past.copy_(torch.cat([past[batch.n_tokens :], inputs]))
 
     def _held(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return buffers for the last inputs of the convolution and for the memory."""
@@ -72,10 +95,3 @@ class PromptRecurrent(Staged):
 
     def _mixed(self, stream: Stream) -> torch.Tensor:
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
-
-
-def keep_last(past: torch.Tensor, n: int, inputs: torch.Tensor) -> None:
-    """Replace past float32[taps - 1, channels] by the last rows of past and of n new inputs, of
-    which `inputs` are the last, taps - 1 or all.
-    """
-    past.copy_(torch.cat([past[n:], inputs]))

@@ -11,7 +11,7 @@ from ...common.context import Context
 from ...common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
 from ..common.stream import Stream, check_norm
 from ..common.weights import Product
-from .recurrent import PromptRecurrent, keep_last
+from .recurrent import PromptRecurrent
 
 
 @executor(PROMPT, ShortConv)
@@ -35,12 +35,11 @@ class PromptShortConv(PromptRecurrent):
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffer: a graph may have computed them."""
-        n, rows = batch.n_tokens, batch.n_sequences * batch.n_tokens
-        products = self.inputs.out(rows)
-        past = None if batch.states is None else self._held()[0]
+        products = self.inputs.out(batch.n_sequences * batch.n_tokens)
+        past, _ = self._before(batch)
         prompt_conv.short_conv(
             products, past, self.net.convolution, batch.n_sequences, self._mixed(stream)
         )
-        if past is not None:
-            b, _, x = products[-len(past) :].float().chunk(3, dim=1)
-            keep_last(past, n, b * x)
+        if batch.states is not None:
+            b, _, x = products[1 - self.net.spec.taps :].float().chunk(3, dim=1)
+            self._keep_last(batch, b * x)

@@ -18,7 +18,7 @@ from ...common.context import Context
 from ...common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
 from ..common.stream import Stream, check_norm
 from ..common.weights import Product
-from .recurrent import PromptRecurrent, keep_last
+from .recurrent import PromptRecurrent
 
 
 @executor(PROMPT, StateSpace)
@@ -49,23 +49,23 @@ class PromptStateSpace(PromptRecurrent):
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffer: a graph may have computed them."""
-        s, n = self.net.spec, batch.n_tokens
-        products = self.input.out(batch.n_sequences * n)
-        past, memory = (None, None) if batch.states is None else self._held()
+        s = self.net.spec
+        products = self.input.out(batch.n_sequences * batch.n_tokens)
+        past, before = self._before(batch)
         kernels.state_space(
             _kernels(self.shape, self.context.dtype, self.context.device),
             self.weights,
             products,
             batch.n_sequences,
             past,
-            memory,
-            memory,
+            before,
+            self._after(batch),
             self._mixed(stream),
             self.context.buffer,
         )
-        if past is not None:
-            last = products[-len(past) :, s.inner : s.inner + s.channels]
-            keep_last(past, n, last.float())
+        if batch.states is not None:
+            last = products[1 - s.convolution :, s.inner : s.inner + s.channels]
+            self._keep_last(batch, last.float())
 
 
 @functools.cache
