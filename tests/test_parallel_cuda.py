@@ -52,7 +52,7 @@ def evaluate(calls: list[list[str]], folder: Path) -> None:
         with log.open("wb") as said:
             command = [sys.executable, program, *words]
             started.append(subprocess.Popen(command, stdout=said, stderr=said))
-    limit = time.monotonic() + 300
+    limit = time.monotonic() + 900
     try:
         for words, log, process in zip(calls, logs, started, strict=True):
             status = process.wait(max(0.1, limit - time.monotonic()))

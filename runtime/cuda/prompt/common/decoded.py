@@ -1,4 +1,6 @@
-"""Weights that are decoded before the product that reads them."""
+"""Weights in the dtype of activations: as they are stored, or decoded before the product that reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,25 @@ from .....cuda_kernels.packed.decode import decode_matrix
 from .....cuda_kernels.packed.matrix import PackedMatrix
 from ...common.context import Context
 
+_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def as_stored(matrix: PackedMatrix, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return half[all rows, cols] where the file has this dtype, in the memory of the matrix, whose
+    layout is that of the file; None for other matrices.
+    """
+    if _FLOATS.get(matrix.type.name) != dtype or matrix.scale != 1:
+        return None
+    size = matrix.total_rows * matrix.cols * dtype.itemsize
+    return matrix.data[:size].view(dtype).view(matrix.total_rows, matrix.cols)
+
 
 def stacked(matrices: list[PackedMatrix], context: Context, name: str = "weights") -> torch.Tensor:
-    """Decode to half[all rows, cols] in a buffer; a stack of experts has the rows of all."""
+    """Return half[all rows, cols], decoded in a buffer or, of one matrix, as it is stored; a stack
+    of experts has the rows of all.
+    """
+    if len(matrices) == 1 and (found := as_stored(matrices[0], context.dtype)) is not None:
+        return found
     cols, rows = matrices[0].cols, [m.rows * m.n_matrices for m in matrices]
     out = context.buffer(name, (sum(rows), cols), context.dtype)
     for matrix, part in zip(matrices, out.split(rows), strict=True):
@@ -26,6 +44,8 @@ def decoded(
         return stacked(matrices, context)
     [matrix] = matrices
     first, last, _ = part.indices(matrix.rows)
+    if (found := as_stored(matrix, context.dtype)) is not None:
+        return found[first:last]
     out = context.buffer("weights", (last - first, matrix.cols), context.dtype)
     decode_matrix(matrix, context.dtype, first_row=first, n_rows=last - first, out=out)
     return out

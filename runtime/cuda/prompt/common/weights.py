@@ -1,5 +1,6 @@
 """Weights of the prompt path: stored blocks are decoded to the activations' dtype right before the
-product that reads them, or, for few tokens, within it.
+product that reads them, or, for few tokens, within it. Those that have this dtype are read as they
+are.
 
 Matrices with the same input are decoded one after the other into one matrix, for one product.
 """
@@ -18,7 +19,7 @@ from ....weights.stacked_linear import ExpertLinear
 from ...common.context import Context
 from ...common.held import held
 from ...common.registry import Slow
-from .decoded import decoded, multiply
+from .decoded import as_stored, decoded, multiply
 from .few import FewTokens
 from .rounded import rounded_product
 
@@ -78,9 +79,16 @@ class Product:
                 raise Slow(f"rows {first} to {last} of {linears[0].role}, not multiples of 8")
         self._few = FewTokens(self.matrices, self.bias, part, context)
 
-    def weights(self) -> torch.Tensor:
-        """Decode to half[rows, cols]."""
-        return decoded(self.matrices, self.context, self._part)
+    def _weights(self) -> list[tuple[slice, torch.Tensor]]:
+        """Return matrices half[rows, cols], each with its columns of the product."""
+        stored = [as_stored(m, self.context.dtype) for m in self.matrices]
+        found, first = [], 0
+        for matrix in stored:
+            if matrix is None or self._part is not None:
+                return [(slice(None), decoded(self.matrices, self.context, self._part))]
+            found.append((slice(first, first + len(matrix)), matrix))
+            first += len(matrix)
+        return found
 
     def out(self, rows: int) -> torch.Tensor:
         """The buffer for the product of so many rows of x."""
@@ -97,8 +105,15 @@ class Product:
         elif self._few.takes(x):
             self._few(x, out)
         else:
-            multiply(x, self.weights(), out, self.bias)
+            self._multiply(x, self._weights(), out)
         return out
+
+    def _multiply(
+        self, x: torch.Tensor, weights: list[tuple[slice, torch.Tensor]], out: torch.Tensor
+    ) -> None:
+        for columns, matrix in weights:
+            bias = None if self.bias is None else self.bias[columns]
+            multiply(x, matrix, out[:, columns], bias)
 
     def pieces(self, x: torch.Tensor, rows: int) -> Iterator[torch.Tensor]:
         """Compute the product `rows` rows at a time, and yield these rows of `out`. The weights are
@@ -107,9 +122,9 @@ class Product:
         if self._rounds or self._few.takes(x):
             yield from self(x).split(rows)
             return
-        weights, out = self.weights(), self.out(len(x))
+        weights, out = self._weights(), self.out(len(x))
         for part, result in zip(x.split(rows), out.split(rows), strict=True):
-            multiply(part, weights, result, self.bias)
+            self._multiply(part, weights, result)
             yield result
 
 
@@ -145,7 +160,12 @@ class PromptOutput:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits float32[n, vocabulary] of x half[n, width], in new memory."""
         out = torch.empty(len(x), self.matrix.rows, dtype=torch.float32, device=x.device)
+        stored = as_stored(self.matrix, x.dtype)
         for first, n in self.slices:
+            if stored is not None and n % 8 == 0:
+                part = stored[first : first + n]
+                out[:, first : first + n] = torch.mm(x, part.t(), out_dtype=torch.float32)
+                continue
             # Tensor cores want multiples of 8. What is past the last row is not used.
             shape = -(-n // 8) * 8, self.matrix.cols
             part = self.context.buffer("weights", shape, x.dtype)
