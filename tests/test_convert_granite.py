@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from iqforge.errors import CheckpointError, ConfigError
-from iqforge.formats.pretokenizers import pretokenizer
+from iqforge.errors import ConfigError
 
-from .family_checkpoint import EMBEDDING, EXPERTS, FF, HEAD, KV, LAYER, D, Q, convert, write
-from .tiny_cases import FACTORS
+from .family_checkpoint import (
+    EMBEDDING,
+    EXPERTS,
+    FF,
+    HEAD,
+    KV,
+    LAYER,
+    D,
+    Q,
+    convert,
+    split_as,
+    write,
+)
+from .family_checks import check_missing, keys_of, shapes_of
+from .tiny_cases_granite import FACTORS
 
 SHARED = 20  # hidden size of the expert that works on every token
 CONFIG = FACTORS | {
@@ -42,7 +52,7 @@ ROUTED = {
 }
 EXPERT_INPUTS = f"{MOE}input_linear.weight"
 SHARED_INPUTS, SHARED_OUTPUT = (f"{SHARED_MLP}{part}_linear.weight" for part in ("input", "output"))
-SHAPES = {name: shape for name, (shape, _) in (COMMON | PAIRED | ROUTED).items()} | {
+SHAPES = shapes_of(COMMON | PAIRED | ROUTED) | {
     EXPERT_INPUTS: (EXPERTS, 2 * FF, D),
     SHARED_INPUTS: (2 * SHARED, D),
     SHARED_OUTPUT: (D, SHARED),
@@ -165,8 +175,7 @@ def test_granite_4_with_mamba_is_granitehybrid(tmp_path, routed):
         assert np.array_equal(found.ravel(), values.ravel()), name
     assert made["blk.1.ssm_norm.weight"].shape == (2, INNER // 2)
     assert made["blk.1.ssm_a"].shape == made["blk.1.ssm_d"].shape == (HEADS_OF_MAMBA, 1)
-    prefix = "granitehybrid."
-    keys = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
+    keys = keys_of(metadata, "granitehybrid")
     assert keys["attention.head_count_kv"] == [2, 0]
     assert keys["context_length"] == 1 << 20
     assert keys["feed_forward_length"] == (FF if routed else SHARED)
@@ -187,12 +196,9 @@ def test_mamba_and_rotation_have_keys(tmp_path):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_missing_tensor_is_named(tmp_path, name):
-    without = {other: shape for other, shape in SHAPES.items() if other != name}
-    write(tmp_path, "GraniteMoeSharedForCausalLM", CONFIG, without)
     routed = {EXPERT_INPUTS: "no gate projection|expert 0 has no gate"}
     routed[f"{MOE}output_linear.weight"] = "layer 0 lacks experts: expert 0 has no"
-    with pytest.raises(CheckpointError, match=routed.get(name, f"'{name}': is missing")):
-        convert(tmp_path)
+    check_missing(tmp_path, "GraniteMoeSharedForCausalLM", CONFIG, SHAPES, name, routed.get(name))
 
 
 @pytest.mark.parametrize(
@@ -234,16 +240,7 @@ def test_defaults_of_the_class(tmp_path):
 def test_pre_tokenizers_have_the_names_that_files_of_the_family_have(tmp_path, name, like):
     """Of several that split alike."""
     write(tmp_path, "GraniteForCausalLM", {}, {})
-    file = tmp_path / "tokenizer.json"
-    steps = [
-        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}
-        for regex in pretokenizer(name).regexes
-    ]
-    steps.append({"type": "ByteLevel", "add_prefix_space": False, "use_regex": False})
-    tokenizer = json.loads(file.read_text())
-    tokenizer["model"]["ignore_merges"] = False
-    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
-    file.write_text(json.dumps(tokenizer))
+    split_as(tmp_path, name)
     for pre, expected in ((None, name), (like, like)):
         _, metadata = convert(tmp_path, pre=pre, vocab_only=True)
         assert metadata["tokenizer.ggml.pre"] == expected

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .tiny_cases import GROUPS, ORIGINAL, WINDOW, yarn
+from .tiny_cases_deepseek import GROUPS
+from .tiny_configs import ORIGINAL, WINDOW, yarn
 
 YARN = {"rope_parameters": yarn()}
 YARN_OF_LATENT = {"rope_parameters": yarn(mscale=1.0, mscale_all_dim=1.0)}
