@@ -20,7 +20,8 @@ from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.weights.store import TensorStore
 
 from . import prompt_on_cpu
-from .step_on_cpu import Graph, kernel, normed
+from .step_graphs_on_cpu import Graph, kernel
+from .step_rows_on_cpu import normed
 
 _MATRICES = TensorStore.matrices  # before it is replaced
 

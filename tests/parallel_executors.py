@@ -43,7 +43,7 @@ from tests.offloaded_on_cpu import (  # pyright: ignore[reportMissingImports]
     Driver,
     install_copies,
 )
-from tests.step_on_cpu import CPU, Graph, kernel  # pyright: ignore[reportMissingImports]
+from tests.step_graphs_on_cpu import CPU, Graph, kernel  # pyright: ignore[reportMissingImports]
 
 SHAPES["qwen2moe-tiny"] = replace(  # with a gated shared expert
     SHAPES["qwen3moe-tiny"],

@@ -19,7 +19,7 @@ from iqforge.runtime.state.recurrent import RecurrentState
 from iqforge.runtime.state.sequence import State
 
 from . import prompt_on_cpu
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 from .tiny_cases import CASES, WIDE, Sizes
 from .tiny_models import HALF, make_tiny_model
 

@@ -23,12 +23,12 @@ from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.cuda_kernels.prompt import short_conv as prompt_conv
 from iqforge.cuda_kernels.prompt import state_space as state_space_kernels
-from iqforge.runtime.cuda.prompt import moe as prompt_moe
+from iqforge.runtime.cuda.prompt import expert_products
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.common.stream import Stream
 from iqforge.runtime.cuda.prompt.mixers import delta as prompt_delta
 from iqforge.runtime.cuda.prompt.mixers import state_space as prompt_state_space
-from iqforge.runtime.layers.attention import attend, visible
+from iqforge.runtime.layers.attend import attend, visible
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.ffn import gated
 from iqforge.runtime.layers.moe import Router
@@ -43,7 +43,11 @@ from torch.nn import functional as F
 from . import step_on_cpu
 from .permuted_columns import permutation
 from .state_space_reference import state_space
-from .step_on_cpu import CPU
+from .step_attention_on_cpu import rotated, seen_of
+from .step_experts_on_cpu import router_spec
+from .step_graphs_on_cpu import CPU
+from .step_recurrent_on_cpu import convolved, delta_net
+from .step_rows_on_cpu import normed
 
 
 def add_norm(
@@ -78,14 +82,10 @@ def add_norm(
         )
         if extra is not None:
             y = y + (1 if shares is None else shares.sigmoid()[:, None]) * extra.float()
-        h += y if post_weight is None else step_on_cpu.normed(y, post_weight, post_eps)
+        h += y if post_weight is None else normed(y, post_weight, post_eps)
         h *= scale
     if out is not None:
-        x = (
-            F.layer_norm(h, weight.shape, weight, bias, eps)
-            if centered
-            else step_on_cpu.normed(h, weight, eps)
-        )
+        x = F.layer_norm(h, weight.shape, weight, bias, eps) if centered else normed(h, weight, eps)
         out.copy_(permuted_columns(x, out) if permuted else x)
         for other in (exact, plain):
             if other is not None:
@@ -103,7 +103,7 @@ def grouped_product(m, ends, x, out, sources=None, n_slots=1, terms=NO_TERMS, n_
     x = x[:n, prompt_grouped.places(m.cols, CPU)]
     weights = decode_matrix(m, x.dtype).to(x.dtype).view(m.n_matrices, m.rows, m.cols)
     parts = [a @ w.t() for a, w in zip(x.tensor_split(ends[:-1].long()), weights, strict=True)]
-    out[:n] = prompt_moe.with_terms(torch.cat(parts), terms, ends)
+    out[:n] = expert_products.with_terms(torch.cat(parts), terms, ends)
 
 
 def grouped_gate_up(
@@ -197,7 +197,7 @@ def rotate_heads(
     to_k = k[first : first + tokens]
     for i, (x, weight, to) in enumerate(((queries, q_norm, q), (keys, k_norm, to_k))):
         if factors is None:
-            x = x if norms_last else step_on_cpu.normed(x, weight, eps)
+            x = x if norms_last else normed(x, weight, eps)
         elif x.shape[1]:
             x = x * factors[:, i, None, None] * weight.view(-1, size)
         x = x[:, taken[i]]
@@ -205,24 +205,24 @@ def rotate_heads(
         a, b = turned.chunk(2, -1) if neox else (turned[..., 0::2], turned[..., 1::2])
         a, b = a * cos - b * sin, a * sin + b * cos
         x = torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
-        to.copy_(step_on_cpu.normed(x, weight, eps) if norms_last else x)
+        to.copy_(normed(x, weight, eps) if norms_last else x)
     if value_eps is not None:
         values = F.rms_norm(values, (value_size,), None, value_eps)
     v[first : first + tokens] = values
 
 
 def norm_rows(x, weight, eps, out):
-    out.copy_(step_on_cpu.normed(x.float(), weight, eps))
+    out.copy_(normed(x.float(), weight, eps))
 
 
 def _turned(x, cos, sin):
     angles = torch.stack([cos, sin], -1).repeat(len(x) // len(cos), 1, 1)
-    return step_on_cpu.rotated(x, angles, 2 * cos.shape[-1], False)
+    return rotated(x, angles, 2 * cos.shape[-1], False)
 
 
 def latent_rows(x, weight, eps, cos, sin, rows, first):
     c, key = x.float().split([len(weight), 2 * cos.shape[1]], 1)
-    c = step_on_cpu.normed(c, weight, eps)
+    c = normed(c, weight, eps)
     rows[first : first + len(x)] = torch.cat([_turned(key[:, None], cos, sin)[:, 0], c], 1)
 
 
@@ -254,7 +254,7 @@ def softmax_scores(scores, out, queries, first, *, scale, window=0, softcap=0.0,
 def attend_chosen(shape, queries, rows, chosen, position, partial):
     n, rope = len(chosen), shape.rope
     whole = queries[: n * shape.heads].float().sum(1).view(n, shape.heads, -1) * math.log(2)
-    seen = step_on_cpu.seen_of(chosen, len(rows))
+    seen = seen_of(chosen, len(rows))
     scores = (whole @ rows.float().T).masked_fill(~seen[:, None], float("-inf"))
     assert partial.numel() == n * shape.row_tiles * shape.part_floats
     return scores.softmax(-1) @ rows[:, rope:].float()
@@ -262,7 +262,7 @@ def attend_chosen(shape, queries, rows, chosen, position, partial):
 
 def route(logits, ids, weights, ser=None, routing=Routing(), choice_bias=None, bias=None):
     assert logits.dim() == 2 and bias is None
-    spec = step_on_cpu.router_spec(logits.shape[1], ids.shape[1], routing)
+    spec = router_spec(logits.shape[1], ids.shape[1], routing)
     chosen, shares = Router(None, spec, choice_bias, ser).choose(logits)
     ids.copy_(chosen)
     weights.copy_(shares)
@@ -308,7 +308,7 @@ def flash(
 
 
 def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, after, out, buffer):
-    net = step_on_cpu.delta_net(
+    net = delta_net(
         kernels,
         weights.taps,
         weights.dt,
@@ -333,12 +333,12 @@ def evaluate_after(net, products, n_sequences, kept, after, out, taps):
     """Let `net`, a function of products and a batch, change the memory of the inputs and the memory
     `kept`, None for zeros, to `after`.
     """
-    batch = Batch.of(n_sequences, len(products) // n_sequences, 0, step_on_cpu.CPU)
+    batch = Batch.of(n_sequences, len(products) // n_sequences, 0, CPU)
     if after is None:
         out.copy_(net(products, batch))
         return
     channels, n_taps = taps.shape
-    state = RecurrentState(n_taps - 1, channels, tuple(after.shape), step_on_cpu.CPU)
+    state = RecurrentState(n_taps - 1, channels, tuple(after.shape), CPU)
     if kept[0] is not None:
         state.load(0, (0, *kept))
     out.copy_(net(products, replace(batch, states=(SimpleNamespace(layers=[state]),))))
@@ -348,9 +348,7 @@ def evaluate_after(net, products, n_sequences, kept, after, out, taps):
 def short_conv(products, past, taps, n_sequences, out):
     b, c, x = products.float().chunk(3, 1)
     before = past if past is not None else b.new_zeros(taps.shape[1] - 1, taps.shape[0])
-    found = [
-        step_on_cpu.convolved(torch.cat([before, y]), taps) for y in (b * x).chunk(n_sequences)
-    ]
+    found = [convolved(torch.cat([before, y]), taps) for y in (b * x).chunk(n_sequences)]
     out.copy_(c * torch.cat(found))
 
 

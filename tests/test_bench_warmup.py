@@ -21,7 +21,7 @@ from iqforge.runtime.cuda.step.graphs import StepGraphs
 from iqforge.runtime.model import Model
 
 from . import prompt_on_cpu
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 
 
 @pytest.fixture

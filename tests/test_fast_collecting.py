@@ -24,7 +24,7 @@ from iqforge.runtime.weights.taps import GroupedRows
 
 from . import prompt_on_cpu
 from .loud_source import LoudSource
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 
 SPECS = ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0", "qwen35-tiny:Q8_0"]
 FULL_CASE = pytest.param(SPECS[2], "each", marks=pytest.mark.full)

@@ -19,7 +19,7 @@ from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.tokenizer import SpecialTokens
 
 from . import prompt_on_cpu
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 from .tiny_cases import CASES, WIDE
 from .tiny_model import write_gguf
 from .tiny_models import HALF, make_tiny_model

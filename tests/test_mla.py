@@ -23,7 +23,7 @@ from iqforge.runtime.weights.switches import Switches
 from . import prompt_on_cpu
 from .latent_models import BOUND, CASES, F32, golden, in_pieces, layouts, logits
 from .shared import shared
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 from .tiny_cases import CASES as TINY
 from .tiny_cases import SMALL
 from .tiny_models import make_tiny_model

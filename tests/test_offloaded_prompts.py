@@ -23,7 +23,7 @@ from iqforge.runtime.network.experts import experts_of
 from iqforge.runtime.weights.switches import Switches
 
 from .offloaded_on_cpu import Driver, install_copies
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 from .tiny_cases import CASES, WIDE
 from .tiny_models import make_tiny_model
 from .torch_threads import torch_threads

@@ -33,7 +33,9 @@ from iqforge.runtime.weights.switches import Switches
 from . import step_on_cpu
 from .kernels_on_host import library, pointer
 from .offloaded_on_cpu import Device
-from .step_on_cpu import CPU, in_pieces, normed
+from .step_graphs_on_cpu import CPU
+from .step_on_cpu import in_pieces
+from .step_rows_on_cpu import normed
 from .tiny_cases import CASES, WIDE
 from .tiny_model import one_tensor_per_expert
 from .tiny_models import make_tiny_model

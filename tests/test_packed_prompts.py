@@ -15,7 +15,7 @@ from iqforge.runtime.cuda.prompt.path import PromptPath
 
 from . import prompt_models, prompt_on_cpu
 from .prompt_models import PRECISION, TOKENS, normed
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 
 opened = prompt_models.opened  # a fixture
 

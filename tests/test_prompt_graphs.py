@@ -24,7 +24,7 @@ from iqforge.runtime.weights.ranges import recording
 
 from . import prompt_models, prompt_on_cpu
 from .prompt_models import TOKENS, memory_of
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 from .tiny_cases import CASES, WIDE
 from .tiny_models import make_tiny_model
 

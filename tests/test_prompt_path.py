@@ -33,7 +33,7 @@ from iqforge.runtime.weights.switches import Switches
 from . import prompt_models, prompt_on_cpu, step_on_cpu
 from .choices import by_token, comparable, recorded
 from .prompt_models import PRECISION, TOKENS, memory_of, normed
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU, Graph
 from .tiny_cases import CASES, FAST, WIDE
 from .tiny_models import HALF, make_tiny_model
 
@@ -191,11 +191,11 @@ def test_a_closed_model_gives_its_memory_back_at_once(monkeypatch, opened, spec)
         for tokens in [TOKENS[0, :9]] * 3 + [TOKENS[0, :1]] * 2:  # graphs of prompts and of steps
             engine.extend(tokens, state)
         weights = [weakref.ref(resident.packed.data) for resident in model.weights.store.resident]
-        assert weights and prompt_on_cpu.Graph.replays and step_on_cpu.Graph.alive
+        assert weights and prompt_on_cpu.Graph.replays and Graph.alive
         del engine
         model.device = torch.device("cuda")  # what `close` goes by
         model.close()
-        assert left == [0] and not step_on_cpu.Graph.alive
+        assert left == [0] and not Graph.alive
     finally:
         gc.enable()
 

@@ -17,7 +17,7 @@ from iqforge.runtime.cuda.prompt.common.stream import Stream
 from iqforge.runtime.layers.norm import RMSNorm
 from torch.nn import functional as F
 
-from . import prompt_on_cpu, step_on_cpu
+from . import prompt_on_cpu, step_rows_on_cpu
 from .kernels_on_host import library
 from .permuted_columns import permutation
 
@@ -194,7 +194,7 @@ def test_norms_over_all_heads_in_steps(compiled, own):
     chosen = OWN[own] or (range(of_q), range(of_k))
     heads = None if OWN[own] is None else torch.tensor((*chosen[0], *chosen[1])).int()
     q, k, norms = 3 * draw(3, of_q * size), draw(3, of_k * size), draw(of_q * size, seed=2)
-    for kernel in (step_between.norm_heads, step_on_cpu.norm_heads):
+    for kernel in (step_between.norm_heads, step_rows_on_cpu.norm_heads):
         outs = [torch.full((3, len(x) * size), float("nan")) for x in chosen]
         kernel(q, k, norms, norms[: of_k * size], 1e-2, size, heads, *outs)
         results.append(outs)
@@ -318,7 +318,7 @@ def test_more_is_added_only_next_to_experts():
 def test_sums_of_norms(compiled):
     first, second, weights = draw(2, 320), draw(2, 320, seed=2), draw(2, 320, seed=3)
     results = []
-    for module in (step_between, step_on_cpu):
+    for module in (step_between, step_rows_on_cpu):
         out, other = torch.empty(2, 320), second.clone()
         module.sum_normed(first, weights[0], 1e-6, other, weights[1], 1e-5, out)
         assert not other.any()
@@ -328,7 +328,7 @@ def test_sums_of_norms(compiled):
 
 def test_inputs_of_layers(compiled):
     projected, table, results = draw(2, 3 * 40), draw(2, 3 * 40, seed=2), []
-    for module in (step_between, step_on_cpu):
+    for module in (step_between, step_rows_on_cpu):
         out = torch.empty(3, 2, 40)
         module.layer_inputs(projected, 0.1, draw(40, seed=3), 1e-6, table, 6.0, out)
         results.append(out)

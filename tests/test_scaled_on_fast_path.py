@@ -16,7 +16,8 @@ from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.switches import Switches
 
 from . import prompt_on_cpu, step_on_cpu
-from .step_on_cpu import CPU, in_pieces
+from .step_graphs_on_cpu import CPU
+from .step_on_cpu import in_pieces
 from .tiny_cases import CASES, FAST, WIDE
 from .tiny_model import scaled_gguf, write_gguf
 from .tiny_models import HALF, make_tiny_model

@@ -11,7 +11,7 @@ from iqforge.cuda_kernels.step.short_conv import short_conv_spec
 
 from .kernels_on_host import library, pointer
 from .prompt_on_cpu import short_conv as prompt_reference
-from .step_on_cpu import short_conv as step_reference
+from .step_recurrent_on_cpu import short_conv as step_reference
 
 RUN_STEP = """
 extern "C" void run(const float* products, const float* taps, float* inputs, float* other,

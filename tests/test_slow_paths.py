@@ -19,7 +19,7 @@ from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.network.experts import moe_layers
 
 from . import prompt_on_cpu
-from .step_on_cpu import CPU
+from .step_graphs_on_cpu import CPU
 from .tiny_model import one_tensor_per_expert, write_gguf
 
 SLOW = "slow path: MoE of layer 3: a reason"

@@ -38,7 +38,8 @@ from iqforge.runtime.weights.ranges import PREFIX, RangeName, recording
 from iqforge.runtime.weights.switches import Switches
 
 from . import step_on_cpu
-from .step_on_cpu import CPU, Graph, in_pieces
+from .step_graphs_on_cpu import CPU, Graph
+from .step_on_cpu import in_pieces
 from .tiny_cases import CASES, FAST, WIDE
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
