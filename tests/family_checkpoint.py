@@ -15,6 +15,9 @@ from iqforge.formats.pretokenizers import BYTE_LEVEL_REGEX, PRETOKENIZERS
 
 from .tiny_checkpoint import write_safetensors, write_tokenizer
 
+Shape = tuple[int, ...]
+Names = dict[str, tuple[Shape, str]]  # stored name -> (shape, GGUF name)
+
 D, HEADS, KV_HEADS, HEAD, FF, VOCAB, EXPERTS = 32, 4, 2, 16, 48, 320, 3
 Q, KV = HEADS * HEAD, KV_HEADS * HEAD
 LAYER = "model.layers.0."
@@ -45,7 +48,7 @@ SANDWICH = {
 
 
 def write(
-    folder: Path, hf_class: str, config: dict, shapes: dict[str, tuple[int, ...]], seed: int = 0
+    folder: Path, hf_class: str, config: dict, shapes: dict[str, Shape], seed: int = 0
 ) -> dict[str, np.ndarray]:
     """Write a checkpoint of random float32 tensors into `folder`. Return the tensors."""
     folder.mkdir(exist_ok=True)
@@ -102,7 +105,7 @@ def split_as(folder: Path, pre: str, *, nfc: bool = False) -> None:
     file.write_text(json.dumps(tokenizer))
 
 
-def full_names(tensors: dict[str, tuple]) -> dict[str, tuple[tuple[int, ...], str]]:
+def full_names(tensors: dict[str, tuple]) -> Names:
     """Return {whole stored name: (shape, whole GGUF name)}."""
     layers = {
         LAYER + name: (shape, f"blk.0.{gguf}.{name.rpartition('.')[2]}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import iqforge
 import numpy as np
 from iqforge.formats.gguf.reader import open_gguf
+from iqforge.formats.values import Value
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.model import load_model
 
@@ -74,6 +75,15 @@ class Models:
         if path not in self._logits:
             self._logits[path] = logits_of(path, tiny)
         return self._logits[path]
+
+    def changed_logits(self, case: str, path: Path, keys: dict[str, Value | None]) -> np.ndarray:
+        """Return the logits of a small model with other keys in its file, which goes to `path`.
+        keys: without the prefix of the architecture; None removes one.
+        """
+        changed = {f"{CASES[case].architecture}.{key}": value for key, value in keys.items()}
+        with open_gguf(self.file(case, "small")) as source:
+            write_gguf(path, source, metadata=changed)
+        return logits_of(path, self.tiny(case, "small"))
 
     @staticmethod
     def _made(path: Path, make: Callable[[Path], object]) -> Path:

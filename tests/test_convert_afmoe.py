@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-from iqforge.errors import CheckpointError, ConfigError
+from iqforge.errors import ConfigError
 
 from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV, KV_HEADS, VOCAB, D, Q, convert, write
+from .family_checks import check_missing, check_tensors, expert_stacks, keys_of, shapes_of
 
 CLASS, OF_EXPERT = "AfmoeForCausalLM", 24
 CONFIG = {  # as published
@@ -62,24 +62,15 @@ for _layer, _stored, _gguf, _width in (
     ):
         NAMES[f"model.layers.{_layer}.{_name}.weight"] = _shape, f"blk.{_layer}.{_to}.weight"
 PARTS = {"gate": (OF_EXPERT, D), "up": (OF_EXPERT, D), "down": (D, OF_EXPERT)}
-EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"
-SHAPES = {name: shape for name, (shape, _) in NAMES.items()} | {
-    EXPERT.format(x, part): shape for x in range(EXPERTS) for part, shape in PARTS.items()
-}
+STACKS = expert_stacks("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight", PARTS, [1])
+SHAPES = shapes_of(NAMES, STACKS)
 
 
 def test_names_values_and_keys(tmp_path):
     stored = write(tmp_path, CLASS, CONFIG, SHAPES)
     made, metadata = convert(tmp_path)
-    expected = {gguf: stored[name] for name, (_, gguf) in NAMES.items()}
-    for part in PARTS:
-        experts = [stored[EXPERT.format(x, part)] for x in range(EXPERTS)]
-        expected[f"blk.1.ffn_{part}_exps.weight"] = np.stack(experts)
-    assert set(made) == set(expected)
-    for name, values in expected.items():
-        assert np.array_equal(made[name], values), name
-    keys = {k.removeprefix("afmoe."): v for k, v in metadata.items() if k.startswith("afmoe.")}
-    assert keys == {
+    check_tensors(made, stored, NAMES, STACKS)
+    assert keys_of(metadata, "afmoe") == {
         "block_count": 2,
         "context_length": 64,
         "embedding_length": D,
@@ -108,10 +99,7 @@ def test_names_values_and_keys(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "layers.1" in name])
 def test_a_missing_tensor_is_named(tmp_path, name):
-    write(tmp_path, CLASS, CONFIG, {x: shape for x, shape in SHAPES.items() if x != name})
-    with pytest.raises(CheckpointError) as raised:
-        convert(tmp_path)
-    assert f"'{name}': is missing" in str(raised.value)
+    check_missing(tmp_path, CLASS, CONFIG, SHAPES, name)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from iqforge.errors import CheckpointError
 
-from .family_checkpoint import HEAD, KV, VOCAB, D, Q, convert, write
+from .family_checkpoint import HEAD, KV, VOCAB, D, Names, Q, convert, split_as, write
+from .family_checks import Stacks, check_tensors, expert_stacks, shapes_of
 
 N_EXPERTS, FF_EXPERT = 8, 12
 CONFIG = {
@@ -56,7 +56,7 @@ OUTSIDE = {
 }
 
 
-def names(n_layers: int, further: int) -> dict[str, tuple[tuple[int, ...], str]]:
+def names(n_layers: int, further: int) -> Names:
     """{whole stored name: (shape, whole GGUF name)} of what is stored alone."""
     found = dict(OUTSIDE)
     for layer in range(n_layers + further):
@@ -68,14 +68,13 @@ def names(n_layers: int, further: int) -> dict[str, tuple[tuple[int, ...], str]]
     return found
 
 
+def stacks(layers: int) -> Stacks:
+    stored = "model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
+    return expert_stacks(stored, PARTS, range(layers), n_experts=N_EXPERTS)
+
+
 def write_model(folder: Path, further: int, **config) -> dict[str, np.ndarray]:
-    shapes = {name: shape for name, (shape, _) in names(2, further).items()}
-    shapes |= {
-        f"model.layers.{layer}.mlp.experts.{x}.{part}_proj.weight": shape
-        for layer in range(2 + further)
-        for x in range(N_EXPERTS)
-        for part, shape in PARTS.items()
-    }
+    shapes = shapes_of(names(2, further), stacks(2 + further))
     return write(folder, "BailingMoeV2ForCausalLM", CONFIG | config, shapes)
 
 
@@ -84,23 +83,16 @@ def test_layers_with_experts_and_a_further_block(tmp_path: Path, mtp: str):
     stored = write_model(tmp_path, 1)
     made, metadata = convert(tmp_path, mtp=mtp)
     kept = 1 if mtp == "keep" else 0
-    expected = {gguf: stored[name] for name, (_, gguf) in names(2, 1).items()}
-    expected |= {
-        f"blk.{layer}.ffn_{part}_exps.weight": np.stack(
-            [
-                stored[f"model.layers.{layer}.mlp.experts.{x}.{part}_proj.weight"]
-                for x in range(N_EXPERTS)
-            ]
-        )
-        for layer in range(3)
-        for part in PARTS
-    }
-    expected = {
-        name: values for name, values in expected.items() if kept or not name.startswith("blk.2.")
-    }
-    assert set(made) == set(expected)
-    for name, values in expected.items():
-        assert np.array_equal(made[name], values), name
+    check_tensors(
+        made,
+        stored,
+        {
+            name: (shape, gguf)
+            for name, (shape, gguf) in names(2, 1).items()
+            if kept or not gguf.startswith("blk.2.")
+        },
+        stacks(2 + kept),
+    )
     assert metadata["bailingmoe2.block_count"] == 2 + kept
     assert metadata.get("bailingmoe2.nextn_predict_layers", 0) == kept
     assert metadata["bailingmoe2.expert_shared_feed_forward_length"] == FF_EXPERT
@@ -130,18 +122,7 @@ def test_a_model_without_choice_biases_says_so(tmp_path: Path):
 
 def test_the_pre_tokenizer_has_the_name_of_this_generation(tmp_path: Path):
     """Ling 1.5's splits by the same regex, and has another name."""
-    from iqforge.formats.pretokenizer_regexes import BAILING
-
     write_model(tmp_path, 0, num_nextn_predict_layers=0)
-    file = tmp_path / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    tokenizer["pre_tokenizer"] = {
-        "type": "Sequence",
-        "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": BAILING}, "behavior": "Isolated"},
-            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-        ],
-    }
-    file.write_text(json.dumps(tokenizer))
+    split_as(tmp_path, "bailingmoe")
     for pre, name in ((None, "bailingmoe2"), ("bailingmoe", "bailingmoe"), ("qwen2", "qwen2")):
         assert convert(tmp_path, pre=pre)[1]["tokenizer.ggml.pre"] == name

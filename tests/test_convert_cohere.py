@@ -7,6 +7,7 @@ import pytest
 from iqforge.errors import CheckpointError, ConfigError
 
 from .family_checkpoint import EMBEDDING, FF, HEADS, KV_HEADS, LAYER, VOCAB, D, convert, write
+from .family_checks import check_missing, check_tensors, shapes_of
 from .tiny_checkpoint import write_safetensors
 
 HEAD = D // HEADS
@@ -42,23 +43,14 @@ CASES = {
 }
 
 
-def shapes_of(names: dict) -> dict[str, tuple[int, ...]]:
-    return {name: shape for name, (shape, _) in names.items()}
-
-
 @pytest.mark.parametrize("hf_class", CASES)
 def test_names_and_values(tmp_path, hf_class):
     config, names = CASES[hf_class]
     stored = write(tmp_path, hf_class, config, shapes_of(names))
     made, _ = convert(tmp_path)
-    assert set(made) == {gguf for _, gguf in names.values()}
-    for name, (_, gguf) in names.items():
-        assert np.array_equal(made[gguf], stored[name]), name
+    check_tensors(made, stored, names)
     for name in names:
-        without = {other: shape for other, shape in shapes_of(names).items() if other != name}
-        write(tmp_path, hf_class, config, without)
-        with pytest.raises(CheckpointError, match=f"'{name}': is missing"):
-            convert(tmp_path)
+        check_missing(tmp_path, hf_class, config, shapes_of(names), name)
 
 
 def test_keys_of_command_r(tmp_path):

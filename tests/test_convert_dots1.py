@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from iqforge.errors import CheckpointError
 
 from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, VOCAB, D, Q, convert, write
+from .family_checks import check_missing, check_tensors, expert_stacks, keys_of, shapes_of
 
+CLASS = "Dots1ForCausalLM"
 WIDE, SHARED = 20, 40  # hidden sizes of an expert and of the two shared ones together
 CONFIG = {
     "num_hidden_layers": 2,
@@ -61,28 +61,15 @@ NAMES |= {
     ),
 }
 PARTS = {"gate": (WIDE, D), "up": (WIDE, D), "down": (D, WIDE)}
-EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"
-SHAPES = {name: shape for name, (shape, _) in NAMES.items()} | {
-    EXPERT.format(x, part): shape for x in range(EXPERTS) for part, shape in PARTS.items()
-}
+STACKS = expert_stacks("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight", PARTS, [1])
+SHAPES = shapes_of(NAMES, STACKS)
 
 
 def test_names_values_and_keys(tmp_path):
-    stored = write(tmp_path, "Dots1ForCausalLM", CONFIG, SHAPES)
+    stored = write(tmp_path, CLASS, CONFIG, SHAPES)
     made, metadata = convert(tmp_path)
-    stacks = {f"blk.1.ffn_{part}_exps.weight" for part in PARTS}
-    assert set(made) == {gguf for _, gguf in NAMES.values()} | stacks
-    for name, (_, gguf) in NAMES.items():
-        assert np.array_equal(made[gguf], stored[name]), name
-    for part in PARTS:
-        experts = np.stack([stored[EXPERT.format(x, part)] for x in range(EXPERTS)])
-        assert np.array_equal(made[f"blk.1.ffn_{part}_exps.weight"], experts)
-    keys = {
-        key.removeprefix("dots1."): value
-        for key, value in metadata.items()
-        if key.startswith("dots1.")
-    }
-    assert keys == {
+    check_tensors(made, stored, NAMES, STACKS)
+    assert keys_of(metadata, "dots1") == {
         "block_count": 2,
         "context_length": 64,
         "embedding_length": D,
@@ -113,7 +100,7 @@ def test_what_the_config_leaves_out(tmp_path):
         *("routed_scaling_factor", "first_k_dense_replace"),
     )
     config = {key: value for key, value in CONFIG.items() if key not in left_out}
-    write(tmp_path, "Dots1ForCausalLM", config | {"head_dim": None}, {})
+    write(tmp_path, CLASS, config | {"head_dim": None}, {})
     _, metadata = convert(tmp_path, vocab_only=True)
     assert metadata["dots1.expert_weights_norm"] is False
     assert metadata["dots1.expert_weights_scale"] == 1
@@ -125,18 +112,12 @@ def test_what_the_config_leaves_out(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_tensor_is_named(tmp_path, name):
-    without = {other: shape for other, shape in SHAPES.items() if other != name}
-    write(tmp_path, "Dots1ForCausalLM", CONFIG, without)
-    with pytest.raises(CheckpointError) as raised:
-        convert(tmp_path)
-    assert f"'{name}': is missing" in str(raised.value)
+    check_missing(tmp_path, CLASS, CONFIG, SHAPES, name)
 
 
 def test_a_missing_expert_is_named(tmp_path):
-    without = {key: shape for key, shape in SHAPES.items() if key != EXPERT.format(1, "up")}
-    write(tmp_path, "Dots1ForCausalLM", CONFIG, without)
-    with pytest.raises(CheckpointError, match="layer 1 lacks experts: expert 1 has no up"):
-        convert(tmp_path)
+    name, words = "model.layers.1.mlp.experts.1.up_proj.weight", "expert 1 has no up"
+    check_missing(tmp_path, CLASS, CONFIG, SHAPES, name, f"layer 1 lacks experts: {words}")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +129,7 @@ def test_a_missing_expert_is_named(tmp_path):
     ],
 )
 def test_files_that_others_refuse_are_announced(tmp_path, caplog, change, words):
-    write(tmp_path, "Dots1ForCausalLM", CONFIG | change, {})
+    write(tmp_path, CLASS, CONFIG | change, {})
     convert(tmp_path, vocab_only=True)
     assert ("llama.cpp refuses GGUF's dots1" in caplog.text) == bool(words)
     assert words in caplog.text

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from iqforge.errors import CheckpointError
 
-from .family_checkpoint import EMBEDDING, EXPERTS, FF, HEAD, KV, D, Q, convert, write
+from .family_checkpoint import EMBEDDING, EXPERTS, FF, HEAD, KV, D, Names, Q, convert, write
+from .family_checks import Stacks, check_missing, check_tensors, expert_stacks, shapes_of
 
 WIDTH = 24  # of an expert
 CONFIG = {
@@ -48,18 +48,10 @@ SPARSE = {
     "mlp.shared_experts.up_proj.weight": ((2 * WIDTH, D), "ffn_up_shexp.weight"),
     "mlp.shared_experts.down_proj.weight": ((D, 2 * WIDTH), "ffn_down_shexp.weight"),
 }
-EXPERT = {
-    "gate": (WIDTH, D),
-    "up": (WIDTH, D),
-    "down": (D, WIDTH),
-}
+PARTS = {"gate": (WIDTH, D), "up": (WIDTH, D), "down": (D, WIDTH)}
 
 
-def expert(layer: int, number: int, part: str) -> str:
-    return f"model.layers.{layer}.mlp.experts.{number}.{part}_proj.weight"
-
-
-def names_of(sparse: set[int]) -> dict[str, tuple[tuple[int, ...], str]]:
+def names_of(sparse: set[int]) -> Names:
     """Return {stored name: (shape, GGUF name)} without experts."""
     names = {name: (shape, f"{gguf}.weight") for name, (shape, gguf) in EMBEDDING.items()}
     for layer in range(CONFIG["num_hidden_layers"]):
@@ -68,15 +60,12 @@ def names_of(sparse: set[int]) -> dict[str, tuple[tuple[int, ...], str]]:
     return names
 
 
-def shapes_of(sparse: set[int]) -> dict[str, tuple[int, ...]]:
-    """Return {stored name: shape} with experts."""
-    experts = {
-        expert(layer, number, part): shape
-        for layer in sparse
-        for number in range(EXPERTS)
-        for part, shape in EXPERT.items()
-    }
-    return {name: shape for name, (shape, _) in names_of(sparse).items()} | experts
+def stacks_of(sparse: set[int]) -> Stacks:
+    stored = "model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
+    return expert_stacks(stored, PARTS, sparse)
+
+
+SHAPES = shapes_of(names_of({1, 2, 3}), stacks_of({1, 2, 3}))
 
 
 @pytest.mark.parametrize(
@@ -89,23 +78,12 @@ def shapes_of(sparse: set[int]) -> dict[str, tuple[int, ...]]:
     ],
 )
 def test_names_values_and_keys(tmp_path: Path, change: dict, sparse: set[int]):
-    names = names_of(sparse)
+    names, stacks = names_of(sparse), stacks_of(sparse)
     mtp = {"model.mtp_emb_norm.0.weight": (D,), "model.mtp_block.0.input_layernorm.weight": (D,)}
-    stored = write(tmp_path, "Ernie4_5_MoeForCausalLM", CONFIG | change, shapes_of(sparse) | mtp)
+    shapes = shapes_of(names, stacks) | mtp
+    stored = write(tmp_path, "Ernie4_5_MoeForCausalLM", CONFIG | change, shapes)
     made, metadata = convert(tmp_path)
-    stacks = {
-        f"blk.{layer}.ffn_{part}_exps.weight": np.stack(
-            [stored[expert(layer, number, part)] for number in range(EXPERTS)]
-        )
-        for layer in sparse
-        for part in EXPERT
-    }
-    assert set(made) == {gguf for _, gguf in names.values()} | set(stacks)
-    for name, (_, gguf) in names.items():
-        expected = stored[name][0] if name.endswith(BIAS) else stored[name]
-        assert np.array_equal(made[gguf], expected), name
-    for gguf, values in stacks.items():
-        assert np.array_equal(made[gguf], values), gguf
+    check_tensors(made, stored, names, stacks, lambda name, x: x[0] if name.endswith(BIAS) else x)
     keys = {
         "expert_count": EXPERTS,
         "expert_used_count": 2,
@@ -123,22 +101,19 @@ def test_names_values_and_keys(tmp_path: Path, change: dict, sparse: set[int]):
 
 @pytest.mark.parametrize("name", ["mlp.gate.weight", BIAS, "mlp.shared_experts.up_proj.weight"])
 def test_what_a_layer_lacks_is_named(tmp_path: Path, name: str):
-    shapes = shapes_of({1, 2, 3})
-    del shapes[f"model.layers.2.{name}"]
-    write(tmp_path, "Ernie4_5_MoeForCausalLM", CONFIG, shapes)
-    with pytest.raises(CheckpointError, match=f"'model.layers.2.{name}': is missing"):
-        convert(tmp_path)
+    name = f"model.layers.2.{name}"
+    check_missing(tmp_path, "Ernie4_5_MoeForCausalLM", CONFIG, SHAPES, name)
 
 
 def test_a_bias_of_another_shape_is_refused(tmp_path: Path):
-    shapes = shapes_of({1, 2, 3}) | {f"model.layers.2.{BIAS}": (2, EXPERTS)}
+    shapes = SHAPES | {f"model.layers.2.{BIAS}": (2, EXPERTS)}
     write(tmp_path, "Ernie4_5_MoeForCausalLM", CONFIG, shapes)
     with pytest.raises(CheckpointError, match=r"has shape \[2, 3\]"):
         convert(tmp_path)
 
 
 def test_without_shared_experts(tmp_path: Path):
-    shapes = {name: shape for name, shape in shapes_of({1, 2, 3}).items() if "shared" not in name}
+    shapes = {name: shape for name, shape in SHAPES.items() if "shared" not in name}
     config = CONFIG | {"moe_num_shared_experts": 0}
     write(tmp_path, "Ernie4_5_MoeForCausalLM", config, shapes)
     made, metadata = convert(tmp_path)

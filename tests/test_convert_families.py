@@ -31,6 +31,7 @@ from .family_checkpoint import (
     full_names,
     write,
 )
+from .family_checks import check_missing, check_tensors, shapes_of
 
 # stored name below a layer -> (shape, GGUF name without blk.0. and the suffix)
 NORMS = {
@@ -280,26 +281,21 @@ def test_names_values_and_keys(tmp_path: Path, hf_class: str):
         names["model.norm.bias"] = ((D,), "output_norm.bias")
     if hf_class == "BailingMoeV2ForCausalLM":
         names["model.word_embeddings.weight"] = names.pop("model.embed_tokens.weight")
-    stored = write(tmp_path, hf_class, config, {name: shape for name, (shape, _) in names.items()})
+    stored = write(tmp_path, hf_class, config, shapes_of(names))
     made, metadata = convert(tmp_path)
-    assert set(made) == {gguf for _, gguf in names.values()}
-    for name, (_, gguf) in names.items():
-        expected = stored[name]
+
+    def moved(name: str, values: np.ndarray) -> np.ndarray:
+        gguf = names[name][1]
         if hf_class.startswith("Gemma") and gguf.endswith("_norm.weight"):
-            expected = expected + np.float32(1)
-        if hf_class in PAIRED and gguf in (
-            "blk.0.attn_q.weight",
-            "blk.0.attn_k.weight",
-        ):
-            expected = expected.reshape(-1, 2, HEAD // 2, D).swapaxes(1, 2).reshape(expected.shape)
-        assert np.array_equal(made[gguf], expected), name
+            return values + np.float32(1)
+        if hf_class in PAIRED and gguf in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
+            return values.reshape(-1, 2, HEAD // 2, D).swapaxes(1, 2).reshape(values.shape)
+        return values
+
+    check_tensors(made, stored, names, moved=moved)
     assert {key: metadata[key] for key in keys} == keys
     for name in names:
-        without = {other: shape for other, (shape, _) in names.items() if other != name}
-        write(tmp_path, hf_class, config, without)
-        with pytest.raises(CheckpointError) as raised:
-            convert(tmp_path)
-        assert f"'{name}': is missing" in str(raised.value)
+        check_missing(tmp_path, hf_class, config, shapes_of(names), name)
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -335,9 +331,7 @@ def test_experts(
         "moe_intermediate_size": FF,
         "shared_expert_intermediate_size": 40,
     }
-    stored = write(
-        tmp_path, hf_class, config, {name: shape for name, (shape, _) in names.items()} | experts
-    )
+    stored = write(tmp_path, hf_class, config, shapes_of(names) | experts)
     made, metadata = convert(tmp_path, merge_gate_up=merge)
     stacks = {
         part: np.stack([stored[f"{LAYER}{stem}.experts.{x}.{name}.weight"] for x in range(EXPERTS)])
@@ -366,9 +360,7 @@ def test_experts(
 
 def gpt_oss_shapes(packed: bool) -> dict[str, tuple[int, ...]]:
     width = 64  # rows of whole MXFP4 blocks
-    shapes = {
-        name: shape for name, (shape, _) in full_names(NORMS | ATTENTION | QKV_BIASES).items()
-    }
+    shapes = shapes_of(full_names(NORMS | ATTENTION | QKV_BIASES))
     shapes |= {
         LAYER + name: shape
         for name, shape in {
@@ -481,7 +473,7 @@ def test_gpt_oss_mxfp4_codes_are_kept(tmp_path: Path):
 
 def test_longrope(tmp_path: Path):
     config, tensors, _ = FAMILIES["Phi3ForCausalLM"]
-    shapes = {name: shape for name, (shape, _) in full_names(tensors).items()}
+    shapes = shapes_of(full_names(tensors))
     scaling = {"type": "longrope", "short_factor": [1.5] * 6, "long_factor": [2.5] * 6}
     settings = config | {
         "rope_scaling": scaling,

@@ -11,7 +11,20 @@ import numpy as np
 import pytest
 from iqforge.errors import CheckpointError, ConfigError
 
-from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV, SANDWICH, VOCAB, D, convert, write
+from .family_checkpoint import (
+    EXPERTS,
+    FF,
+    HEAD,
+    HEADS,
+    KV,
+    SANDWICH,
+    VOCAB,
+    D,
+    Names,
+    convert,
+    write,
+)
+from .family_checks import shapes_of
 
 GEMMA4_KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 GEMMA4 = {
@@ -41,7 +54,7 @@ GEMMA4 = {
 }
 
 
-def gemma4_names() -> dict[str, tuple[tuple[int, ...], str]]:
+def gemma4_names() -> Names:
     """Return {stored name: (shape, GGUF name)} of a small Gemma 4 with everything that the family
     has.
     """
@@ -131,7 +144,7 @@ def gemma4_tokenizer(folder: Path) -> None:
 
 def test_gemma4(tmp_path: Path):
     names = gemma4_names()
-    shapes = {name: shape for name, (shape, _) in names.items()}
+    shapes = shapes_of(names)
     # Of a layer that shares keys and values of another.
     unused = {"model.layers.2.self_attn.k_proj.weight": (KV, D)}
     stored = write(tmp_path, "Gemma4ForCausalLM", GEMMA4, shapes | unused)

@@ -7,9 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from iqforge.errors import CheckpointError
 
 from .family_checkpoint import (
     EXPERTS,
@@ -25,6 +23,7 @@ from .family_checkpoint import (
     split_as,
     write,
 )
+from .family_checks import check_missing, check_tensors, expert_stacks, keys_of, shapes_of
 from .tiny_checkpoint import write_ranks
 
 WIDE = 20  # hidden size of a routed expert
@@ -63,31 +62,17 @@ for _layer in range(2):
     ):
         NAMES[f"model.layers.{_layer}.{_stored}.weight"] = _shape, f"blk.{_layer}.{_gguf}.weight"
 PARTS = {"gate": (WIDE, D), "up": (WIDE, D), "down": (D, WIDE)}
-EXPERT = "model.layers.{}.mlp.experts.{}.{}_proj.weight"
-SHAPES = {name: shape for name, (shape, _) in NAMES.items()} | {
-    EXPERT.format(layer, x, part): shape
-    for layer in range(2)
-    for x in range(EXPERTS)
-    for part, shape in PARTS.items()
-}
+STACKS = expert_stacks(
+    "model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight", PARTS, range(2)
+)
+SHAPES = shapes_of(NAMES, STACKS)
 
 
 def test_names_values_and_keys(tmp_path: Path):
     stored = write(tmp_path, "HunYuanMoEV1ForCausalLM", CONFIG, SHAPES)
     made, metadata = convert(tmp_path)
-    expected = {gguf: stored[name] for name, (_, gguf) in NAMES.items()} | {
-        f"blk.{layer}.ffn_{part}_exps.weight": np.stack(
-            [stored[EXPERT.format(layer, x, part)] for x in range(EXPERTS)]
-        )
-        for layer in range(2)
-        for part in PARTS
-    }
-    assert set(made) == set(expected)
-    for name, values in expected.items():
-        assert np.array_equal(made[name], values), name
-    name = "hunyuan-moe."
-    keys = {k.removeprefix(name): v for k, v in metadata.items() if k.startswith(name)}
-    assert keys == {
+    check_tensors(made, stored, NAMES, STACKS)
+    assert keys_of(metadata, "hunyuan-moe") == {
         "block_count": 2,
         "context_length": 262144,
         "embedding_length": D,
@@ -111,10 +96,8 @@ def test_names_values_and_keys(tmp_path: Path):
 
 @pytest.mark.parametrize("missing", sorted(name for name in SHAPES if ".1." not in name))
 def test_what_is_missing_is_named(tmp_path: Path, missing: str):
-    shapes = {name: shape for name, shape in SHAPES.items() if name != missing}
-    write(tmp_path, "HunYuanMoEV1ForCausalLM", CONFIG, shapes)
-    with pytest.raises(CheckpointError, match="is missing|lacks experts"):
-        convert(tmp_path)
+    words = "layer 0 lacks experts" if ".experts." in missing else None
+    check_missing(tmp_path, "HunYuanMoEV1ForCausalLM", CONFIG, SHAPES, missing, words)
 
 
 def test_experts_are_as_wide_as_the_shared_one_unless_told(tmp_path: Path):

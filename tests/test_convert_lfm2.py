@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from iqforge.errors import CheckpointError, ConfigError
 
 from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV, VOCAB, D, Q, convert, write
+from .family_checks import check_tensors, expert_stacks, shapes_of
 
 TAPS, WIDE = 3, 20  # WIDE: hidden size of an expert
 CONFIG = {
@@ -63,27 +63,21 @@ SPARSE = (
         f"{SPARSE_AT}.expert_bias": ((EXPERTS,), "blk.1.exp_probs_b.bias"),
     }
 )
-PARTS = {"w1": ("gate", (WIDE, D)), "w3": ("up", (WIDE, D)), "w2": ("down", (D, WIDE))}
-EACH = {
-    f"{SPARSE_AT}.experts.{expert}.{name}.weight": shape
-    for expert in range(EXPERTS)
-    for name, (_, shape) in PARTS.items()
-}
+STACKS = expert_stacks(
+    f"{SPARSE_AT}.experts.{{expert}}.{{part}}.weight",
+    {"gate": (WIDE, D), "up": (WIDE, D), "down": (D, WIDE)},
+    [1],
+    called={"gate": "w1", "up": "w3", "down": "w2"},
+)
 
 
 @pytest.mark.parametrize("hf_class", ["Lfm2ForCausalLM", "Lfm2MoeForCausalLM"])
 def test_tensors_and_keys(tmp_path, hf_class):
-    names, experts = (SPARSE, EACH) if "Moe" in hf_class else (DENSE, {})
-    shapes = {name: shape for name, (shape, _) in names.items()} | experts
+    names, experts = (SPARSE, STACKS) if "Moe" in hf_class else (DENSE, {})
+    shapes = shapes_of(names, experts)
     stored = write(tmp_path, hf_class, CONFIG | (MOE if experts else {}), shapes)
     made, metadata = convert(tmp_path)
-    for name, (_, gguf) in names.items():
-        expected = stored[name]
-        assert np.array_equal(made.pop(gguf), expected[:, 0] if expected.ndim == 3 else expected)
-    for name, (part, _) in PARTS.items() if experts else ():
-        stack = [stored[f"{SPARSE_AT}.experts.{i}.{name}.weight"] for i in range(EXPERTS)]
-        assert np.array_equal(made.pop(f"blk.1.ffn_{part}_exps.weight"), np.stack(stack))
-    assert not made
+    check_tensors(made, stored, names, experts, lambda _, x: x[:, 0] if x.ndim == 3 else x)
     a = metadata["general.architecture"]
     assert a == ("lfm2moe" if experts else "lfm2")
     keys = {

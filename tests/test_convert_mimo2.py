@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from iqforge.errors import CheckpointError, ConfigError
+from iqforge.errors import ConfigError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.values import ValueType, array, f32, u32
 
 from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV_HEADS, VOCAB, D, Q, convert, write
-from .random_models import Models, logits_of
-from .tiny_model import write_gguf
+from .family_checks import check_missing, check_tensors, expert_stacks, keys_of, shapes_of
+from .random_models import Models
 
 CLASS, OF_EXPERT, VALUE, NEAR_HEADS = "MiMoV2FlashForCausalLM", 24, 8, 4
 CONFIG = {  # as published
@@ -64,10 +64,8 @@ for _layer, _kv in enumerate((KV_HEADS, NEAR_HEADS)):
 for _part, _shape in (("gate", (FF, D)), ("up", (FF, D)), ("down", (D, FF))):
     NAMES[f"model.layers.0.mlp.{_part}_proj.weight"] = _shape, f"blk.0.ffn_{_part}.weight"
 PARTS = {"gate": (OF_EXPERT, D), "up": (OF_EXPERT, D), "down": (D, OF_EXPERT)}
-EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"
-SHAPES = {name: shape for name, (shape, _) in NAMES.items()} | {
-    EXPERT.format(x, part): shape for x in range(EXPERTS) for part, shape in PARTS.items()
-}
+STACKS = expert_stacks("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight", PARTS, [1])
+SHAPES = shapes_of(NAMES, STACKS)
 
 
 def test_names_values_and_keys(tmp_path, caplog):
@@ -75,15 +73,8 @@ def test_names_values_and_keys(tmp_path, caplog):
     stored = write(tmp_path, CLASS, CONFIG, SHAPES | further)
     made, metadata = convert(tmp_path)
     assert "blocks that predict further tokens are left out" in caplog.text
-    expected = {gguf: stored[name] for name, (_, gguf) in NAMES.items()}
-    for part in PARTS:
-        experts = [stored[EXPERT.format(x, part)] for x in range(EXPERTS)]
-        expected[f"blk.1.ffn_{part}_exps.weight"] = np.stack(experts)
-    assert set(made) == set(expected)
-    for name, values in expected.items():
-        assert np.array_equal(made[name], values), name
-    keys = {k.removeprefix("mimo2."): v for k, v in metadata.items() if k.startswith("mimo2.")}
-    assert keys == {
+    check_tensors(made, stored, NAMES, STACKS)
+    assert keys_of(metadata, "mimo2") == {
         "block_count": 2,
         "context_length": 64,
         "embedding_length": D,
@@ -110,10 +101,7 @@ def test_names_values_and_keys(tmp_path, caplog):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "layers.1" in name])
 def test_a_missing_tensor_is_named(tmp_path, name):
-    write(tmp_path, CLASS, CONFIG, {x: shape for x, shape in SHAPES.items() if x != name})
-    with pytest.raises(CheckpointError) as raised:
-        convert(tmp_path)
-    assert f"'{name}': is missing" in str(raised.value)
+    check_missing(tmp_path, CLASS, CONFIG, SHAPES, name)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +142,6 @@ def models(tmp_path_factory):
     return Models(tmp_path_factory.mktemp("mimo2"))
 
 
-def changed_logits(models, path, keys: dict) -> np.ndarray:
-    """Return the logits of the small model with other keys in its file; None removes one."""
-    changed = {f"mimo2.{key}": value for key, value in keys.items()}
-    with open_gguf(models.file("mimo2", "small")) as source:
-        return logits_of(write_gguf(path, source, metadata=changed), models.tiny("mimo2", "small"))
-
-
 def test_a_file_with_blocks_that_predict_further_tokens_runs(models, tmp_path):
     """Such files of llama.cpp's converter have arrays for these blocks, too."""
     tiny, file = models.tiny("mimo2", "small"), models.file("mimo2", "small")
@@ -175,7 +156,7 @@ def test_a_file_with_blocks_that_predict_further_tokens_runs(models, tmp_path):
         layers = found[key] if isinstance(found[key], list) else [found[key]] * n
         keys[key] = array(ValueType.INT32, [*layers, further, further, further])
     keys |= {"block_count": u32(n + 3), "nextn_predict_layers": u32(3)}
-    logits = changed_logits(models, tmp_path / "x.gguf", keys)
+    logits = models.changed_logits("mimo2", tmp_path / "x.gguf", keys)
     assert np.array_equal(logits, models.logits(file, tiny))
 
 
@@ -183,7 +164,7 @@ def test_the_base_of_layers_with_a_window_without_a_key(models, tmp_path):
     """As in llama.cpp, it is not that of the other layers."""
     key = "rope.freq_base_swa"
     without, default, other = (
-        changed_logits(models, tmp_path / f"{number}.gguf", {key: value})
+        models.changed_logits("mimo2", tmp_path / f"{number}.gguf", {key: value})
         for number, value in enumerate((None, f32(10000.0), f32(50000.0)))
     )
     assert np.array_equal(without, default) and not np.array_equal(without, other)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 from iqforge.errors import CheckpointError
-from iqforge.formats.pretokenizer_regexes import GPT4O
 
-from .family_checkpoint import EXPERTS, FF, HEAD, HEADS, KV, KV_HEADS, VOCAB, D, Q, convert, write
+from .family_checkpoint import (
+    EXPERTS,
+    FF,
+    HEAD,
+    HEADS,
+    KV,
+    KV_HEADS,
+    VOCAB,
+    D,
+    Q,
+    convert,
+    split_as,
+    write,
+)
+from .family_checks import check_missing, check_tensors, expert_stacks, keys_of, shapes_of
 
 CLASS = "MiniMaxM2ForCausalLM"
 CONFIG = {  # as published: blocks that predict further tokens are announced, and none is there
@@ -48,31 +58,21 @@ for _layer in range(2):
         ("block_sparse_moe.e_score_correction_bias", (EXPERTS,), "exp_probs_b.bias"),
     ):
         NAMES[f"model.layers.{_layer}.{_stored}"] = _shape, f"blk.{_layer}.{_gguf}"
-PARTS = {"gate": ("w1", (FF, D)), "up": ("w3", (FF, D)), "down": ("w2", (D, FF))}
-EXPERT = "model.layers.{}.block_sparse_moe.experts.{}.{}.weight"
-SHAPES = {name: shape for name, (shape, _) in NAMES.items()} | {
-    EXPERT.format(layer, x, stored): shape
-    for layer in range(2)
-    for x in range(EXPERTS)
-    for stored, shape in PARTS.values()
-}
+STACKS = expert_stacks(
+    "model.layers.{layer}.block_sparse_moe.experts.{expert}.{part}.weight",
+    {"gate": (FF, D), "up": (FF, D), "down": (D, FF)},
+    range(2),
+    called={"gate": "w1", "up": "w3", "down": "w2"},
+)
+SHAPES = shapes_of(NAMES, STACKS)
 
 
 def test_names_values_and_keys(tmp_path):
     further = {f"model.layers.{layer}.self_attn.q_proj.weight": (Q, D) for layer in (2, 4)}
     stored = write(tmp_path, CLASS, CONFIG, SHAPES | further)
     made, metadata = convert(tmp_path)
-    expected = {gguf: stored[name] for name, (_, gguf) in NAMES.items()}
-    for layer in range(2):
-        for part, (name, _) in PARTS.items():
-            experts = [stored[EXPERT.format(layer, x, name)] for x in range(EXPERTS)]
-            expected[f"blk.{layer}.ffn_{part}_exps.weight"] = np.stack(experts)
-    assert set(made) == set(expected)
-    for name, values in expected.items():
-        assert np.array_equal(made[name], values), name
-    prefix = "minimax-m2."
-    keys = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    assert keys == {
+    check_tensors(made, stored, NAMES, STACKS)
+    assert keys_of(metadata, "minimax-m2") == {
         "block_count": 2,
         "context_length": 64,
         "embedding_length": D,
@@ -110,11 +110,7 @@ def test_what_the_config_leaves_out(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "layers.1" not in name])
 def test_a_missing_tensor_is_named(tmp_path, name):
-    without = {other: shape for other, shape in SHAPES.items() if other != name}
-    write(tmp_path, CLASS, CONFIG, without)
-    with pytest.raises(CheckpointError) as raised:
-        convert(tmp_path)
-    assert f"'{name}': is missing" in str(raised.value)
+    check_missing(tmp_path, CLASS, CONFIG, SHAPES, name)
 
 
 def test_norms_of_single_heads_are_refused(tmp_path):
@@ -134,12 +130,6 @@ def test_files_that_others_refuse_are_announced(tmp_path, caplog, tied):
 def test_the_pre_tokenizer_has_the_name_of_the_model(tmp_path):
     """GPT-4o's splits by the same regex."""
     write(tmp_path, CLASS, CONFIG, {})
-    file = tmp_path / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    split = {"type": "Split", "pattern": {"Regex": GPT4O}, "behavior": "Isolated"}
-    of_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, of_bytes]}
-    tokenizer["model"]["ignore_merges"] = False
-    file.write_text(json.dumps(tokenizer))
+    split_as(tmp_path, "gpt-4o")
     for pre, name in ((None, "minimax-m2"), ("gpt-4o", "gpt-4o")):
         assert convert(tmp_path, vocab_only=True, pre=pre)[1]["tokenizer.ggml.pre"] == name

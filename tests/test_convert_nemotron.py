@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from iqforge.errors import CheckpointError, ConfigError, UsageError
-from iqforge.formats.gguf.reader import open_gguf
+from iqforge.errors import ConfigError, UsageError
 from iqforge.formats.values import boolean, f32
 
 from .family_checkpoint import EXPERTS, FF, HEADS, KV, KV_HEADS, VOCAB, D, Q, convert, write
-from .random_models import Models, logits_of
-from .tiny_model import write_gguf
+from .family_checks import check_missing, check_tensors, expert_stacks, keys_of, shapes_of
+from .random_models import Models
 
 CLASS = "NemotronHForCausalLM"
 WIDE, SHARED, LATENT = 20, 40, 24
@@ -101,16 +100,6 @@ def named(*layers: dict) -> dict[str, tuple[tuple[int, ...], str]]:
     return found
 
 
-def shapes(names: dict, *stems: str) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every stored tensor. stems: of layers with experts."""
-    return {name: shape for name, (shape, _) in names.items()} | {
-        f"{stem}.mixer.experts.{x}.{part}_proj.weight": shape
-        for stem in stems
-        for x in range(EXPERTS)
-        for part, shape in PARTS.items()
-    }
-
-
 def moved(name: str, values: np.ndarray) -> np.ndarray:
     """Return what becomes of a stored tensor."""
     if name.endswith(("q_proj.weight", "k_proj.weight")):  # halves of heads become pairs
@@ -123,11 +112,6 @@ def moved(name: str, values: np.ndarray) -> np.ndarray:
     if name.endswith("mixer.norm.weight"):
         return values.reshape(GROUPS, -1)
     return values[:, 0] if name.endswith("conv1d.weight") else values
-
-
-def keys_of(metadata: dict, architecture: str) -> dict:
-    prefix = f"{architecture}."
-    return {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
 
 
 COMMON = {
@@ -150,11 +134,9 @@ COMMON = {
 
 def test_layers_of_each_kind(tmp_path):
     names = named(MAMBA, DENSE, ATTENTION)
-    stored = write(tmp_path, CLASS, CONFIG, shapes(names))
+    stored = write(tmp_path, CLASS, CONFIG, shapes_of(names))
     made, metadata = convert(tmp_path)
-    assert set(made) == {gguf for _, gguf in names.values()}
-    for name, (_, gguf) in names.items():
-        assert np.array_equal(made[gguf], moved(name, stored[name])), name
+    check_tensors(made, stored, names, moved=moved)
     assert keys_of(metadata, "nemotron_h") == COMMON | {
         "block_count": 3,
         "feed_forward_length": [0, FF, 0],
@@ -171,17 +153,11 @@ def test_experts_and_a_block_that_predicts_further_tokens(tmp_path):
             own = "post_attention_norm.weight" if second else gguf
             names[f"mtp.layers.{number}.{name}"] = shape, f"blk.3.{own}"
     names |= {name: (shape, f"blk.3.{gguf}") for name, (shape, gguf) in FURTHER.items()}
-    stems = {1: "backbone.layers.1", 3: "mtp.layers.1"}
-    stored = write(tmp_path, CLASS, SPARSE, shapes(names, *stems.values()))
+    one = "layers.1.mixer.experts.{expert}.{part}_proj.weight"
+    stacks = expert_stacks(f"backbone.{one}", PARTS, [1]) | expert_stacks(f"mtp.{one}", PARTS, [3])
+    stored = write(tmp_path, CLASS, SPARSE, shapes_of(names, stacks))
     made, metadata = convert(tmp_path)
-    stacks = {f"blk.{layer}.ffn_{part}_exps.weight" for layer in stems for part in PARTS}
-    assert set(made) == {gguf for _, gguf in names.values()} | stacks
-    for name, (_, gguf) in names.items():
-        assert np.array_equal(made[gguf], moved(name, stored[name])), name
-    for layer, stem in stems.items():
-        for part in PARTS:
-            each = [stored[f"{stem}.mixer.experts.{x}.{part}_proj.weight"] for x in range(EXPERTS)]
-            assert np.array_equal(made[f"blk.{layer}.ffn_{part}_exps.weight"], np.stack(each))
+    check_tensors(made, stored, names, stacks, moved)
     assert keys_of(metadata, "nemotron_h_moe") == COMMON | {
         "block_count": 4,
         "feed_forward_length": [0, WIDE, 0, WIDE],
@@ -205,11 +181,8 @@ def test_experts_and_a_block_that_predicts_further_tokens(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in named(MAMBA, DENSE, ATTENTION) if "0" in name])
 def test_a_missing_tensor_is_named(tmp_path, name):
-    every = shapes(named(MAMBA, DENSE, ATTENTION))
-    write(tmp_path, CLASS, CONFIG, {other: every[other] for other in every if other != name})
-    with pytest.raises(CheckpointError) as raised:
-        convert(tmp_path)
-    assert f"{name.replace('backbone', 'model')}': is missing" in str(raised.value)
+    words = f"'{name.replace('backbone', 'model')}': is missing"
+    check_missing(tmp_path, CLASS, CONFIG, shapes_of(named(MAMBA, DENSE, ATTENTION)), name, words)
 
 
 def test_keys_of_older_configs(tmp_path):
@@ -257,21 +230,15 @@ def models(tmp_path_factory):
     return Models(tmp_path_factory.mktemp("nemotron"))
 
 
-def changed_logits(models, path, keys: dict) -> np.ndarray:
-    """Return the logits of the small model with other keys in its file; None removes one."""
-    case = "nemotron_h_moe"
-    changed = {f"{case}.{key}": value for key, value in keys.items()}
-    with open_gguf(models.file(case, "small")) as source:
-        return logits_of(write_gguf(path, source, metadata=changed), models.tiny(case, "small"))
-
-
 def test_the_epsilon_of_rms_norms_comes_first(models, tmp_path):
     """Of two in a file."""
     rms, other = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
     both = {rms: f32(0.5), other: f32(1e-5)}
-    found = changed_logits(models, tmp_path / "both.gguf", both)
+    found = models.changed_logits("nemotron_h_moe", tmp_path / "both.gguf", both)
     for name, keys in (("rms", {rms: f32(0.5), other: None}), ("other", {other: f32(0.5)})):
-        assert np.array_equal(changed_logits(models, tmp_path / f"{name}.gguf", keys), found)
+        assert np.array_equal(
+            models.changed_logits("nemotron_h_moe", tmp_path / f"{name}.gguf", keys), found
+        )
     assert np.abs(found - models.tiny("nemotron_h_moe", "small").logits).max() > 1e-3
 
 
@@ -279,7 +246,7 @@ def test_scores_of_experts_are_not_normed_without_a_key(models, tmp_path):
     """As in llama.cpp."""
     key = "expert_weights_norm"
     without, on, off = (
-        changed_logits(models, tmp_path / f"{number}.gguf", {key: value})
+        models.changed_logits("nemotron_h_moe", tmp_path / f"{number}.gguf", {key: value})
         for number, value in enumerate((None, boolean(True), boolean(False)))
     )
     assert np.array_equal(without, off) and not np.array_equal(without, on)

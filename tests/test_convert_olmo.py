@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-from iqforge.errors import CheckpointError, ConfigError
-from iqforge.formats.pretokenizer_regexes import LLAMA3
+from iqforge.errors import ConfigError
 
 from .family_checkpoint import (
     EXPERTS,
@@ -23,8 +21,10 @@ from .family_checkpoint import (
     Q,
     convert,
     full_names,
+    split_as,
     write,
 )
+from .family_checks import check_missing, check_tensors, expert_stacks, keys_of, shapes_of
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 CONFIG = {"num_hidden_layers": 5, "tie_word_embeddings": False, "head_dim": None}
@@ -103,13 +103,7 @@ def test_files_that_others_refuse_are_announced(tmp_path, caplog, change, words)
 def test_the_pre_tokenizer_has_the_name_that_llama_cpp_gives_it(tmp_path):
     """GLM-4's splits by the same regex."""
     keys(tmp_path, {})
-    file = tmp_path / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    split = {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isolated"}
-    of_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, of_bytes]}
-    tokenizer["model"]["ignore_merges"] = False
-    file.write_text(json.dumps(tokenizer))
+    split_as(tmp_path, "glm4")
     for pre, name in ((None, "dbrx"), ("glm4", "glm4")):
         assert convert(tmp_path, vocab_only=True, pre=pre)[1]["tokenizer.ggml.pre"] == name
 
@@ -129,24 +123,15 @@ OLMOE_NAMES = full_names(
     }
 )
 PARTS = {"gate": (FF, D), "up": (FF, D), "down": (D, FF)}
-EXPERT = LAYER + "mlp.experts.{}.{}_proj.weight"
-OLMOE_SHAPES = {name: shape for name, (shape, _) in OLMOE_NAMES.items()} | {
-    EXPERT.format(x, part): shape for part, shape in PARTS.items() for x in range(EXPERTS)
-}
+STACKS = expert_stacks(LAYER + "mlp.experts.{expert}.{part}_proj.weight", PARTS, [0])
+OLMOE_SHAPES = shapes_of(OLMOE_NAMES, STACKS)
 
 
 def test_names_values_and_keys_of_olmoe(tmp_path):
     stored = write(tmp_path, "OlmoeForCausalLM", OLMOE | {"rms_norm_eps": None}, OLMOE_SHAPES)
     made, metadata = convert(tmp_path)
-    expected = {gguf: stored[name] for name, (_, gguf) in OLMOE_NAMES.items()}
-    for part in PARTS:
-        experts = [stored[EXPERT.format(x, part)] for x in range(EXPERTS)]
-        expected[f"blk.0.ffn_{part}_exps.weight"] = np.stack(experts)
-    assert set(made) == set(expected)
-    for name, values in expected.items():
-        assert np.array_equal(made[name], values), name
-    keys = {k.removeprefix("olmoe."): v for k, v in metadata.items() if k.startswith("olmoe.")}
-    assert keys == {
+    check_tensors(made, stored, OLMOE_NAMES, STACKS)
+    assert keys_of(metadata, "olmoe") == {
         "block_count": 1,
         "context_length": 64,
         "embedding_length": D,
@@ -164,11 +149,7 @@ def test_names_values_and_keys_of_olmoe(tmp_path):
 
 @pytest.mark.parametrize("name", OLMOE_NAMES)
 def test_a_missing_tensor_of_olmoe_is_named(tmp_path, name):
-    without = {other: shape for other, shape in OLMOE_SHAPES.items() if other != name}
-    write(tmp_path, "OlmoeForCausalLM", OLMOE, without)
-    with pytest.raises(CheckpointError) as raised:
-        convert(tmp_path)
-    assert f"'{name}': is missing" in str(raised.value)
+    check_missing(tmp_path, "OlmoeForCausalLM", OLMOE, OLMOE_SHAPES, name)
 
 
 @pytest.mark.parametrize("whole", [False, True])
