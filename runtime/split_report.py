@@ -10,8 +10,8 @@ from ..formats.source import Source, TensorInfo
 from ..formats.tensor_names import TOKEN_EMBEDDING
 from .layers.absent import AbsentMixer
 from .layers.block import Mixer
-from .layers.delta_net import DeltaNet
 from .layers.mla import MLA
+from .layers.recurrent.delta_net import DeltaNet
 from .layers.recurrent.short_conv import ShortConv
 from .layers.recurrent.state_space import StateSpace
 from .network.network import Network

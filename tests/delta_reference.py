@@ -12,8 +12,8 @@ from iqforge.cuda_kernels.prompt.delta import DeltaWeights
 from iqforge.cuda_kernels.step.delta import DeltaShape
 from iqforge.runtime.cuda.common.delta_shapes import rates_in_order
 from iqforge.runtime.layers.batch import Batch
-from iqforge.runtime.layers.delta_net import DeltaNet
 from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.layers.recurrent.delta_net import DeltaNet
 from iqforge.runtime.layers.specs import DeltaNetSpec
 from iqforge.runtime.state.recurrent import RecurrentState
 

@@ -11,7 +11,7 @@ import torch
 from iqforge.cuda_kernels.attention.mla_shape import SHORTEST, LatentShape
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.prompt.mixers.latent_absorbed import AbsorbedRows
-from iqforge.runtime.layers.attention import temperature
+from iqforge.runtime.layers.attend import temperature
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
 from iqforge.runtime.layers.specs import MLASpec, Temperature

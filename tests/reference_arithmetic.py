@@ -63,7 +63,7 @@ class _Codes:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of whole sequences, as `layers.attention.attend`."""
+    """Attention of whole sequences, as `layers.attend.attend`."""
     q, k, v = (_half(x) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.prompt.delta import DeltaKernels, delta_rule
 from iqforge.cuda_kernels.step.delta import StepDelta
+from iqforge.cuda_kernels.step.recurrent import StepState
 
 from .delta_reference import PROMPTS, STEPS, delta_case, prompt_case
 
@@ -41,10 +42,8 @@ def test_a_step(case):
             net.convolution,
             net.norm.weight,
             net.norm.eps,
-            state.inputs,
-            state.memory,
+            StepState(state.inputs, state.memory, *two),
             out,
-            *two,
         )
         return out
 

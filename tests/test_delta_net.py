@@ -18,8 +18,8 @@ from iqforge.formats.types import ggml_type
 from iqforge.formats.values import u32
 from iqforge.imatrix.files.load import load_imatrix
 from iqforge.runtime.bench.sweep import sweep
-from iqforge.runtime.layers.delta_net import DeltaNet
-from iqforge.runtime.layers.delta_rule import by_chunks, by_steps
+from iqforge.runtime.layers.recurrent.delta_net import DeltaNet
+from iqforge.runtime.layers.recurrent.delta_rule import by_chunks, by_steps
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.recurrent import RecurrentState

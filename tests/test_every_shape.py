@@ -19,8 +19,8 @@ from iqforge.runtime.cuda.common.registry import PROMPT, STEP, Slow, check_descr
 from iqforge.runtime.cuda.planned import buffer_bytes, kept_bytes
 from iqforge.runtime.cuda.prompt.mixers import delta as prompt_delta
 from iqforge.runtime.layers.attention import Attention
-from iqforge.runtime.layers.delta_net import DeltaNet
 from iqforge.runtime.layers.mla import MLA
+from iqforge.runtime.layers.recurrent.delta_net import DeltaNet
 from iqforge.runtime.model import Model
 from iqforge.runtime.parallel.share import NoMeeting, Share
 from iqforge.runtime.split_model import make_plan

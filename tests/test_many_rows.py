@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from iqforge.runtime.layers import many_rows
-from iqforge.runtime.layers.attention import attend
-from iqforge.runtime.layers.delta_net import l2_norm
-from iqforge.runtime.layers.delta_rule import by_steps
+from iqforge.runtime.layers.attend import attend
 from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.layers.recurrent.delta_net import l2_norm
+from iqforge.runtime.layers.recurrent.delta_rule import by_steps
 from iqforge.runtime.layers.rope import Rope
 from iqforge.runtime.simd.prompt.attention import TILE
 from torch.nn import functional as F

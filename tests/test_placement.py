@@ -17,7 +17,7 @@ from iqforge.formats.tensor_names import TensorName
 from iqforge.runtime import memory
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.commands.flags import model_notes
-from iqforge.runtime.layers.attention import attend, attend_with_scores
+from iqforge.runtime.layers.attend import attend, attend_with_scores
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.weights.placement import CPU, Placement, Request, fit, parse_overrides

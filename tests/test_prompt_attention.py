@@ -3,7 +3,7 @@
 import pytest
 import torch
 from iqforge.runtime.cuda.prompt.mixers import scores
-from iqforge.runtime.layers.attention import attend_with_scores
+from iqforge.runtime.layers.attend import attend_with_scores
 from iqforge.runtime.layers.specs import AttentionSpec
 
 from . import prompt_on_cpu

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from iqforge.errors import ShapeError, UsageError
-from iqforge.runtime.layers.attention import Attention, attend, attend_with_scores, visible
+from iqforge.runtime.layers.attend import attend, attend_with_scores, visible
+from iqforge.runtime.layers.attention import Attention
 from iqforge.runtime.layers.specs import AttentionSpec
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.pool import Pool

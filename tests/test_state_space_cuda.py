@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from iqforge.cuda_kernels.prompt.state_space import StateSpaceKernels, state_space
+from iqforge.cuda_kernels.step.recurrent import StepState
 from iqforge.cuda_kernels.step.state_space import StepStateSpace
 
 from .state_space_reference import PROMPTS, STEPS, prompt_case, state_space_case
@@ -29,7 +30,8 @@ def test_a_step(case):
         begun = torch.zeros(1, dtype=torch.int32, device=device)
         weights = (net.convolution, net.bias, net.dt, net.a, net.d, net.norm, net.eps)
         places = (other.inputs, other.memory) if alternates else None
-        step(c.products, *weights, state.inputs, state.memory, out, places, begun, begun)
+        held = StepState(state.inputs, state.memory, places, begun, begun)
+        step(c.products, *weights, held, out)
         found = other if alternates else state
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found.memory, after.memory, rtol=1e-4, atol=1e-4)

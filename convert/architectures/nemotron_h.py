@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from ...errors import ConfigError, printable
+from ...errors import ConfigError
 from ...formats.values import Value, ValueType, array, boolean, f32, u32
 from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
@@ -16,6 +16,7 @@ from .base import Architecture
 from .blocks import in_layers
 from .experts import RoutedExperts
 from .implied import SILU, check_flag, check_name
+from .layer_pattern import ATTENTION, DENSE, EXPERTS, MAMBA, layer_kinds
 from .layout_options import LayoutOptions
 from .mamba2 import Mamba2
 from .mtp import MtpBlocks
@@ -23,15 +24,6 @@ from .registry import register
 from .weight import ConvertedTensor, Shape, Weight
 
 _MIXER = "model.layers.{}.mixer"
-_MAMBA, _ATTENTION, _DENSE, _EXPERTS = "M", "*", "-", "E"
-_NAMES = {
-    "mamba": _MAMBA,
-    "linear_attention": _MAMBA,
-    "attention": _ATTENTION,
-    "full_attention": _ATTENTION,
-    "mlp": _DENSE,
-    "moe": _EXPERTS,
-}
 _LONGEST = 1 << 20  # what the reference writes as the length of texts, as there are no positions
 _MAX_LAYERS = 1 << 16
 # Of the block that predicts further tokens, which is stored as two.
@@ -92,11 +84,11 @@ class NemotronH(MtpBlocks, RoutedExperts):
 
     def read_config(self, checkpoint: Checkpoint) -> Config:
         config = super().read_config(checkpoint)
-        self.kinds = _kinds(config)
-        self.has_experts = _EXPERTS in self.kinds
+        self.kinds = layer_kinds(config)
+        self.has_experts = EXPERTS in self.kinds
         if self.has_experts:
             self.gguf_name = "nemotron_h_moe"
-            if _DENSE in self.kinds:
+            if DENSE in self.kinds:
                 raise ConfigError(
                     "some layers have experts and others a dense feed-forward; GGUF's"
                     f" {self.gguf_name} has either",
@@ -130,23 +122,20 @@ class NemotronH(MtpBlocks, RoutedExperts):
         return self.n_latent or self.n_embd
 
     def expert_layers(self) -> list[int]:
-        return [
-            layer for layer in range(self.first_layer, self.n_layers) if self._is(_EXPERTS, layer)
-        ]
+        layers = range(self.first_layer, self.n_layers)
+        return [layer for layer in layers if self._is(layer, EXPERTS)]
 
-    def _is(self, kind: str, layer: int) -> bool:
-        """Return whether a layer is of this kind. The block that predicts further tokens has
-        attention and experts.
+    def _is(self, layer: int, *kinds: str) -> bool:
+        """Return whether a layer is of one of these kinds. The block that predicts further tokens
+        has attention and experts.
         """
         if layer < self.n_main:
-            return self.kinds[layer] == kind
-        return kind in (_ATTENTION, _EXPERTS)
+            return self.kinds[layer] in kinds
+        return ATTENTION in kinds or EXPERTS in kinds
 
     def _in(self, *kinds: str) -> Callable[[Shape], Callable[[int], Shape | None]]:
         """Return what makes a shape that of the layers of these kinds."""
-        return lambda shape: (
-            lambda layer: shape if any(self._is(kind, layer) for kind in kinds) else None
-        )
+        return lambda shape: lambda layer: shape if self._is(layer, *kinds) else None
 
     # --- metadata
 
@@ -184,14 +173,11 @@ class NemotronH(MtpBlocks, RoutedExperts):
             "context_length": u32(_LONGEST),
             "feed_forward_length": array(
                 ValueType.INT32,
-                [
-                    hidden if self._is(_DENSE, layer) or self._is(_EXPERTS, layer) else 0
-                    for layer in layers
-                ],
+                [hidden if self._is(layer, DENSE, EXPERTS) else 0 for layer in layers],
             ),
             "attention.head_count_kv": array(
                 ValueType.INT32,
-                [self.n_kv_heads if self._is(_ATTENTION, layer) else 0 for layer in layers],
+                [self.n_kv_heads if self._is(layer, ATTENTION) else 0 for layer in layers],
             ),
             "vocab_size": u32(self.n_vocab),
             "rope.dimension_count": u32(self.n_embd // self.n_heads),
@@ -230,17 +216,15 @@ class NemotronH(MtpBlocks, RoutedExperts):
 
     def weights(self) -> list[Weight]:
         d, q, kv = self.n_embd, self.n_heads * self.head_size, self.n_kv_heads * self.head_size
-        attention, biased = (
-            self._in(_ATTENTION),
-            self.config.boolean("attention_bias", default=False),
-        )
+        attention = self._in(ATTENTION)
+        biased = self.config.boolean("attention_bias", default=False)
         further = range(self.n_main, self.n_layers)
         return [
             Weight("model.embeddings", "token_embd", (self.n_vocab, d)),
             Weight("model.norm_f", "output_norm", (d,)),
             Weight("lm_head", "output", (self.n_vocab, d), optional=self.tied),
             Weight("model.layers.{}.norm", "blk.{}.attn_norm", (d,)),
-            *self.mamba.weights(d, self._in(_MAMBA)),
+            *self.mamba.weights(d, self._in(MAMBA)),
             # The reference reorders them as for rotations; scores are the same.
             Weight(
                 f"{_MIXER}.q_proj",
@@ -268,7 +252,7 @@ class NemotronH(MtpBlocks, RoutedExperts):
         ]
 
     def _dense(self) -> list[Weight]:
-        d, ff, dense = self.n_embd, self.config.integer("intermediate_size"), self._in(_DENSE)
+        d, ff, dense = self.n_embd, self.config.integer("intermediate_size"), self._in(DENSE)
         biased = self.config.boolean("mlp_bias", default=False)
         return [
             Weight(f"{_MIXER}.up_proj", "blk.{}.ffn_up", dense((ff, d)), bias=biased),
@@ -276,7 +260,7 @@ class NemotronH(MtpBlocks, RoutedExperts):
         ]
 
     def _experts(self) -> list[Weight]:
-        d, ff, experts = self.n_embd, self.n_ff_shared, self._in(_EXPERTS)
+        d, ff, experts = self.n_embd, self.n_ff_shared, self._in(EXPERTS)
         shared = f"{_MIXER}.shared_experts"
         table = [
             Weight(f"{_MIXER}.gate", "blk.{}.ffn_gate_inp", experts((self.n_experts, d))),
@@ -311,24 +295,3 @@ class NemotronH(MtpBlocks, RoutedExperts):
         if suffix == "bias":
             return made
         return self.mamba.shaped(self.checkpoint, tensor, weight, made)
-
-
-def _kinds(config: Config) -> str:
-    """Return a character for each layer. Raise ConfigError for an unknown one."""
-    names = config.strings("layers_block_type", "layer_types", default=[])
-    pattern = config.string("hybrid_override_pattern", default="")
-    if not names and not pattern:
-        raise ConfigError(
-            "neither 'hybrid_override_pattern' nor 'layers_block_type' says what layers are",
-            file=config.file,
-        )
-    # The pattern is read first, as the reference does; the two say the same.
-    kinds = pattern or [_NAMES.get(name, name) for name in names]
-    for layer, kind in enumerate(kinds):
-        if kind not in _NAMES.values():
-            raise ConfigError(
-                f"layer {layer} is '{printable(kind)}', expected one of"
-                f" {', '.join(dict.fromkeys(_NAMES.values()) if pattern else _NAMES)}",
-                file=config.file,
-            )
-    return "".join(kinds)

@@ -11,6 +11,7 @@ import torch
 from ..common.delta_heads import DeltaHeads
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .recurrent import StepState
 
 MOST_KEY, MOST_VALUE, MOST_WIDTH = 256, 128, 16384
 MOST_OF_STREAM = 16  # elements of a row for each thread, where blocks share a head
@@ -94,28 +95,19 @@ class StepDelta:
         taps: torch.Tensor,
         out_norm: torch.Tensor,
         out_eps: float,
-        inputs: torch.Tensor,
-        memory: torch.Tensor,
+        state: StepState,
         out: torch.Tensor,
-        other: tuple[torch.Tensor, torch.Tensor] | None = None,
-        positions: torch.Tensor | None = None,
-        begun: torch.Tensor | None = None,
     ) -> None:
         """Compute out float32[rows, value_heads * value_length] for the rows h float32[rows, width]
-        that follow a state, and update the state: the last inputs of the convolution
-        float32[taps - 1, channels] and the memory float32[value_heads, key_length, value_length].
+        that follow a state, and update the state, whose memory is float32[value_heads, key_length,
+        value_length].
 
         rates float32[2, value_heads, width]: the matrices of beta and alpha, which multiply norm(h)
         in float32. dt, a float32[value_heads]: the logarithm of the decay is
         a * softplus(alpha + dt). products and z float32[rows, ...]: the inputs of the convolution
         and the gates; one tensor where they are joined. taps float32[channels, taps], the last for
         the current token. out_norm float32[value_length]: the norm of every head before its gate.
-
-        other: a second place for both parts of the state. Then a step leaves the state before it as
-        it is: with an even positions[0] - begun[0] it writes to the second place, with an odd one
-        it reads there and writes to the first. positions, begun: int32 on the device.
         """
-        other_inputs, other_memory = other or (None, None)
         launch(
             self._kernel,
             self.shape.heads.value_heads * self._parts,
@@ -131,12 +123,7 @@ class StepDelta:
             taps,
             out_norm,
             np.float32(out_eps),
-            inputs,
-            memory,
-            other_inputs,
-            other_memory,
-            positions,
-            begun,
+            *state.arguments,
             self._tickets,
             out,
             pdl=True,

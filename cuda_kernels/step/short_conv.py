@@ -37,7 +37,7 @@ def short_conv(
     channels], which are b, c and x, and update inputs float32[taps - 1, channels], the last b * x.
     taps float32[channels, taps], the last for the current token.
 
-    other, positions, begun: see `step.delta.StepDelta`.
+    other, positions, begun: see `step.recurrent.StepState`.
     """
     channels, n_taps = taps.shape
     launch(

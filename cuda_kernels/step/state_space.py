@@ -10,6 +10,7 @@ import torch
 
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .recurrent import StepState
 
 MOST_STATE, MOST_LENGTH = 256, 128
 _NORM_THREADS = 256
@@ -89,23 +90,17 @@ class StepStateSpace:
         d: torch.Tensor,
         norm: torch.Tensor,
         eps: float,
-        inputs: torch.Tensor,
-        memory: torch.Tensor,
+        state: StepState,
         out: torch.Tensor,
-        other: tuple[torch.Tensor, torch.Tensor] | None = None,
-        positions: torch.Tensor | None = None,
-        begun: torch.Tensor | None = None,
     ) -> None:
         """Compute out float32[rows, heads * length] for rows that follow a state, and update the
-        state: the last inputs of the convolution float32[taps - 1, channels] and the memory
-        float32[heads, state, length].
+        state, whose memory is float32[heads, state, length].
 
         products float32[rows, ...]: gates, channels of the convolution (values, vectors that write,
         vectors that read) and steps of heads. taps float32[channels, taps], the last for the
         current token; bias float32[channels]. dt, a, d float32[heads]. norm float32[groups, heads *
-        length / groups]: weights of the norms. other, positions, begun: as in `StepDelta`.
+        length / groups]: weights of the norms.
         """
-        other_inputs, other_memory = other or (None, None)
         s = self.shape
         launch(
             self._scan,
@@ -117,12 +112,7 @@ class StepStateSpace:
             dt,
             a,
             d,
-            inputs,
-            memory,
-            other_inputs,
-            other_memory,
-            positions,
-            begun,
+            *state.arguments,
             self._tickets,
             out,
             pdl=True,

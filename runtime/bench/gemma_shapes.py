@@ -1,4 +1,4 @@
-"""Shapes of Gemma 4, whose layers differ in more than other models' do."""
+"""Shapes of Gemma 2, 3 and 4. Layers of Gemma 4 differ in more than other models' do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...formats.types import GGMLType
-from ...formats.values import Value, ValueType, array, f32, u32
+from ...formats.values import Value, ValueType, array, f32, string, u32
 from .shape import Shape
 
 
@@ -131,7 +131,38 @@ def _gemma4(name: str, sizes: tuple[int, int, int, int, int, int, int], **more: 
     )
 
 
-GEMMA4_SHAPES: dict[str, Shape] = {
+GEMMA_SHAPES: dict[str, Shape] = {
+    "gemma2-9b": Shape(
+        "gemma2",
+        "9B",
+        *(42, 3584, 16, 8, 256, 14336, 256000),
+        10000.0,
+        8192,
+        1e-6,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        tied=True,
+        keys={
+            "attention.sliding_window": u32(4096),
+            "attn_logit_softcapping": f32(50.0),
+            "final_logit_softcapping": f32(30.0),
+        },
+    ),
+    "gemma3-27b": Shape(
+        "gemma3",
+        "27B",
+        *(62, 5376, 32, 16, 128, 21504, 262208),
+        1000000.0,
+        131072,
+        1e-6,
+        head_norms=True,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        tied=True,
+        keys={
+            "attention.sliding_window": u32(1024),
+            "rope.scaling.type": string("linear"),
+            "rope.scaling.factor": f32(8.0),
+        },
+    ),
     "gemma4-31b": _gemma4(
         "31B", (60, 5376, 32, 4, 512, 21504, 262144), near_kv_heads=16, keys_are_values=True
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .delta_shapes import DELTA_SHAPES
 from .dense_shapes import DENSE_SHAPES
 from .expert_shapes import EXPERT_SHAPES
-from .gemma_shapes import GEMMA4_SHAPES
+from .gemma_shapes import GEMMA_SHAPES
 from .hybrid_shapes import HYBRID_SHAPES
 from .latent_shapes import LATENT_SHAPES
 from .shape import Shape
@@ -17,6 +17,6 @@ SHAPES: dict[str, Shape] = {
     **DELTA_SHAPES,
     **HYBRID_SHAPES,
     **LATENT_SHAPES,
-    **GEMMA4_SHAPES,
+    **GEMMA_SHAPES,
     **WINDOW_SHAPES,
 }

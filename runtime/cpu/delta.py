@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..layers.delta_net import DeltaNet
+from ..layers.recurrent.delta_net import DeltaNet
 from ..simd.operations import operation
 from ..simd.step import delta as delta_step
 from .memory import Buffer

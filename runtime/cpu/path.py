@@ -15,11 +15,11 @@ import torch
 from ..layers import expert_rows, many_rows
 from ..layers.attention import Attention
 from ..layers.block import Block
-from ..layers.delta_net import DeltaNet
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.norm import Norm
+from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..layers.rope import Rope

@@ -2,7 +2,7 @@
 loaded: the memory of `Context.buffer` by name, and the copies of weights that executors keep.
 
 Sizes are those that the executors ask for. A buffer has the largest size that any layer asks for,
-as layers share it.
+as layers share it. Those of attention are in `planned_attention.py`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from ...cuda_kernels.layouts.table import plain_type
 from ...cuda_kernels.packed.matrix import PackedMatrix
 from ...cuda_kernels.peer.rows import memory_bytes
-from ...cuda_kernels.prompt import few, flash_plan
+from ...cuda_kernels.prompt import few
 from ...cuda_kernels.prompt import grouped as prompt_grouped
 from ..layers.attention import Attention
 from ..layers.block import AttentionAndFFN, Block, Branch
-from ..layers.delta_net import DeltaNet
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.layer_input import LayerInputs
 from ..layers.mla import MLA
 from ..layers.moe import Experts, MoE
+from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..parallel.payload import FEW_ROWS
@@ -31,22 +31,18 @@ from ..state.cache import CacheSettings
 from ..weights.linear import Linear
 from ..weights.stacked_linear import ExpertLinear
 from .common.expert_terms import inputs_of
+from .planned_attention import FLOAT as _FLOAT
+from .planned_attention import HALF as _HALF
+from .planned_attention import Sizes, attention_sizes, latent_sizes
 from .prompt.common.weights import rows_of_slice
 from .prompt.locked import BUFFER_BYTES as COPY_BYTES
-from .prompt.mixers.index import SCORE_BYTES as INDEX_BYTES
-from .prompt.mixers.latent_absorbed import CHOSEN_ROWS, MOST_QUERIES, buffers_of_rows, is_absorbed
-from .prompt.mixers.mla import BUFFER_BYTES
-from .prompt.mixers.scores import SCORE_BYTES, has_flash
 from .prompt.together import STREAM_BYTES
 
-_HALF, _FLOAT = 2, 4
 _CHUNK = 64  # tokens of a delta net at a time
 _SCORED_TOGETHER = 132 * 64  # rows times parts of scores, at most (`plan` of prompt/scores.py)
 # Workspaces of cuBLAS for two streams, code of kernels, scratch of attention in steps, buffers of
 # few rows, and what the allocator loses to the sizes of its blocks.
 LIBRARIES = 256 << 20
-
-Sizes = dict[str, int]
 
 
 def buffer_bytes(
@@ -142,9 +138,9 @@ def _of_branch(
                 found[name] = max(found.get(name, 0), n_bytes)
         return found
     if isinstance(m, Attention):
-        return _attention(m, width, rows, keys, settings, device)
+        return attention_sizes(m, width, rows, keys, settings, device)
     if isinstance(m, MLA):
-        return _latent(m, width, rows, keys, settings, device)
+        return latent_sizes(m, width, rows, keys, settings, device)
     if isinstance(m, DeltaNet):
         return _delta(m, width, rows)
     if isinstance(m, StateSpace):
@@ -162,106 +158,6 @@ def _of_branch(
                 found[name] = max(found.get(name, 0), n_bytes)
         return found
     return {}
-
-
-def _attention(
-    m: Attention,
-    width: int,
-    rows: int,
-    keys: int,
-    settings: CacheSettings,
-    device: torch.device,
-) -> Sizes:
-    s = m.spec
-    q, kv = s.heads * s.key_length, s.kv_heads * (s.key_length + s.value_length)
-    of_products = s.query_rows + s.key_rows + s.value_rows
-    of_result = rows * s.heads * s.value_length * _HALF
-    whole = {settings.k.dtype, settings.v.dtype} <= {torch.float16, torch.bfloat16}
-    found = {
-        "qkv": rows * of_products * _HALF,
-        "factors of norms": rows * 2 * _FLOAT * s.joined_norms,
-        "gates": of_result * s.gate_apart,
-        "queries": rows * q * (_HALF if whole else _FLOAT),  # other caches get float32
-        "mixed": of_result,
-        "delta": rows * width * _HALF,
-        "weights": max(of_products, q) * width * _HALF,
-        "attention": of_result + rows * s.heads * _FLOAT,  # what torch's flash attention returns
-        "keys": rows * s.kv_heads * s.key_length * _HALF,
-        "values": rows * s.kv_heads * s.value_length * _HALF,
-    }
-    own = flash_plan.fits(s.key_length, s.value_length, device)
-    if own:
-        queries = (1, rows, s.heads, s.key_length)
-        found["attention"] = flash_plan.partial_bytes(
-            queries, (1, keys, s.kv_heads, s.value_length), device
-        )
-        if settings.k.is_quantized or settings.v.is_quantized:
-            found["attention"] += of_result + 2 * of_result * s.gate
-    if s.gate:
-        found["attention"] += 2 * of_result * (not own)
-    if s.key_length != s.value_length and not own:  # torch's reads and returns one length
-        longest = max(s.key_length, s.value_length)
-        found["attention"] += (rows * s.heads + 2 * keys * s.kv_heads) * longest * _HALF
-        found["attention"] += rows * s.heads * (longest - s.value_length) * _HALF
-    if not has_flash(s, device):
-        found["attention"] += 2 * min(SCORE_BYTES, rows * s.heads * keys * _FLOAT)
-    if settings.k.is_quantized or settings.v.is_quantized:  # written in float32, read in float16
-        found["decoded"] = keys * kv * _HALF
-        found["attention"] += rows * kv * _FLOAT
-    elif has_flash(s, device):
-        found["attention in graphs"] = found["attention"]
-    return found
-
-
-def _latent(
-    m: MLA, width: int, rows: int, keys: int, settings: CacheSettings, device: torch.device
-) -> Sizes:
-    s = m.spec
-    q, of_first = s.heads * s.key_length, m.q if m.q_a is None else m.q_a
-    of_q, most = rows * q * _HALF, BUFFER_BYTES // 2
-    found = {
-        "latent q and kv": rows * (of_first.rows + s.cache_width) * _HALF,
-        "queries": of_q,
-        "mixed": rows * s.heads * s.value_length * _HALF,
-        "delta": rows * width * _HALF,
-        "weights": max((of_first.rows + s.cache_width) * width, q * m.q.cols) * _HALF,
-        "head keys": s.heads * s.kv_rank * s.nope_length * _HALF,
-        "head values": s.heads * s.kv_rank * s.value_length * _HALF,
-        "keys": min(most, keys * q * _HALF),
-        "values": min(most, keys * q * _HALF),
-        "attention": of_q + rows * s.heads * _FLOAT,  # what torch's flash attention returns
-    }
-    if flash_plan.fits(s.key_length, s.value_length, device):
-        queries, values = (1, rows, s.heads, s.key_length), (1, keys, s.heads, s.value_length)
-        found["attention"] = flash_plan.partial_bytes(queries, values, device)
-    if m.q_a is not None:
-        found |= {"queries of latent": of_q, "query latent": rows * m.q.cols * _HALF}
-    if settings.k.is_quantized and settings.hadamard_k:  # read in float32, and turned back
-        found["attention"] += keys * s.cache_width * (2 * _FLOAT + _HALF)
-    elif settings.k.is_quantized:
-        found["decoded"] = keys * s.cache_width * _HALF
-    elif not m.top_k:
-        found["latents"] = rows * s.cache_width * _HALF
-        found["attention in graphs"] = found["attention"]
-    if m.top_k and keys > m.top_k:
-        part = min(rows, CHOSEN_ROWS)
-        tiles = part * -(-s.heads // 16)
-        found["chosen positions"] = rows * m.top_k * _FLOAT
-        found["partial"] = tiles * 16 * (s.kv_rank + 2) * _FLOAT
-        found["two parts of queries"] = part * s.heads * 2 * s.cache_width * _HALF
-        found["absorbed"] = part * s.heads * s.cache_width * (3 * _FLOAT + _HALF)
-    elif not m.top_k and is_absorbed(1, keys, s.heads):
-        found |= buffers_of_rows(s)
-        found["absorbed"] = MOST_QUERIES * s.heads * s.cache_width * (_FLOAT + 2 * _HALF)
-        found["absorbed"] += found["head values"]  # contiguous
-    if m.indexer is not None:
-        i = m.indexer.spec
-        of_index = i.heads * i.key_length
-        found["index keys"] = rows * i.key_length * _FLOAT
-        found["index q"] = rows * of_index * (_HALF + 3 * _FLOAT)
-        found["index dots"] = INDEX_BYTES if keys > m.top_k else 0
-        found["weights"] = max(found["weights"], of_index * m.q.cols * _HALF)
-    return found
 
 
 def _delta(m: DeltaNet, width: int, rows: int) -> Sizes:

@@ -14,7 +14,7 @@ from ..state.layer_state import Storage
 from ..state.table import Table
 from ..weights.linear import Linear
 from ..weights.switches import Switches
-from .attention import attend, attend_with_scores, temperature
+from .attend import attend, attend_with_scores, temperature
 from .batch import Batch
 from .costs import LooksBack, pairs
 from .indexer import Indexer

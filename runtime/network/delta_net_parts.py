@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from ..layers.absent import AbsentMixer
-from ..layers.delta_net import DeltaNet
+from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.specs import DeltaNetSpec
 from .decoder import Decoder
 

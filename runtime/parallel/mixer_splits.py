@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..layers.attention import Attention
-from ..layers.delta_net import DeltaNet
 from ..layers.latent import Joined, PerHead
 from ..layers.mla import MLA
 from ..layers.norm import HeadLayerNorm
+from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..weights.split_plan import NOTHING, LayerShare, Range

@@ -13,12 +13,12 @@ from ...errors import UsageError
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT
 from ..layers.attention import Attention
-from ..layers.delta_net import DeltaNet
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.layer_input import LayerInput
 from ..layers.mla import MLA
 from ..layers.moe import MoE
+from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..weights.split_plan import LayerShare, SplitPlan, TensorSplit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....cuda_kernels.common.delta_heads import DeltaHeads
-from ...layers.delta_net import DeltaNet
+from ...layers.recurrent.delta_net import DeltaNet
 from ...weights.linear import Linear
 from .context import Context
 from .held import held_decoded

@@ -16,13 +16,13 @@ import torch
 from ...layers.absent import AbsentMixer, AbsentRows
 from ...layers.attention import Attention
 from ...layers.block import AttentionAndFFN, Block, Branch
-from ...layers.delta_net import DeltaNet
 from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.layer_input import LayerInput
 from ...layers.mla import MLA
 from ...layers.moe import MoE
 from ...layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
+from ...layers.recurrent.delta_net import DeltaNet
 from ...layers.recurrent.short_conv import ShortConv
 from ...layers.recurrent.state_space import StateSpace
 from .context import Context

@@ -1,13 +1,9 @@
-"""Experts over many rows: routed and grouped in a stable order on the device.
-
-On Hopper, grouped products read packed weights. Elsewhere all experts are decoded first, used or
-not: with hundreds of rows few are unused. There the host waits in every layer for the number of
-rows of each expert, unless torch has grouped products for the device.
+"""Experts over many rows: routed and grouped in a stable order on the device. Their products are in
+`expert_products.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -19,21 +15,19 @@ from ....cuda_kernels.prompt import grouped as prompt_grouped
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ....cuda_kernels.prompt import scores as prompt_scores
 from ...layers.batch import Batch
-from ...layers.ffn import PlainFFN
 from ...layers.moe import MoE
 from ...layers.norm import LayerNorm
 from ...weights.linear import Linear
 from ...weights.stacked_linear import ExpertLinear
-from ...weights.taps import GroupedRows
 from ..common.context import Context
 from ..common.executor import operation
-from ..common.expert_terms import gating_of, inputs_of, pair_of, routing_of, terms_of
+from ..common.expert_terms import routing_of, terms_of
 from ..common.registry import Placed, PlacedBranch, Slow
-from .common.decoded import stacked
 from .common.graphs import Stage, Staged
 from .common.stream import SlowBranch, Stream, check_norm
 from .common.weights import Product, packed
-from .ffn import IN_PLACE
+from .expert_products import ExpertProducts
+from .shared_expert import SharedExpert
 
 
 class PromptMoE(Staged):
@@ -57,14 +51,9 @@ class PromptMoE(Staged):
         if m.router.linear.device != context.device:
             raise Placed(f"the weights of {m.router.linear.role} are not on {context.device}")
         self.router = _floats(m.router.linear)
-        e = m.experts
-        once = {linear: self.packed(linear) for linear in inputs_of(e)}  # up may be there twice
-        pairs = [pair for linear in inputs_of(e) for pair in once[linear]]
-        self.inputs = [matrix for matrix, _ in pairs]
-        self.input_terms = [terms for _, terms in pairs]
-        [(self.down, self.down_terms)] = self.packed(e.down)
-        self.gating = gating_of(e.spec)
-        self.shared = None if m.shared is None else _shared(m, context)
+        self.products = ExpertProducts(m, self.packed, context)
+        self.fused = self.products.fused
+        self.shared = None if m.shared is None else SharedExpert(m, context)
         self.latent = None
         if m.latent is not None:
             if branch.post_norm is not None or m.shared_gate is not None:
@@ -73,17 +62,7 @@ class PromptMoE(Staged):
                 Product("latent", [m.latent.down], context),
                 Product("latent up", [m.latent.up], context),
             )
-        self.fused = prompt_grouped.gate_up_fits(
-            self.inputs, context.device
-        ) and prompt_grouped.fits([self.down], context.device)
-        self.grouped = None if self.fused else grouped_product(context, branch.layer)
-        if self.grouped is not None and self.grouped is not _one_by_one:
-            context.report(
-                "MoE",
-                "no products that read packed experts of this shape on this device: all are decoded"
-                " first",
-                branch.layer,
-            )
+        self.products.choose(branch.layer)
 
     def packed(self, linear: ExpertLinear) -> list[tuple[PackedMatrix, ExpertTerms]]:
         """Return the matrices of all experts with their terms, the parts of merged ones if those
@@ -120,7 +99,9 @@ class PromptMoE(Staged):
                 plain = self.context.buffer("plain", tuple(exact.shape), self.context.dtype)
             x = stream.normed(self.norm, exact, permuted=self.fused, plain=plain)
             ids, weights = self.routed(exact)
-            extra, shares = self._shared_rows(x if plain is None else plain, exact)
+            extra = shares = None
+            if self.shared is not None:
+                extra, shares = self.shared(x if plain is None else plain, exact)
             if self.m.spec.on_input:
                 x *= weights.to(x.dtype)
                 weights.fill_(1)
@@ -134,7 +115,7 @@ class PromptMoE(Staged):
         down, up = self.latent
         x = stream.normed(self.norm, exact)
         ids, weights = self.routed(exact)
-        extra, _ = self._shared_rows(x, exact)
+        extra = None if self.shared is None else self.shared(x, exact)[0]
         read = latent = down(x)
         if self.fused:
             shape = len(x), prompt_grouped.padded(latent.shape[1])
@@ -185,96 +166,13 @@ class PromptMoE(Staged):
         ends, sources, rows = (
             self.context.buffer(name, shape, torch.int32)
             for name, shape in (
-                ("expert ends", (self.down.n_matrices,)),
+                ("expert ends", (self.products.down.n_matrices,)),
                 ("row sources", (ids.numel(),)),
                 ("slot rows", tuple(ids.shape)),
             )
         )
         prompt_experts.group_rows(ids, ends, sources, rows)
-        if self.context.taps.fast:
-            inputs = dict.fromkeys(inputs_of(self.m.experts))  # one of them may be there twice
-            names = [name for linear in inputs for name in linear.observed]
-            groups = GroupedRows(ends, sources, self.m.spec.n_used)
-            self.context.taps.show(names, x, groups, self._places(self.inputs[0].cols))
-        return (self._fused if self.fused else self._apart)(x, ends, sources), rows, weights
-
-    def _places(self, cols: int) -> torch.Tensor | None:
-        """Return where columns are in rows of activations; None if they are in order."""
-        return prompt_grouped.places(cols, self.context.device) if self.fused else None
-
-    def _show_gated(self, gated: torch.Tensor, ends: torch.Tensor) -> None:
-        """Show the input of the down matrices, whose rows are grouped by expert."""
-        down = self.m.experts.down
-        if self.context.taps.fast:
-            places = self._places(self.down.cols)
-            self.context.taps.show(down.observed, gated, GroupedRows(ends), places)
-
-    def _shared_rows(
-        self, x: torch.Tensor, exact: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the results of the expert that works on every token, and their shares before the
-        sigmoid, for `Stream.add`.
-        """
-        if self.shared is None:
-            return None, None
-        inputs, activate, down, share = self.shared
-        gated = activate(inputs(x))
-        shares, shared_gate = None, self.m.shared_gate
-        if share is not None and shared_gate is not None:
-            self.context.taps.show(shared_gate.observed, exact)
-            shares = self.context.buffer("shares", (len(x),), torch.float32)
-            torch.mv(exact, share, out=shares)
-        return down(gated), shares
-
-    def _fused(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        """Weights are decoded within the products: half[rows grouped by expert, width]."""
-        hidden = prompt_grouped.padded(self.down.cols)
-        gated = self.context.buffer("gated", (len(sources), hidden), x.dtype)
-        prompt_grouped.grouped_gate_up(
-            self.inputs,
-            ends,
-            x,
-            gated,
-            sources,
-            self.m.spec.n_used,
-            self.gating,
-            self.input_terms,
-            self.m.spec.n_experts,
-        )
-        self._show_gated(gated, ends)
-        out = self.context.buffer("delta", (len(sources), self.down.rows), x.dtype)
-        prompt_grouped.grouped_product(
-            self.down, ends, gated, out, terms=self.down_terms, n_experts=self.m.spec.n_experts
-        )
-        return out
-
-    def _apart(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        """All experts are decoded, then multiplied."""
-        grouped = self.context.buffer("grouped", (len(sources), x.shape[1]), x.dtype)
-        prompt_rows.gather_rows(x, sources, self.m.spec.n_used, grouped)
-        gate = self._product(grouped, self.inputs[0], self.input_terms[0], ends)
-        if len(self.inputs) == 1:
-            gate, up = gate.chunk(2, dim=1)
-        elif self.inputs[1] is self.inputs[0]:  # no gate: see `gating_of`
-            up = gate
-        else:
-            up = self._product(grouped, self.inputs[1], self.input_terms[1], ends)
-        gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
-        prompt_rows.join_gate(gate, up, gated, self.gating)
-        self._show_gated(gated, ends)
-        result = self._product(gated, self.down, self.down_terms, ends)
-        # In a buffer, as graphs after it read it in the same place again.
-        return self.context.buffer("delta", tuple(result.shape), result.dtype).copy_(result)
-
-    def _product(
-        self, x: torch.Tensor, matrix: PackedMatrix, terms: ExpertTerms, ends: torch.Tensor
-    ) -> torch.Tensor:
-        """Return half[rows, n_out] of rows grouped by expert; rows after those of the last expert
-        are undefined.
-        """
-        weights = stacked([matrix], self.context).view(matrix.n_matrices, matrix.rows, matrix.cols)
-        y = self.grouped(x, weights, ends)  # pyright: ignore[reportOptionalCall]  not fused
-        return with_terms(y, terms, ends)
+        return self.products(x, ends, sources), rows, weights
 
 
 def _floats(linear: Linear) -> torch.Tensor | None:
@@ -291,78 +189,3 @@ def _floats(linear: Linear) -> torch.Tensor | None:
     values = prompt_scores.shortened(values)
     fits = prompt_scores.fits(held.rows, held.cols, held.device, values.dtype)
     return values if fits else None
-
-
-def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch.Tensor:
-    """Return products half[rows, n_out] of rows grouped by expert with scales and biases."""
-    if not terms:
-        return y
-    rows = torch.arange(len(y), device=y.device, dtype=ends.dtype)
-    experts = torch.searchsorted(ends, rows, right=True).clamp_(max=len(ends) - 1)
-    result = y.float()
-    if terms.scale is not None:
-        result *= terms.scale[experts, None]
-    if terms.bias is not None:
-        result += terms.bias[experts]
-    return result.to(y.dtype)
-
-
-def _shared(
-    m: MoE, context: Context
-) -> tuple[Product, Callable[[torch.Tensor], torch.Tensor], Product, torch.Tensor | None]:
-    """Return the products of the shared expert with what is between them, and the vector of its
-    gate.
-    """
-    ffn = m.shared
-    if ffn is None:
-        raise TypeError("no expert works on every row")
-    pair = [ffn.up] if isinstance(ffn, PlainFFN) else pair_of(ffn)
-    gate = m.shared_gate
-
-    def joined(both: torch.Tensor) -> torch.Tensor:
-        gate, up = both.chunk(2, dim=1)
-        gated = context.buffer("shared gated", tuple(gate.shape), gate.dtype)
-        prompt_rows.join_gate(gate, up, gated, gating_of(ffn.spec))
-        return gated
-
-    share = None
-    if gate is not None:
-        if gate.device != context.device:
-            raise Placed(f"{gate.role} is not on {context.device}")
-        if gate.bias is not None:
-            raise Slow(f"{gate.role} has a bias")
-        share = gate.decoded().view(-1)
-    return (
-        Product("shared gate_up", pair, context),
-        IN_PLACE[ffn.spec.activation] if isinstance(ffn, PlainFFN) else joined,
-        Product("shared delta", [ffn.down], context),
-        share,
-    )
-
-
-def grouped_product(context: Context, layer: int):
-    """torch's grouped product where the device has one, else a loop over experts that waits for
-    their counts.
-    """
-    if context.dtype == torch.bfloat16 and torch.cuda.get_device_capability(context.device) in (
-        (9, 0),
-        (10, 0),
-    ):
-        # Torch has no public name for it.
-        return lambda x, w, ends: torch._grouped_mm(  # pyright: ignore[reportPrivateImportUsage]
-            x, w.transpose(-2, -1), offs=ends
-        )
-    name = str(context.dtype).removeprefix("torch.")
-    context.report(
-        "MoE", f"no grouped product in {name} on this device: experts one after the other", layer
-    )
-    return _one_by_one
-
-
-def _one_by_one(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    out, start = x.new_empty(len(x), w.shape[1]), 0
-    for expert, end in enumerate(ends.tolist()):
-        if end > start:
-            torch.mm(x[start:end], w[expert].t(), out=out[start:end])
-        start = end
-    return out

@@ -9,7 +9,7 @@ import torch
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ....cuda_kernels.step.delta import DeltaShape, StepDelta
-from ...layers.delta_net import DeltaNet
+from ...layers.recurrent.delta_net import DeltaNet
 from ...state.sequence import State
 from ...weights.ranges import ranged
 from ..common.context import Context
@@ -43,7 +43,7 @@ class StepDeltaLayer(StepRecurrent):
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None:
-        net, held, shape = self.net, self.state(state), replace(self.shape, rows=frame.n)
+        net, shape = self.net, replace(self.shape, rows=frame.n)
         outs = [
             frame.buffer(f"delta inputs {i}", matrix.rows) for i, matrix in enumerate(self.inputs)
         ]
@@ -62,11 +62,7 @@ class StepDeltaLayer(StepRecurrent):
             net.convolution,
             net.norm.weight,
             net.norm.eps,
-            held.inputs,
-            held.memory,
+            self.places(frame, state),
             mixed,
-            self.other(state, frame.sequence) if frame.alternates else None,
-            frame.positions,
-            frame.sequence.begun,
         )
         self.output(frame, mixed, h)

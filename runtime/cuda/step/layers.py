@@ -15,6 +15,7 @@ from ....cuda_kernels.matvec.operands import NextAttention, RowRange
 from ....cuda_kernels.matvec.plan import MATVEC_ADD
 from ....cuda_kernels.packed.matrix import PackedMatrix
 from ....cuda_kernels.step import between as step_between
+from ....cuda_kernels.step.recurrent import StepState
 from ...layers.norm import Norm, RMSNorm
 from ...state.recurrent import RecurrentState
 from ...state.sequence import State
@@ -153,6 +154,12 @@ class StepRecurrent(StepBranch):
         if not isinstance(found, RecurrentState):
             raise Slow("no recurrent state")
         return found
+
+    def places(self, frame: Frame, state: State) -> StepState:
+        """Return what kernels read and update of a sequence that a frame is a step of."""
+        held = self.state(state)
+        other = self.other(state, frame.sequence) if frame.alternates else None
+        return StepState(held.inputs, held.memory, other, frame.positions, frame.sequence.begun)
 
     def other(self, state: State, sequence: StepSequence) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the second place for the state of a sequence."""

@@ -43,7 +43,7 @@ class StepStateSpaceLayer(StepRecurrent):
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None:
-        net, held, shape = self.net, self.state(state), replace(self.shape, rows=frame.n)
+        net, shape = self.net, replace(self.shape, rows=frame.n)
         products = frame.buffer("state space inputs", self.input.rows)
         operation(matvec.norm_matvec, h, self.norm, self.eps, [self.input], [products])
         mixed = frame.buffer("mixed", net.spec.inner)
@@ -57,12 +57,8 @@ class StepStateSpaceLayer(StepRecurrent):
             net.d,
             net.norm,
             net.eps,
-            held.inputs,
-            held.memory,
+            self.places(frame, state),
             mixed,
-            self.other(state, frame.sequence) if frame.alternates else None,
-            frame.positions,
-            frame.sequence.begun,
         )
         self.output(frame, mixed, h)
 

@@ -1,1 +1,1 @@
-"""Recurrent layers that build on delta nets' parts: state-space layers and short convolutions."""
+"""Layers with recurrent states: delta nets, state-space layers and gated short convolutions."""

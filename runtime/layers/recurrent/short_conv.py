@@ -10,8 +10,8 @@ from ...state.recurrent import RecurrentState, States, keep, kept
 from ...state.table import Table
 from ...weights.linear import Linear
 from ..batch import Batch
-from ..delta_net import convolved
 from ..specs import ShortConvSpec
+from .delta_net import convolved
 
 _NO_MEMORY = (0, 0, 0)
 

@@ -11,8 +11,8 @@ from ...state.recurrent import RecurrentState, States, keep, kept
 from ...state.table import Table
 from ...weights.linear import Linear
 from ..batch import Batch
-from ..delta_net import convolved_silu
 from ..specs import StateSpaceSpec
+from .delta_net import convolved_silu
 from .state_space_rule import CHUNK, by_chunks, by_steps
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from ..delta_rule import decays, in_chunks
+from .delta_rule import decays, in_chunks
 
 CHUNK = 64  # tokens whose products are taken together
 

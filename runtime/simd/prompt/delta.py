@@ -1,4 +1,4 @@
-"""The gated delta rule token by token, see `runtime.layers.delta_rule`.
+"""The gated delta rule token by token, see `runtime.layers.recurrent.delta_rule`.
 
 The columns of a head's memory are independent of each other. A few of them stay in the processor's
 nearest cache for all tokens.

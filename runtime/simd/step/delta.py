@@ -60,8 +60,8 @@ def _unit_factor(x, n):
 
 
 def apply_rule(arguments, thread, threads):
-    """The gated delta rule of every value head (see `layers.delta_rule`), the norm of its result,
-    and its gate.
+    """The gated delta rule of every value head (see `layers.recurrent.delta_rule`), the norm of its
+    result, and its gate.
 
     Arguments: the frame, bytes of the layer in what belongs to the sequence; q, k and v of all
     heads; value heads; key heads, their elements, those of a value; whether value head j reads key

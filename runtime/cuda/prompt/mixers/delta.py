@@ -18,7 +18,7 @@ from .....cuda_kernels.prompt.delta import (
     shared_limit,
 )
 from ....layers.batch import Batch
-from ....layers.delta_net import DeltaNet
+from ....layers.recurrent.delta_net import DeltaNet
 from ...common.context import Context
 from ...common.delta_shapes import check_devices, delta_heads, inputs, rates
 from ...common.registry import PROMPT, PlacedBranch, Slow, executor

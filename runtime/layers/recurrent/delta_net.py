@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..state.cache import CacheSettings
-from ..state.layer_state import Storage
-from ..state.recurrent import RecurrentState, States, keep, kept
-from ..state.table import Table
-from ..weights.linear import Linear
-from . import many_rows
-from .batch import Batch
+from ...state.cache import CacheSettings
+from ...state.layer_state import Storage
+from ...state.recurrent import RecurrentState, States, keep, kept
+from ...state.table import Table
+from ...weights.linear import Linear
+from .. import many_rows
+from ..batch import Batch
+from ..norm import RMSNorm
+from ..specs import DeltaNetSpec
 from .delta_rule import CHUNK, by_chunks, by_steps
-from .norm import RMSNorm
-from .specs import DeltaNetSpec
 
 _L2_EPS = 1e-6  # of the norm of queries and keys, as the models were trained with
 
