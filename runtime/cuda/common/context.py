@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ...layers.attention import temperature
+from ...layers.attend import temperature
 from ...layers.rope import Rope
 from ...layers.specs import Temperature
 from ...state.cache import CacheSettings
