@@ -18,7 +18,7 @@ from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from ..step.state_space import StateSpaceShape
 from .recurrent import CHUNK, SLICE, Buffer, pitch, shared_limit
-from .rows import HALVES, short
+from .rows import HALVES, converted, short
 
 _THREADS, _CONV_THREADS, _CONV_TOKENS, _NORM_THREADS = 256, 128, 16, 128
 _MOST_STAGES = 2  # more copies in flight gain nothing
@@ -28,8 +28,8 @@ _FIXED = 2048  # bytes of shared memory that a kernel has besides, at most
 @dataclass(frozen=True)
 class StateSpaceWeights:
     """Small tensors of a layer: taps float32[channels, taps], the last for the current token, bias
-    float32[channels]; dt, a and d float32[heads]; norm float32[groups, heads * length / groups] and
-    its epsilon.
+    float32[channels]; dt, a and d float32[heads]; norm float32[groups, heads * length / groups],
+    None for no norm, and its epsilon.
     """
 
     taps: torch.Tensor
@@ -37,7 +37,7 @@ class StateSpaceWeights:
     dt: torch.Tensor
     a: torch.Tensor
     d: torch.Tensor
-    norm: torch.Tensor
+    norm: torch.Tensor | None
     eps: float
 
 
@@ -252,7 +252,10 @@ def state_space(
     kernels.decays(products, w.dt, w.a, tokens, steps, until, totals)
     kernels.chunks(x, b, until, totals, before, after, states)
     kernels.results(products, x, b, c, states, steps, totals, w.d, tokens, gated)
-    kernels.norm(gated, w.norm, w.eps, out)
+    if w.norm is None:
+        converted(gated, out)
+    else:
+        kernels.norm(gated, w.norm, w.eps, out)
 
 
 def specs() -> list[KernelSpec]:
