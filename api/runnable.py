@@ -18,6 +18,7 @@ RUNNABLE = frozenset(
         "cohere2",
         "command-r",
         "deepseek2",
+        "deepseek32",
         "dots1",
         "ernie4_5",
         "ernie4_5-moe",

@@ -92,6 +92,7 @@ ARCHITECTURES = [
     Row("qwen3-235b-a22b", "IQ4_K"),
     Row("deepseek-v3", "IQ4_K", layers=20),
     Row("glm-5", "IQ4_K", layers=22),
+    Row("deepseek-v3.2", "IQ4_K", layers=20),
     Row("mistral-small-4", "IQ4_K"),
     Row("gpt-oss-120b", "MXFP4"),
     Row("gemma2-9b", "IQ4_K"),

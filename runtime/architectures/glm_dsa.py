@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from ..layers.block import Block
-from ..layers.specs import IndexerSpec
 from ..network.decoder import Decoder
 from ..network.latent_parts import LatentParts
 from ..network.network import Network
@@ -21,24 +20,11 @@ def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.
     """
-    p, sparse = d.p, d.w.switches.sparse_attention
-    parts, owners = LatentParts.read(d), _owners(d)
-    router = parts.router("sigmoid")
-    spec = IndexerSpec(
-        p.integer("attention.indexer.head_count"),
-        p.integer("attention.indexer.key_length"),
-        parts.spec.rope_length,
-        p.integer("attention.indexer.top_k"),
-    )
+    parts = LatentParts.read(d)
+    router, attention = parts.router("sigmoid"), parts.chooses(_owners(d), "norm")
 
     def block(layer: int) -> Block:
-        indexer = None
-        if sparse and layer in owners:
-            indexer = parts.indexer(layer, spec)
-        else:
-            d.w.skip(f"blk.{layer}.indexer.")
-        mixer = parts.attention(layer, indexer, top_k=spec.top_k if sparse else 0)
-        return d.block(layer, mixer, parts.ffn(layer, router))
+        return d.block(layer, attention(layer), parts.ffn(layer, router))
 
     return d.network(block)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...formats.values import boolean, f32, string, u32
 from .mixer_sizes import IndexerSizes, LatentSizes
 from .shape import Shape
@@ -11,6 +13,38 @@ _YARN = {
     "rope.scaling.factor": f32(40.0),
     "rope.scaling.original_context_length": u32(4096),
 }
+_DEEPSEEK_V3 = Shape(
+    "deepseek2",
+    "671B.A37B",
+    61,
+    7168,
+    128,
+    1,
+    192,
+    2048,
+    129280,
+    10000.0,
+    163840,
+    1e-6,
+    256,
+    8,
+    n_dense=3,
+    dense_hidden=18432,
+    shared=2048,
+    rotated=64,
+    choice_bias=True,
+    latent=LatentSizes(1536, 512, 128, 64, 128),
+    keys={
+        "expert_gating_func": u32(2),
+        "expert_shared_count": u32(1),
+        "expert_group_count": u32(8),
+        "expert_group_used_count": u32(4),
+        "expert_weights_norm": boolean(True),
+        "expert_weights_scale": f32(2.5),
+        **_YARN,
+        "rope.scaling.yarn_log_multiplier": f32(0.1),
+    },
+)
 LATENT_SHAPES: dict[str, Shape] = {
     "deepseek-v2-lite": Shape(
         "deepseek2",
@@ -41,38 +75,7 @@ LATENT_SHAPES: dict[str, Shape] = {
             "rope.scaling.yarn_log_multiplier": f32(0.0707),
         },
     ),
-    "deepseek-v3": Shape(
-        "deepseek2",
-        "671B.A37B",
-        61,
-        7168,
-        128,
-        1,
-        192,
-        2048,
-        129280,
-        10000.0,
-        163840,
-        1e-6,
-        256,
-        8,
-        n_dense=3,
-        dense_hidden=18432,
-        shared=2048,
-        rotated=64,
-        choice_bias=True,
-        latent=LatentSizes(1536, 512, 128, 64, 128),
-        keys={
-            "expert_gating_func": u32(2),
-            "expert_shared_count": u32(1),
-            "expert_group_count": u32(8),
-            "expert_group_used_count": u32(4),
-            "expert_weights_norm": boolean(True),
-            "expert_weights_scale": f32(2.5),
-            **_YARN,
-            "rope.scaling.yarn_log_multiplier": f32(0.1),
-        },
-    ),
+    "deepseek-v3": _DEEPSEEK_V3,
     "kimi-k2": Shape(
         "deepseek2",
         "1T.A32B",
@@ -133,6 +136,9 @@ LATENT_SHAPES: dict[str, Shape] = {
             "rope.scaling.original_context_length": u32(8192),
             "rope.scaling.yarn_log_multiplier": f32(0.1),
         },
+    ),
+    "deepseek-v3.2": replace(
+        _DEEPSEEK_V3, architecture="deepseek32", indexer=IndexerSizes(64, 128, 2048)
     ),
     "glm-5": Shape(
         "glm-dsa",

@@ -8,6 +8,7 @@ the heads have keys of their own, `*_mla`. ik_llama.cpp describes the heads.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..layers.mla import MLA
 from ..layers.norm import LayerNorm, RMSNorm
 from ..layers.rope import Rope, Scaling
 from ..layers.specs import IndexerSpec, MLASpec, RouterSpec, Temperature
+from ..weights.hyperparameters import Hyperparameters
 from .decoder import Decoder
 from .expert_parts import moe, router_spec
 
@@ -45,9 +47,8 @@ class LatentParts:
         rotated = p.integer("rope.dimension_count", least=2, most=key_length - 1)
         if len(set(d.heads)) != 1:
             raise ConfigError("layers with different numbers of heads", file=p.file)
-        # 0.1 times the model's `mscale_all_dim`.
-        magnitude = p.number("rope.scaling.yarn_log_multiplier", 0.0)
-        scaling = Scaling.read(p, own_magnitude=not magnitude)
+        magnitude = _magnitude(p)
+        scaling = _scaling(p)
         scale = key_length**-0.5
         if scaling.kind == "yarn":
             scale *= (1 + magnitude * math.log(max(1.0, scaling.factor))) ** 2
@@ -62,9 +63,13 @@ class LatentParts:
             absorb=d.w.switches.absorb,
             temperature=temperature,
         )
-        rope = d.rope("norm", head=rotated, n_rot=rotated, scaling=scaling)
+        rope = cls._rope(d, rotated, "norm")
         dense = p.integer("leading_dense_block_count", 0, least=0)
         return cls(d, spec, rope, min(dense, d.n_layers))
+
+    @staticmethod
+    def _rope(d: Decoder, rotated: int, style: str) -> Rope:
+        return d.rope(style, head=rotated, n_rot=rotated, scaling=_scaling(d.p))
 
     def attention(self, layer: int, indexer: Indexer | None = None, *, top_k: int = 0) -> Any:
         """The attention of a block: queries directly or through a latent vector, and the
@@ -115,8 +120,31 @@ class LatentParts:
         w.skip(f"{joined}.")
         return PerHead(k_b, v_b, f"{joined}.weight", w.observe)
 
-    def indexer(self, layer: int, spec: IndexerSpec) -> Indexer:
-        """The indexer of a block."""
+    def chooses(self, owners: Collection[int], style: str) -> Callable[[int], Any]:
+        """Return the attention of a block, by its number, to positions that an indexer chooses: its
+        own in the blocks `owners`, in others the last one before. style: how the indexers rotate.
+        """
+        p, sparse, s = self.d.p, self.d.w.switches.sparse_attention, self.spec
+        spec = IndexerSpec(
+            p.integer("attention.indexer.head_count"),
+            p.integer("attention.indexer.key_length"),
+            s.rope_length,
+            p.integer("attention.indexer.top_k"),
+        )
+        # It turns by the same angles as heads do.
+        rope = self.rope if style == self.rope.style else self._rope(self.d, s.rope_length, style)
+
+        def attention(layer: int) -> Any:
+            indexer = None
+            if sparse and layer in owners:
+                indexer = self._indexer(layer, spec, rope)
+            else:
+                self.d.w.skip(f"blk.{layer}.indexer.")
+            return self.attention(layer, indexer, top_k=spec.top_k if sparse else 0)
+
+        return attention
+
+    def _indexer(self, layer: int, spec: IndexerSpec, rope: Rope) -> Indexer:
         d, at = self.d, f"blk.{layer}.indexer"
 
         def product(name: str, n_in: int, n_out: int):
@@ -132,7 +160,7 @@ class LatentParts:
             k=product("attn_k", d.width, n),
             k_norm=LayerNorm(d.w.vector(f"{norm}.weight", n), bias, _KEY_EPS, norm),
             weights=product("proj", d.width, spec.heads),
-            rope=self.rope,
+            rope=rope,
         )
 
     def router(self, score: str, **spec: Any) -> RouterSpec | None:
@@ -158,3 +186,12 @@ class LatentParts:
 
     def _norm(self, name: str, n: int) -> RMSNorm:
         return RMSNorm(self.d.w.vector(f"{name}.weight", n), _LATENT_EPS, name)
+
+
+def _magnitude(p: Hyperparameters) -> float:
+    """Return 0.1 times the model's `mscale_all_dim`."""
+    return p.number("rope.scaling.yarn_log_multiplier", 0.0)
+
+
+def _scaling(p: Hyperparameters) -> Scaling:
+    return Scaling.read(p, own_magnitude=not _magnitude(p))
