@@ -36,7 +36,7 @@ extern "C" int run(int splits, const float* q, const float* k, const float* v,
                     u8* cache_k, u8* cache_v, const int* position, float scale,
                     const float* q_bias, const float* k_bias, const float* v_bias,
                     const float* sinks, float* out
-#if GATE == 2
+#if GATE >= 2
                     , const float* gates
 #endif
                     ) {
@@ -46,7 +46,7 @@ extern "C" int run(int splits, const float* q, const float* k, const float* v,
     launch_on_host(splits, HEADS_KV, THREADS, [&] {
         attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale,
                   q_bias, k_bias, v_bias, sinks, partial.data(), tickets.data(), out
-#if GATE == 2
+#if GATE >= 2
                   , gates
 #endif
                   );

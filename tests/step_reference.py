@@ -72,7 +72,7 @@ def attention_error(
     types = cache.type_k.name, cache.type_v.name
     turns = n_rot, style == "neox", normed, cache.hadamard_k, cache.hadamard_v
     shape = AttentionShape(rows, group, kv, dk, dv, *types, *turns, **features)
-    gates = random(rows, kv * group, dk)
+    gates = random(rows, kv * group, 1 if shape.head_gates else dk)
     given = torch.cat([q, gates], -1) if shape.gate and not shape.gate_apart else q
     biases = random(kv * group, given.shape[-1]), random(kv, dk), random(kv, dv)
     sinks = 3 * random(kv * group)
@@ -206,6 +206,10 @@ FEATURES = [
     (
         (2, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True),
         {"gate": True, "gate_apart": True, "window": 64},
+    ),
+    (
+        (2, 3, 2, 64, 64, "f16", "f16", 32, "neox", False, True),
+        {"gate": True, "gate_apart": True, "head_gates": True, "window": 64},
     ),
     (
         (2, 4, 1, 64, 64, "f16", "f16", 64, "neox", False, True),

@@ -97,3 +97,7 @@ def test_gates(parts):
     flash.flash_attention(q, k, v, out, scale=0.05, gates=joined[..., 256:], parts=parts)
     truth = expected(q, k, v, 0.05) * joined[..., 256:].double().sigmoid()
     assert (out.double() - truth).norm() < LIMIT[BF16] * truth.norm()
+    of_heads = joined[..., :1]
+    flash.flash_attention(q, k, v, out, scale=0.05, gates=of_heads, parts=parts)
+    truth = expected(q, k, v, 0.05) * of_heads.double().sigmoid()
+    assert (out.double() - truth).norm() < LIMIT[BF16] * truth.norm()

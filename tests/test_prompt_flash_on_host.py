@@ -23,13 +23,13 @@ extern "C" void run(PROBLEM, int blocks) {
     launch_on_host(blocks, 1, CONSUMERS + PRODUCERS, [&] {
         flash_attention(q, k, v, out, q_token, k_token, v_token, out_token, n, total, group, heads,
                         sequences, section, parts, partial, window, scale, cap, sinks, gates,
-                        gate_token, gate_head, none);
+                        gate_token, gate_head, gate_step, none);
     });
     if (parts > 1)
         launch_on_host((sequences * n * heads * group + 3) / 4, 1, 128, [&] {
             flash_join(q, k, v, out, q_token, k_token, v_token, out_token, n, total, group, heads,
                        sequences, section, parts, partial, window, scale, cap, sinks, gates,
-                       gate_token, gate_head, none);
+                       gate_token, gate_head, gate_step, none);
         });
 }
 """
@@ -101,3 +101,4 @@ def test_what_scores_may_have(on_host, parts):
     check(q, k, v, plan, F16, parts, window=30, sinks=torch.randn(4))
     joined = torch.randn(1, 50, 4, 64).to(BF16)
     check(q * 4, k, v, plan, BF16, parts, joined[..., 32:], softcap=3.0)
+    check(q, k, v, plan, BF16, parts, torch.randn(1, 50, 5).to(BF16)[..., :4, None])

@@ -109,7 +109,9 @@ def test_sequences_of_one_token(monkeypatch):
     flash.flash_attention(q, k, v, halves(3, 1, 8, 128), scale=1.0, gates=gates)
     [arguments] = launched
     assert arguments[4:8] == (8 * 128 + 64, 256, 256, 8 * 128)
-    assert arguments[-3:-1] == (8 * 256 + 64, 256)
+    assert arguments[-4:-1] == (8 * 256 + 64, 256, 1)
+    flash.flash_attention(q, k, v, halves(3, 1, 8, 128), scale=1.0, gates=gates[..., :1])
+    assert launched[-1][-4:-1] == (8 * 256 + 64, 256, 0)
 
 
 def test_gates_that_do_not_fit_results():

@@ -56,6 +56,7 @@ class AttentionShape:
     value_norm: bool = False
     gate: bool = False  # q has a gate after every head, for its result
     gate_apart: bool = False  # gates are not in q
+    head_gates: bool = False  # one for all elements of a head, not in q
     sinks: bool = False
     window: int = 0  # positions that a token sees; 0: all
     chunked: bool = False  # a token sees those from the last multiple of the window on
@@ -254,7 +255,7 @@ class AttentionShape:
             "PART_FLOATS": self.part_floats,
             "BIASES": int(self.biases),
             "VALUE_NORM": int(self.value_norm),
-            "GATE": int(self.gate) * (2 if self.gate_apart else 1),
+            "GATE": int(self.gate) * (3 if self.head_gates else 2 if self.gate_apart else 1),
             "SINKS": int(self.sinks),
             "WINDOW": self.window,
             "CHUNKED": int(self.chunked),

@@ -99,7 +99,7 @@ class StepAttention:
         angles: float32[rows, n_rot/2, 2], cosine and sine, for shapes that rotate. The caches must
         have the capacity.
         biases: float32 of q, k and v, sinks float32[heads], and gates float32[rows, heads *
-        value_length] that are apart, for shapes that have them.
+        value_length], or [rows, heads], that are apart, for shapes that have them.
         """
         q_bias, k_bias, v_bias = biases or (None, None, None)
         for first, part, kernel, shared, splits, parts in self._pieces:
@@ -170,6 +170,13 @@ def specs() -> list[KernelSpec]:
         AttentionShape(1, 2, 2, 64, 64, "F16", "F16", 64, True, own_kv=False),
         AttentionShape(1, 4, 8, 128, 128, "F16", "F16", 128, True, True, norms_last=True),
         AttentionShape(1, 6, 8, 128, 128, "F16", "F16", 128, True, gate=True, gate_apart=True),
+        AttentionShape(
+            *(1, 12, 8, 128, 128, "F16", "F16", 128, True, True),
+            gate=True,
+            gate_apart=True,
+            head_gates=True,
+            window=512,
+        ),
         AttentionShape(1, 8, 2, 512, 512, "F16", "F16", 512, True).fitting(96 * 1024),
     ]
     return [shape.spec(96 * 1024) for shape in shapes]

@@ -78,9 +78,9 @@ def flash_attention(
     q: half[S, n, heads, key], k: half[S, N, kv_heads, key] and v: half[S, N, kv_heads, value] of
     one dtype, heads one after the other. softcap: scores are softcap * tanh(score / softcap) if it
     is not 0. sinks: float32[heads], a further score of each head whose share is left out. gates, of
-    the shape and dtype of out: results are multiplied by their sigmoid; tokens and heads may be
-    further apart. parts: the positions of a tile are divided among so many blocks (default: as
-    `division` has it). Raise ShapeError for what does not fit together.
+    the shape and dtype of out, or with one element for each head: results are multiplied by their
+    sigmoid; tokens and heads may be further apart. parts: the positions of a tile are divided among
+    so many blocks (default: as `division` has it). Raise ShapeError for what does not fit together.
     """
     tensors = (q, k, v, out)
     if any(x.data_ptr() % 16 for x in tensors):
@@ -101,15 +101,12 @@ def flash_attention(
     if gates is not None:
         sequence, _, head, one = gates.stride()
         token = _token_stride(gates.shape, gates.stride())
+        of_heads = gates.shape == (*out.shape[:-1], 1)  # others are read in pairs
         regular = one == 1 and (len(gates) == 1 or sequence == gates.shape[1] * token)
-        if (
-            not regular
-            or token % 2
-            or head % 2
-            or (gates.shape, gates.dtype) != (out.shape, out.dtype)
-        ):
+        fits = of_heads or (gates.shape == out.shape and not (token % 2 or head % 2))
+        if not regular or not fits or gates.dtype != out.dtype:
             raise ShapeError(f"gates {list(gates.shape)} of results {list(out.shape)}")
-        gate_strides = np.int64(token), np.int64(head)
+        gate_strides = np.int64(token), np.int64(head), np.int32(not of_heads)
     arguments = (*tensors, *before, partial, *after, sinks, gates, *gate_strides, _NONE)
     launch(
         function(work.kernels, "flash_attention", q.device),
@@ -122,7 +119,7 @@ def flash_attention(
         launch(function(work.kernels, "flash_join", q.device), work.joining, 128, *arguments)
 
 
-_NONE, _NO_GATES = np.uint32(0), (np.int64(0), np.int64(0))
+_NONE, _NO_GATES = np.uint32(0), (np.int64(0), np.int64(0), np.int32(1))
 
 
 class _Work(NamedTuple):

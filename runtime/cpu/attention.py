@@ -101,15 +101,15 @@ def keeping(keys: Stored, values: Stored, *, warms: bool, norms_last: bool) -> i
 
 
 def attending(
-    keys: Stored, values: Stored, *, capped: bool = False, sinks: bool = False, gated: bool = False
+    keys: Stored, values: Stored, *, capped: bool = False, sinks: bool = False, gated: int = 0
 ) -> int:
     """Return the operation `attend` for a cache of these types, for scores that are capped, with
-    sinks, or with gates.
+    sinks, or with gates: 1 for each element of a head, 2 for a head.
     """
     features = {
         "CAPPED": int(capped),
         "SINKS": int(sinks),
-        "GATED": int(gated),
+        "GATED": gated,
         "TURNED": int(values.block > 0),
     }
     return operation(
@@ -127,7 +127,7 @@ def attending(
 
 def _named(features: dict[str, int]) -> str:
     """Return what tells an operation with these features from others."""
-    return "".join(f"_{name}" for name, has in features.items() if has).lower()
+    return "".join(f"_{name}{n if n > 1 else ''}" for name, n in features.items() if n).lower()
 
 
 def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
@@ -177,7 +177,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
             values,
             capped=bool(s.softcap),
             sinks=module.sinks is not None,
-            gated=bool(s.gate),
+            gated=s.gate * (2 if s.head_gates else 1),
         ),
         *(plan.frame_address, plan.layer_offset, q.address, 4 * q_step),
         *(mixed.address, 4 * s.value_length, s.heads, s.group),
@@ -197,7 +197,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
 def _gates(s: AttentionSpec, q: Buffer, q_step: int, gates: Buffer | None) -> tuple[int, int]:
     """Return the address of the gates, and the bytes from one to the next; 0 without gates."""
     if gates is not None:
-        return gates.address, 4 * s.value_length
+        return gates.address, 4 * s.gate_length
     return (q.at(s.key_length).address, q_step) if s.gate else (0, 0)
 
 

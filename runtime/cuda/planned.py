@@ -160,6 +160,105 @@ def _of_branch(
     return {}
 
 
+def _attention(
+    m: Attention,
+    width: int,
+    rows: int,
+    keys: int,
+    settings: CacheSettings,
+    device: torch.device,
+) -> Sizes:
+    s = m.spec
+    q, kv = s.heads * s.key_length, s.kv_heads * (s.key_length + s.value_length)
+    of_products = s.query_rows + s.key_rows + s.value_rows
+    of_result = rows * s.heads * s.value_length * _HALF
+    whole = {settings.k.dtype, settings.v.dtype} <= {torch.float16, torch.bfloat16}
+    found = {
+        "qkv": rows * of_products * _HALF,
+        "factors of norms": rows * 2 * _FLOAT * s.joined_norms,
+        "gates": rows * -(-s.heads * s.gate_length // 8) * 8 * _HALF * s.gate_apart,
+        "queries": rows * q * (_HALF if whole else _FLOAT),  # other caches get float32
+        "mixed": of_result,
+        "delta": rows * width * _HALF,
+        "weights": max(of_products, q) * width * _HALF,
+        "attention": of_result + rows * s.heads * _FLOAT,  # what torch's flash attention returns
+        "keys": rows * s.kv_heads * s.key_length * _HALF,
+        "values": rows * s.kv_heads * s.value_length * _HALF,
+    }
+    own = flash_plan.fits(s.key_length, s.value_length, device)
+    if own:
+        queries = (1, rows, s.heads, s.key_length)
+        found["attention"] = flash_plan.partial_bytes(
+            queries, (1, keys, s.kv_heads, s.value_length), device
+        )
+        if settings.k.is_quantized or settings.v.is_quantized:
+            found["attention"] += of_result + 2 * of_result * s.gate
+    if s.gate:
+        found["attention"] += 2 * of_result * (not own)
+    if s.key_length != s.value_length and not own:  # torch's reads and returns one length
+        longest = max(s.key_length, s.value_length)
+        found["attention"] += (rows * s.heads + 2 * keys * s.kv_heads) * longest * _HALF
+        found["attention"] += rows * s.heads * (longest - s.value_length) * _HALF
+    if not has_flash(s, device):
+        found["attention"] += 2 * min(SCORE_BYTES, rows * s.heads * keys * _FLOAT)
+    if settings.k.is_quantized or settings.v.is_quantized:  # written in float32, read in float16
+        found["decoded"] = keys * kv * _HALF
+        found["attention"] += rows * kv * _FLOAT
+    elif has_flash(s, device):
+        found["attention in graphs"] = found["attention"]
+    return found
+
+
+def _latent(
+    m: MLA, width: int, rows: int, keys: int, settings: CacheSettings, device: torch.device
+) -> Sizes:
+    s = m.spec
+    q, of_first = s.heads * s.key_length, m.q if m.q_a is None else m.q_a
+    of_q, most = rows * q * _HALF, BUFFER_BYTES // 2
+    found = {
+        "latent q and kv": rows * (of_first.rows + s.cache_width) * _HALF,
+        "queries": of_q,
+        "mixed": rows * s.heads * s.value_length * _HALF,
+        "delta": rows * width * _HALF,
+        "weights": max((of_first.rows + s.cache_width) * width, q * m.q.cols) * _HALF,
+        "head keys": s.heads * s.kv_rank * s.nope_length * _HALF,
+        "head values": s.heads * s.kv_rank * s.value_length * _HALF,
+        "keys": min(most, keys * q * _HALF),
+        "values": min(most, keys * q * _HALF),
+        "attention": of_q + rows * s.heads * _FLOAT,  # what torch's flash attention returns
+    }
+    if flash_plan.fits(s.key_length, s.value_length, device):
+        queries, values = (1, rows, s.heads, s.key_length), (1, keys, s.heads, s.value_length)
+        found["attention"] = flash_plan.partial_bytes(queries, values, device)
+    if m.q_a is not None:
+        found |= {"queries of latent": of_q, "query latent": rows * m.q.cols * _HALF}
+    if settings.k.is_quantized and settings.hadamard_k:  # read in float32, and turned back
+        found["attention"] += keys * s.cache_width * (2 * _FLOAT + _HALF)
+    elif settings.k.is_quantized:
+        found["decoded"] = keys * s.cache_width * _HALF
+    elif not m.top_k:
+        found["latents"] = rows * s.cache_width * _HALF
+        found["attention in graphs"] = found["attention"]
+    if m.top_k and keys > m.top_k:
+        part = min(rows, CHOSEN_ROWS)
+        tiles = part * -(-s.heads // 16)
+        found["chosen positions"] = rows * m.top_k * _FLOAT
+        found["partial"] = tiles * 16 * (s.kv_rank + 2) * _FLOAT
+        found["two parts of queries"] = part * s.heads * 2 * s.cache_width * _HALF
+        found["absorbed"] = part * s.heads * s.cache_width * (3 * _FLOAT + _HALF)
+    elif not m.top_k and is_absorbed(1, keys, s.heads):
+        found |= buffers_of_rows(s)
+        found["absorbed"] = MOST_QUERIES * s.heads * s.cache_width * (_FLOAT + 2 * _HALF)
+        found["absorbed"] += found["head values"]  # contiguous
+    if m.indexer is not None:
+        i = m.indexer.spec
+        of_index = i.heads * i.key_length
+        found["index q"] = rows * of_index * (_HALF + 3 * _FLOAT)
+        found["index dots"] = INDEX_BYTES if keys > m.top_k else 0
+        found["weights"] = max(found["weights"], of_index * m.q.cols * _HALF)
+    return found
+
+
 def _delta(m: DeltaNet, width: int, rows: int) -> Sizes:
     s = m.spec
     heads, padded = s.value_heads, -(-rows // _CHUNK) * _CHUNK

@@ -113,9 +113,9 @@ class Attention(LooksBack):
     def project(
         self, x: torch.Tensor, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Queries [rows, heads, key_length], gates like them or None, keys [rows, kv_heads,
-        key_length] and values [rows, kv_heads, value_length], normed and rotated; None for keys and
-        values if another layer has them.
+        """Queries [rows, heads, key_length], gates [rows, heads, value_length or 1] or None, keys
+        [rows, kv_heads, key_length] and values [rows, kv_heads, value_length], normed and rotated;
+        None for keys and values if another layer has them.
         """
         s, rows = self.spec, len(x)
         q, k, v = self._products(x)
@@ -125,7 +125,7 @@ class Attention(LooksBack):
             k = None if k is None else normed_together(k, self.k_norm, of_keys, s.key_length)
         q, gate = q.view(rows, s.heads, -1), None
         if self.gate is not None:
-            gate = self.gate(x).view(rows, s.heads, s.value_length)
+            gate = self.gate(x).view(rows, s.heads, s.gate_length)
         elif s.gate:
             q, gate = q.chunk(2, dim=-1)
         if k is not None:

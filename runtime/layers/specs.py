@@ -40,12 +40,13 @@ class AttentionSpec:
     the last multiple of `window` on instead, which are as many at most. softcap: scores become
     softcap * tanh(scores / softcap); 0 for none. sinks: every head has a learned score that takes
     part in the softmax only. gate: the query projection gives a query and a gate for every head;
-    the result is multiplied by sigmoid(gate). gate_apart: gates have a projection of their own.
-    value_norm: value heads are divided by their root
-    mean square. joined_norms: a norm of queries or keys is over all heads of the model together. On
-    a rank the products then give all these heads, and `own` says which are its own. norms_last:
-    norms of query and key heads follow the rotation. kv_from: the layer whose keys and values are
-    used instead of own ones. kv_shared: later layers use the keys and values of this one.
+    the result is multiplied by sigmoid(gate). gate_apart: gates have a projection of their own;
+    with `head_gates` that gives one for all elements of a head. value_norm: value heads are divided
+    by their root mean square. joined_norms: a norm of queries or keys is over all heads of the
+    model together. On a rank the products then give all these heads, and `own` says which are its
+    own. norms_last: norms of query and key heads follow the rotation. kv_from: the layer whose keys
+    and values are used instead of own ones. kv_shared: later layers use the keys and values of this
+    one.
     """
 
     heads: int
@@ -66,11 +67,17 @@ class AttentionSpec:
     norms_last: bool = False
     chunked: bool = False
     gate_apart: bool = False
+    head_gates: bool = False
 
     @property
     def gated_queries(self) -> bool:
         """Whether every query head is followed by its gate."""
         return self.gate and not self.gate_apart
+
+    @property
+    def gate_length(self) -> int:
+        """Gates of a head that have a projection of their own."""
+        return 1 if self.head_gates else self.value_length
 
     def first_seen(self, position: int) -> int:
         """Return the first position that the token at `position` sees."""
@@ -134,9 +141,10 @@ class RouterSpec:
 @dataclass(frozen=True)
 class FFNSpec:
     """A feed-forward layer. activation: `silu`, `gelu` (the tanh form), `gelu_erf`, `relu`,
-    `relu_squared` or `swiglu_oai`, which is gate * sigmoid(1.702 gate) * (up + 1). gated: the
-    activation of one product multiplies another one. With a `limit` the gate is first clamped to at
-    most the limit, and up to within the limit of 0.
+    `relu_squared`, `swiglu_oai`, which is gate * sigmoid(1.702 gate) * (up + 1), or `capped_silu`.
+    gated: the activation of one product multiplies another one. With a `limit` the gate is first
+    clamped to at most the limit, and up to within the limit of 0. `capped_silu` clamps silu(gate)
+    instead of the gate, as Step 3.5 does.
     """
 
     activation: str = "silu"

@@ -196,7 +196,7 @@ class Decoder(DecoderSizes):
                 f"{at}.attn_{name}", self.width, n_out, role=f"attn_{name}", split=split
             )
         if s.gate_apart:
-            n_out = s.heads * value_length
+            n_out = s.heads * s.gate_length
             products["gate"] = w.linear(
                 f"{at}.attn_gate", self.width, n_out, role="attn_gate", split="column"
             )

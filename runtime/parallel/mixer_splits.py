@@ -55,7 +55,7 @@ def plan_attention(
         elif group > 1:
             unit = s.heads
     if module.gate is not None:
-        unit = least_common(unit, multiple(s.value_length, splits.row_unit(module.gate.name)))
+        unit = least_common(unit, multiple(s.gate_length, splits.row_unit(module.gate.name)))
     unit = fitting(unit, s.heads)
     if source is not None:
         heads = [part.heads for part in source]
@@ -79,7 +79,7 @@ def plan_attention(
         ]
         splits.rows(stem(module.qkv.name), joined)
     if module.gate is not None:
-        splits.rows(stem(module.gate.name), [[scaled(held, s.value_length)] for held in heads])
+        splits.rows(stem(module.gate.name), [[scaled(held, s.gate_length)] for held in heads])
     for product, rows in ((module.q, q_rows), (module.k, k_rows), (module.v, v_rows)):
         if product is not None:
             splits.rows(stem(product.name), rows)

@@ -13,7 +13,7 @@
 // or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
 // multiprocessor), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
 // SHARED_BYTES, PART_FLOATS, and what only some models have: BIASES (of the projections), VALUE_NORM, GATE (1: after each query head, 2: in `gates`, for its
-// result), SINKS, WINDOW (positions that a token sees, or 0), CHUNKED (it sees those from the last multiple
+// result, 3: there, one for all elements of a head), SINKS, WINDOW (positions that a token sees, or 0), CHUNKED (it sees those from the last multiple
 // of WINDOW on), SOFTCAP (of scores, or 0), TEMPERATURE, TEMPERATURE_LENGTH and TEMPERATURE_OFFSET (queries
 // grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
 #include "attention/cache.cuh"
@@ -101,7 +101,7 @@ __device__ __forceinline__ float temperature(int position) {
     return TEMPERATURE ? 1.f + (float)(TEMPERATURE) * log1pf((float)((position + TEMPERATURE_OFFSET) / TEMPERATURE_LENGTH)) : 1.f;
 }
 
-// q float32[ROWS, HEADS, DK], with GATE 1 [ROWS, HEADS, 2 * DK]; gates float32[ROWS, HEADS, DV]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
+// q float32[ROWS, HEADS, DK], with GATE 1 [ROWS, HEADS, 2 * DK]; gates float32[ROWS, HEADS, DV], with GATE 3 [ROWS, HEADS]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
 // biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2];
 // caches [capacity, HEADS_KV, row], of encoded types [capacity / CACHE_TILE, rounded up, HEADS_KV, CACHE_TILE rows]; position: cached positions before these
 // rows; partial float32[HEADS_KV, splits, PART], all NOT_THERE; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
@@ -110,7 +110,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
           const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,
           const int* __restrict__ position, float scale, const float* __restrict__ q_bias, const float* __restrict__ k_bias,
           const float* __restrict__ v_bias, const float* __restrict__ sinks, float* partial, u32* tickets, float* __restrict__ out
-#if GATE == 2
+#if GATE >= 2
           , const float* __restrict__ gates
 #endif
           ) {
@@ -325,6 +325,8 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         if (!GATE) return 1.f;
 #if GATE == 2
         const float g = __ldcg(gates + place_of(r) * DV + i);
+#elif GATE == 3
+        const float g = __ldcg(gates + place_of(r));
 #else
         const float g = __ldcg(q + place_of(r) * Q_STRIDE + DK + i) + (BIASES ? q_bias[(head * GROUP + r % GROUP) * Q_STRIDE + DK + i] : 0.f);
 #endif

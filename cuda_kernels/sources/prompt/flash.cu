@@ -39,6 +39,7 @@ struct Problem {
   const float* sinks;  // a score of every head of queries whose share is left out, or null
   const uint16_t* gates;               // OUT_HALF, or null: results are multiplied by their sigmoid
   int64_t gate_token, gate_head;       // elements from one token and head to the next
+  int gate_step;                       // elements from a gate to that of the next element of a head; 0: all have one
   uint32_t none;       // 0
   __device__ __forceinline__ int row_tiles() const { return (n * group + ROWS - 1) / ROWS; }
   __device__ __forceinline__ int pairs() const { return sequences * heads; }
@@ -261,13 +262,13 @@ __device__ __forceinline__ float over_four(float x) {
 
 // What results of a token (of all sequences) and head are multiplied by, from element `at` on; null for 1.
 __device__ __forceinline__ const uint16_t* gates_of(const Problem& p, int64_t token, int head, int at) {
-  return p.gates == nullptr ? nullptr : p.gates + token * p.gate_token + head * p.gate_head + at;
+  return p.gates == nullptr ? nullptr : p.gates + token * p.gate_token + head * p.gate_head + at * p.gate_step;
 }
 
-// Two results, gated if there are gates, rounded.
-__device__ __forceinline__ uint32_t result(float one, float two, const uint16_t* gates) {
+// Two results, gated if there are gates, rounded. step: 1 if each has its own gate, 0 if both have one.
+__device__ __forceinline__ uint32_t result(float one, float two, const uint16_t* gates, int step) {
   if (gates != nullptr) {
-    const float2 gate = unpack2<OUT_HALF>(*reinterpret_cast<const uint32_t*>(gates));
+    const float2 gate = unpack2<OUT_HALF>(step ? *reinterpret_cast<const uint32_t*>(gates) : *gates * 0x10001u);
     one /= 1.0f + __expf(-gate.x), two /= 1.0f + __expf(-gate.y);
   }
   return pack2<OUT_HALF>(one, two);
@@ -288,7 +289,7 @@ __device__ __forceinline__ void write_out(const Problem& p, const Tile& tile, in
 #pragma unroll
     for (int b = 0; b < VALUE / 8; ++b)
       *reinterpret_cast<uint32_t*>(to + 8 * b) =
-          result(o[4 * b + 2 * h] * inverse, o[4 * b + 2 * h + 1] * inverse, gates == nullptr ? nullptr : gates + 8 * b);
+          result(o[4 * b + 2 * h] * inverse, o[4 * b + 2 * h + 1] * inverse, gates == nullptr ? nullptr : gates + 8 * b * p.gate_step, p.gate_step);
   }
 }
 
@@ -401,10 +402,10 @@ __device__ __forceinline__ void consume(const Problem& p, const Places& at) {
 #define PROBLEM                                                                                                                          \
   const uint16_t *q, const uint16_t *k, const uint16_t *v, uint16_t *out, int64_t q_token, int64_t k_token, int64_t v_token,              \
       int64_t out_token, int n, int total, int group, int heads, int sequences, int section, int parts, float *partial, int window,       \
-      float scale, float cap, const float *sinks, const uint16_t *gates, int64_t gate_token, int64_t gate_head, uint32_t none
+      float scale, float cap, const float *sinks, const uint16_t *gates, int64_t gate_token, int64_t gate_head, int gate_step, uint32_t none
 #define OF_PROBLEM                                                                                                                       \
   {q, k, v, out, q_token, k_token, v_token, out_token, n, total, group, heads, sequences, section, parts, partial, window, scale, cap,     \
-   sinks, gates, gate_token, gate_head, none}
+   sinks, gates, gate_token, gate_head, gate_step, none}
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) flash_attention(PROBLEM) {
 #ifndef ON_HOST
@@ -464,6 +465,7 @@ extern "C" __global__ void __launch_bounds__(128) flash_join(PROBLEM) {
 #pragma unroll
   for (int i = 0; i < (VALUE + 63) / 64; ++i) {
     const int at = 64 * i + 2 * lane;
-    if (at < VALUE) *reinterpret_cast<uint32_t*>(to + at) = result(o[i][0] * inverse, o[i][1] * inverse, gates_of(p, of_all, head, at));
+    if (at < VALUE)
+      *reinterpret_cast<uint32_t*>(to + at) = result(o[i][0] * inverse, o[i][1] * inverse, gates_of(p, of_all, head, at), p.gate_step);
   }
 }

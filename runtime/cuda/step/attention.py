@@ -124,6 +124,7 @@ class StepAttentionLayer(StepBranch):
             biases=self.biases is not None,
             gate=s.gate,
             gate_apart=s.gate_apart,
+            head_gates=s.head_gates,
             sinks=s.sinks,
             window=s.window,
             chunked=s.chunked,

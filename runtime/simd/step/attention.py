@@ -12,7 +12,8 @@ from .hadamard import hadamard
 from .heads import BLOCK, POSITION, SEQUENCE, row_of
 
 # What `operation` binds: units of the types of keys and values, and how rows consist of them; 1 for
-# scores that are capped, for sinks, for gates, and for values that were transformed.
+# scores that are capped, for sinks, for gates (2: one of each head), and for values that were
+# transformed.
 key_unit: Any = None
 value_unit: Any = None
 KEY_HEADER, KEY_BYTES, VALUE_HEADER, VALUE_BYTES = 0, 64, 0, 64
@@ -116,6 +117,8 @@ def attend(arguments, thread, threads):
                 hadamard(_result(arguments, h), size, block, turn)
             if GATED == 1:
                 _apply_gates(arguments, h)
+            if GATED == 2:
+                _apply_gate(arguments, h)
         head = end
 
 
@@ -209,3 +212,11 @@ def _apply_gates(arguments, head):
     for i in range(0, 128 * v.integer_at(arguments + 72), 64):
         gate = v.add(one, v.exp(v.sub(zero, v.load_floats(gates + i))))
         v.store_floats(out + i, v.div(v.load_floats(out + i), gate))
+
+
+@part_function
+def _apply_gate(arguments, head):
+    gate = v.integer_at(arguments + 160) + v.integer_at(arguments + 168) * head
+    zero, one = v.splat(np.float32(0)), v.splat(np.float32(1))
+    exponential = v.exp(v.sub(zero, v.splat(v.float_at(gate))))
+    _multiply(arguments, head, v.highest(v.div(one, v.add(one, exponential))))

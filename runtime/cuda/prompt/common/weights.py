@@ -46,7 +46,8 @@ def packed(
 
 class Product:
     """x W^T for matrices stacked by rows: half[T, cols] to half[T, all rows], in buffer `name`.
-    part: only these rows of the stack, for one matrix. exact: never in 8 bits.
+    part: only these rows of the stack, for one matrix. exact: never in 8 bits. uneven: one matrix
+    of any number of rows; columns of the product after these, up to a multiple of 8, are undefined.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Product:
         part: slice | None = None,
         *,
         exact: bool = False,
+        uneven: bool = False,
     ):
         self.name, self.context = name, context
-        self.matrices = [packed(linear, context, biased=True) for linear in linears]
+        self.matrices = [packed(linear, context, biased=True, uneven=uneven) for linear in linears]
         self.observed = [name for linear in linears for name in linear.observed]
         self.bias = _joined_bias(linears, context)
         self.cols, self.rows = self.matrices[0].cols, sum(m.rows for m in self.matrices)
@@ -77,18 +79,22 @@ class Product:
             self.bias = None if self.bias is None else self.bias[part].contiguous()
             if first % 8 or self.rows % 8:
                 raise Slow(f"rows {first} to {last} of {linears[0].role}, not multiples of 8")
-        self._few = FewTokens(self.matrices, self.bias, part, context)
+        self._few = None
+        if self.rows % 8:
+            if len(linears) > 1 or self.bias is not None:
+                raise Slow(f"{self.rows} rows of several matrices, or with a bias")
+            self.rows += -self.rows % 8
+        else:
+            self._few = FewTokens(self.matrices, self.bias, part, context)
 
-    def _weights(self) -> list[tuple[slice, torch.Tensor]]:
-        """Return matrices half[rows, cols], each with its columns of the product."""
-        stored = [as_stored(m, self.context.dtype) for m in self.matrices]
-        found, first = [], 0
-        for matrix in stored:
-            if matrix is None or self._part is not None:
-                return [(slice(None), decoded(self.matrices, self.context, self._part))]
-            found.append((slice(first, first + len(matrix)), matrix))
-            first += len(matrix)
-        return found
+    def weights(self) -> torch.Tensor:
+        """Decode to half[rows, cols]."""
+        if self._few is not None:
+            return decoded(self.matrices, self.context, self._part)
+        [matrix] = self.matrices  # tensor cores want multiples of 8 rows
+        out = self.context.buffer("weights", (self.rows, self.cols), self.context.dtype)
+        decode_matrix(matrix, self.context.dtype, out=out[: matrix.rows])
+        return out
 
     def out(self, rows: int) -> torch.Tensor:
         """The buffer for the product of so many rows of x."""
@@ -102,7 +108,7 @@ class Product:
         out = self.out(len(x))
         if self._rounds and len(x) >= prompt_rounded.FEWEST_ROWS:
             rounded_product(self.matrices, x, out, self.bias, self.context)
-        elif self._few.takes(x):
+        elif self._few is not None and self._few.takes(x):
             self._few(x, out)
         else:
             self._multiply(x, self._weights(), out)
@@ -119,7 +125,7 @@ class Product:
         """Compute the product `rows` rows at a time, and yield these rows of `out`. The weights are
         decoded once; in 8 bits, or if there are few, all rows are computed first.
         """
-        if self._rounds or self._few.takes(x):
+        if self._rounds or (self._few is not None and self._few.takes(x)):
             yield from self(x).split(rows)
             return
         weights, out = self._weights(), self.out(len(x))

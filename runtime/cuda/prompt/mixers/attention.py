@@ -31,7 +31,7 @@ OWN_BYTES = 2 << 20
 
 
 class _Results(NamedTuple):
-    """Where results of attention go, half[rows, ...], and gates [rows, heads, length] for them."""
+    """Where results of attention go, half[rows, ...], and gates [rows, heads, length or 1]."""
 
     out: torch.Tensor
     gates: torch.Tensor | None
@@ -73,7 +73,7 @@ class PromptAttention(Staged):
         else:
             self.q = Product("last queries", linears, context, slice(0, n))
             self.kv = Product("qkv", linears, context, slice(n, None))
-        self.gate = None if m.gate is None else Product("gates", [m.gate], context)
+        self.gate = None if m.gate is None else Product("gates", [m.gate], context, uneven=True)
         self.output = Product("delta", [m.output], context)
         self.heads, self.post_norm = Heads(m, context), branch.post_norm
         self.sinks = None if m.sinks is None else m.sinks.float()
@@ -133,7 +133,8 @@ class PromptAttention(Staged):
             products = Products(self.kv.out(rows), self.q.out(len(stream.h)))
         gates = self.heads.gates(products)
         if self.gate is not None:
-            gates = self.gate.out(len(stream.h)).unflatten(1, (self.m.spec.heads, -1))
+            s, gates = self.m.spec, self.gate.out(len(stream.h))
+            gates = gates[:, : s.heads * s.gate_length].unflatten(1, (s.heads, -1))
         out = self._mixed(stream)  # in the dtype of activations, in a buffer that stays
         to, own = _Results(out, gates), self._own_type(batch)
         source = self.m.spec.kv_from

@@ -60,7 +60,7 @@ def attend(
             window=s.window,
             softcap=s.softcap,
             sinks=sinks,
-            gates=None if gates is None else gates.view(shape),
+            gates=None if gates is None else gates.view(*shape[:3], -1),
         )
         return mixed if out is None else out
     if not has_flash(s, q.device):
@@ -108,8 +108,10 @@ def _by_chunk(
 
 
 def gated(mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Return results of attention times the sigmoid of their gates, in the shape of these."""
-    return mixed.reshape(gates.shape) * gates.sigmoid()
+    """Return results of attention [rows, heads, length] times the sigmoid of their gates, of which
+    a head has `length` or one.
+    """
+    return mixed.reshape(*gates.shape[:2], -1) * gates.sigmoid()
 
 
 def _by_torch(
