@@ -182,6 +182,7 @@ def test_experts_of_two_types(name, up_type):
         ("MXFP4", "swiglu_oai", 1.0, True),
         ("NVFP4", "silu", 0.0, True),
         ("IQ4_NL", "silu", 0.5, False),
+        ("Q4_K", "capped_silu", 0.5, False),
         ("Q8_0", "gelu", 0.0, True),
         ("IQ4_K", "gelu_erf", 0.0, False),
         ("Q4_K", "swiglu_oai", 7.0, True),

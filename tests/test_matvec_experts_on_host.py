@@ -136,9 +136,10 @@ def test_gate_and_up_of_rows_as_they_are(build, name):
     assert_close(out, y.relu().square() * used)
 
 
-def test_gate_and_up_of_two_types(build):
+@pytest.mark.parametrize("activation", ["swiglu_oai", "capped_silu"])
+def test_gate_and_up_of_two_types(build, activation):
     """Two launches: the gate, then up, which joins them."""
-    n, k, cols, spec = 2, 3, 576, FFNSpec("swiglu_oai", limit=0.5)
+    n, k, cols, spec = 2, 3, 576, FFNSpec(activation, limit=0.5)
     ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
     chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
     h, w, out = draw(n, cols), draw(cols, seed=2), torch.full((n, k, 7), float("nan"))

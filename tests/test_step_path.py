@@ -390,7 +390,12 @@ def test_a_shared_expert_is_in_the_launches_of_the_others(monkeypatch, tmp_path,
         torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)
 
 
-ACTIVATIONS = [FFNSpec("swiglu_oai", limit=1.0), FFNSpec("silu", limit=0.02), FFNSpec("gelu_erf")]
+ACTIVATIONS = [
+    FFNSpec("swiglu_oai", limit=1.0),
+    FFNSpec("silu", limit=0.02),
+    FFNSpec("capped_silu", limit=0.02),
+    FFNSpec("gelu_erf"),
+]
 
 
 def activate(network: Network, spec: FFNSpec) -> None:

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-ACTIVATIONS = ("silu", "gelu", "gelu_erf", "swiglu_oai", "relu")  # ACTIVATION of units/gating.cuh
+# ACTIVATION of units/gating.cuh
+ACTIVATIONS = ("silu", "gelu", "gelu_erf", "swiglu_oai", "relu", "capped_silu")
 
 
 @dataclass(frozen=True)
 class Gating:
     """activation(gate) * up. With a `limit` the gate is first clamped to at most the limit, and up
-    to within the limit of 0. `swiglu_oai` is gate * sigmoid(1.702 gate) * (up + 1). Squared ReLU
-    without a gate is `relu` with gate and up the same.
+    to within the limit of 0; `capped_silu` clamps silu(gate) instead of the gate.
+    `swiglu_oai` is gate * sigmoid(1.702 gate) * (up + 1). Squared ReLU without a gate is
+    `relu` with gate and up the same.
     """
 
     activation: str = "silu"

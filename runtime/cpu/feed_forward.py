@@ -18,6 +18,7 @@ _ACTIVATIONS = {
     "gelu": activations.gelu,
     "relu_squared": activations.relu_squared,
     "swiglu_oai": activations.swiglu_oai,
+    "capped_silu": activations.silu,
 }
 
 
@@ -47,6 +48,7 @@ def _activate(
             activations.activate,
             f"activate_{name}",
             activation=inlined_function(_ACTIVATIONS[name]),
+            CAPPED=int(name == "capped_silu"),
         ),
         *(gate.address, 4 * steps[0], 0 if up is None else up.address, 4 * steps[1]),
         *(out.address, 4 * steps[2], n, n_experts),

@@ -31,11 +31,16 @@ def activate(spec: FFNSpec, x: torch.Tensor) -> torch.Tensor:
 
 def gated(spec: FFNSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Return activation(gate) * up, all float32[..., n]; may overwrite both. With a limit, gate is
-    at most that, and up within it on both sides. "swiglu_oai" (gpt-oss) is gate * sigmoid(1.702
-    gate) * (up + 1).
+    at most that, and up within it on both sides; "capped_silu" limits silu(gate), not gate.
+    "swiglu_oai" (gpt-oss) is gate * sigmoid(1.702 gate) * (up + 1).
     """
+    capped = spec.activation == "capped_silu"
+    if capped:
+        gate = F.silu(gate, inplace=True)
     if spec.limit:
         gate, up = gate.clamp_(max=spec.limit), up.clamp_(-spec.limit, spec.limit)
+    if capped:
+        return gate.mul_(up)
     if spec.activation == "swiglu_oai":
         return gate * torch.sigmoid(_OAI_SLOPE * gate) * (up + 1)
     if spec.activation == "silu" and (found := many_rows.gate_silu(gate, up)) is not None:

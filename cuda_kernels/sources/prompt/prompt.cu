@@ -157,6 +157,7 @@ GATE(gelu_gate, GELU)
 GATE(gelu_erf_gate, GELU_ERF)
 GATE(swiglu_oai_gate, SWIGLU_OAI)
 GATE(relu_gate, RELU)
+GATE(capped_silu_gate, CAPPED_SILU)
 
 // x[s, i, h] *= sigmoid(log_sums[s, h, i] - sinks[h]): what a head's sink leaves of its softmax. Heads of `units` units, n rows i per
 // sequence s; sequences, rows and heads are so many elements apart. One unit per thread.

@@ -10,8 +10,9 @@ import numpy as np
 from ....formats.kernel import inlined_function
 from .. import vectors as v
 
-# What `operation` binds.
+# What `operation` binds. CAPPED: 1 to limit activation(gate) instead of the gate.
 activation: Any = None
+CAPPED = 0
 
 _OAI_SLOPE = np.float32(1.702)
 _GELU_A, _GELU_B = np.float32(0.7978845608028654), np.float32(0.044715)
@@ -53,7 +54,8 @@ def activate(arguments, thread, threads):
 
     Arguments: gate, bytes to that of the next expert; up or 0, bytes to that of the next expert;
     address of the result, bytes to that of the next expert; elements of one expert, experts; limit
-    or 0, shift. With a limit the gate is at most the limit, and up within the limit of 0.
+    or 0, shift. With a limit the gate, or its activation, is at most the limit, and up within the
+    limit of 0.
     """
     gates, gate_step = v.integer_at(arguments), v.integer_at(arguments + 8)
     ups, up_step = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
@@ -65,9 +67,11 @@ def activate(arguments, thread, threads):
         expert = i // chunks
         at = 64 * (i - expert * chunks)
         x = v.load_floats(gates + expert * gate_step + at)
-        if limit:
+        if limit and CAPPED == 0:
             x = v.smallest(v.splat(limit), x)
         x = activation(x)
+        if limit and CAPPED == 1:
+            x = v.smallest(v.splat(limit), x)
         if ups:
             up = v.load_floats(ups + expert * up_step + at)
             if limit:
