@@ -58,6 +58,7 @@ RUNNABLE = frozenset(
         "seed_oss",
         "smollm3",
         "starcoder2",
+        "step35",
     }
 )
 

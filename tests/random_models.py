@@ -22,7 +22,7 @@ WITH_EXPERTS = [
     for case in CASES
     if any(
         (settings := CASES[case].config(WIDE)).get("text_config", settings).get(key)
-        for key in ("num_experts", "num_local_experts", "n_routed_experts")
+        for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     )
 ]
 

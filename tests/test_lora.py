@@ -27,7 +27,9 @@ from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 
 from .shared import shared
+from .tiny_cases import CASES, SMALL
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe, write_safetensors
+from .tiny_models import make_tiny_model
 
 R, ALPHA = 4, 10
 
@@ -149,6 +151,16 @@ def test_same_as_merging_first(tmp_path):
         }
         assert file.tensor("blk.0.attn_norm.weight").type.name == "F32"
     check_like_merged(tmp_path, base, halves, norm)
+
+
+@pytest.mark.parametrize("case", ["step35"])
+def test_all_matrices_of_other_models(tmp_path, case):
+    tiny = make_tiny_model(CASES[case], SMALL, tmp_path / "hf")
+    weights = [
+        name for name, x in stored(tiny.folder).items() if "layers.1." in name and x.ndim == 2
+    ]
+    assert len(weights) > 4
+    check_like_merged(tmp_path, tiny.folder, make_adapter(tmp_path / "lora", tiny.folder, weights))
 
 
 def test_experts_are_stacked(tmp_path):

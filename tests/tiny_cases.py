@@ -36,6 +36,7 @@ FAMILIES = (
     "phi3",
     "ernie4_5",
     "dense",
+    "step35",
 )
 
 
@@ -87,4 +88,5 @@ FAST = (
     "cohere2",
     "nemotron_h_moe",
     "nemotron_h_latent",
+    "step35",
 )

@@ -106,6 +106,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"routed_scaling_factor": 1.5, "attention_value_scale": None},
         {"num_key_value_heads": 2, "n_group": 2, "topk_group": 1, "n_routed_experts": 8},
     ),
+    "step35": (
+        {"rope_scaling": None, "rope_theta": 10000.0},
+        {"use_head_wise_attn_gate": False, "use_moe_router_bias": False},
+    ),
     "llama4": (
         {"rope_parameters": LLAMA3},
         {"tie_word_embeddings": True, "interleave_moe_layer_step": 1},

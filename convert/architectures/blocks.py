@@ -4,7 +4,7 @@ feed-forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from .base import Architecture
 from .weight import Shape, Weight
@@ -79,6 +79,6 @@ def gated_feed_forward(model: Architecture, *, bias: bool = False) -> list[Weigh
     ]
 
 
-def in_layers(layers: range, shape: Shape) -> Callable[[int], Shape | None]:
+def in_layers(layers: Container[int], shape: Shape) -> Callable[[int], Shape | None]:
     """Return a shape for `Weight` that only these layers have."""
     return lambda layer: shape if layer in layers else None

@@ -42,6 +42,7 @@ class ExpertStack:
         self._checkpoint, self._layer, self._merge = checkpoint, layer, merge_gate_up
         self.n_experts, self.n_ff, self.n_embd = n_experts, n_ff, n_embd
         self._parts: dict[str, dict[int, StoredTensor]] = {UP: {}, DOWN: {}}
+        self._whole: dict[str, StoredTensor] = {}  # those of all experts in one
         if has_gates:
             self._parts = {GATE: {}, **self._parts}
 
@@ -67,7 +68,10 @@ class ExpertStack:
     def missing(self) -> str | None:
         """Describe a projection that has not been added; None if all have."""
         for part, seen in self._parts.items():
-            if len(seen) < self.n_experts:
+            if self._whole:
+                if part not in self._whole:
+                    return f"no {part} projection"
+            elif len(seen) < self.n_experts:
                 expert = next(number for number in range(self.n_experts) if number not in seen)
                 return (
                     f"expert {expert} has no {part} projection ({len(seen)} of {self.n_experts} do)"
@@ -105,6 +109,23 @@ class ExpertStack:
                 for expert in range(self.n_experts)
             ]
             yield self._mapped(part, part, ConcatenatedRows(ranges), [tensor])
+
+    def stacked(self, part: str, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
+        """Convert one stored tensor [n_experts, *shape(part)]; with `merge`, gate and up once both
+        are there.
+        """
+        check_shape(tensor, (self.n_experts, *self.shape(part)))
+        self._whole[part] = tensor
+        if part == DOWN or not self._merge:
+            yield self._mapped(part, part, StoredRows(self._checkpoint, tensor), [tensor])
+        elif GATE in self._whole and UP in self._whole:
+            stored = [self._whole[half] for half in (GATE, UP)]
+            ranges = [
+                RowRange(StoredRows(self._checkpoint, one), expert * self.n_ff, self.n_ff)
+                for expert in range(self.n_experts)
+                for one in stored
+            ]
+            yield self._mapped("gate_up", GATE, ConcatenatedRows(ranges), stored)
 
     def stacked_down(self, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
         """Convert one stored tensor [n_experts, n_embd, n_ff]."""

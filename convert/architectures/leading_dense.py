@@ -4,6 +4,8 @@ experts, next to shared ones that work on every token.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from .blocks import LAYER, in_layers
 from .experts import RoutedExperts
 from .weight import Weight
@@ -38,7 +40,7 @@ def dense_then_experts(
     return rows
 
 
-def gated_rows(stored: str, gguf: str, d: int, ff: int, layers: range) -> list[Weight]:
+def gated_rows(stored: str, gguf: str, d: int, ff: int, layers: Container[int]) -> list[Weight]:
     """Return the rows of gate and up [ff, d] and of down [d, ff], in `layers` only. gguf: the names
     of the file, of which `str.format` replaces the part.
     """

@@ -16,6 +16,7 @@ _OTHER_MODALITIES = (
     "multi_modal_projector.",
     "mm_projector.",
     "patch_merger.",
+    "vit_large_projector.",
     "audio_tower.",
     "embed_vision.",
     "embed_audio.",

@@ -31,6 +31,9 @@ class RopeConfig:
     """
 
     kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+    # Models compute frequencies and factors in single precision. Files agree with those of the
+    # reference in every bit if factors are computed as there.
+    factor_type: type[np.floating] = np.float32
 
     def __init__(self, config: Config, head_size: int, layers: str | None = None):
         self._config, self._head_size = config, head_size
@@ -121,20 +124,15 @@ class RopeConfig:
             raise ConfigError(
                 f"high_freq_factor {high} is below low_freq_factor {low}", file=self._config.file
             )
-        # In single precision throughout, as the models themselves compute it: files then agree in
-        # every bit.
-        one, exponents = (
-            np.float32(1),
-            np.arange(0, self._head_size, 2, dtype=np.float32) / np.float32(self._head_size),
-        )
-        wavelengths = np.float32(2 * np.pi) / (one / np.float32(self.base()) ** exponents)
-        above = np.float32(original) / wavelengths - np.float32(low)
+        exponents = np.arange(0, self._head_size, 2, dtype=np.float32) / np.float32(self._head_size)
+        rates = np.float32(1) / np.float32(self.base()) ** exponents
+        real = self.factor_type
+        one, wavelengths = real(1), real(2 * np.pi) / rates.astype(real)
+        above = real(original) / wavelengths - real(low)
         smooth = (
-            (above >= 0).astype(np.float32)
-            if high == low
-            else np.clip(above / np.float32(high - low), 0, 1)
+            (above >= 0).astype(real) if high == low else np.clip(above / real(high - low), 0, 1)
         )
-        return one / ((one - smooth) / np.float32(factor) + smooth)
+        return (one / ((one - smooth) / real(factor) + smooth)).astype(np.float32)
 
 
 def _refuse_others(section: Config, config: Config) -> None:
@@ -160,6 +158,29 @@ class PlainRopeConfig(RopeConfig):
     """Without Llama 3's factors, for architectures in which runtimes do not apply them."""
 
     kinds = ("default", "linear", "yarn")
+
+
+class FirstHalfRopeConfig(RopeConfig):
+    """Step 3.5's: half of a head is rotated, and scaled, in layers without a window; the whole
+    head, without scaling, in others. base: of layers without a window.
+    """
+
+    kinds = ("default", "llama3")
+    factor_type = np.float64
+
+    def __init__(self, config: Config, head_size: int, base: float):
+        super().__init__(config, head_size // 2)
+        self._base = base
+
+    def base(self) -> float:
+        return self._base
+
+    def factors(self) -> np.ndarray | None:
+        """Return the divisors, float32[head_size / 2], of which layers without a window use the
+        first half, and others none.
+        """
+        factors = super().factors()
+        return None if factors is None else np.concatenate([factors, np.ones_like(factors)])
 
 
 class LongRopeConfig(RopeConfig):

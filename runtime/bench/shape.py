@@ -22,7 +22,7 @@ class Shape:
     after these all but every `interval`th.
     shared: hidden size of the expert that works on every token, with `shared_gate` multiplied by a
     gate. merged: gate and up of experts are one matrix. gate: gates after attention, in the query
-    matrix or, with gate_apart, in one of their own. value_head:
+    matrix or, with gate_apart, in one of their own; with head_gates one of each head. value_head:
     elements of a head of values (0: as many as of keys). delta: layers
     of which most have a delta net instead of attention.
     rotated: elements of a head that are rotated; 0 for all. attn_norm, ffn_norm: names of the norms
@@ -59,6 +59,7 @@ class Shape:
     merged: bool = False
     gate: bool = False
     gate_apart: bool = False
+    head_gates: bool = False
     value_head: int = 0
     delta: DeltaSizes | None = None
     rotated: int = 0
@@ -139,11 +140,12 @@ class Shape:
             self.n_kv_heads * self.head,
             self.n_kv_heads * value_head,
         )
+        gates = self.n_heads * (1 if self.head_gates else value_head)
         apart = (
             ("attn_q", q * (2 if self.gate and not self.gate_apart else 1), self.width),
             ("attn_k", k, self.width),
             ("attn_v", v, self.width),
-            *([("attn_gate", self.n_heads * value_head, self.width)] if self.gate_apart else []),
+            *([("attn_gate", gates, self.width)] if self.gate_apart else []),
         )
         joined = (("attn_qkv", q + k + v, self.width),)
         for name, n_out, n_in in (

@@ -42,6 +42,40 @@ class MimoShape(Shape):
         }
 
 
+@dataclass(frozen=True)
+class StepShape(Shape):
+    """Step-3.5-Flash: layers with a window, all but every fourth from the first on, have
+    `near_heads` heads. limits: of what experts, and the shared one, join in the last two layers.
+    """
+
+    near_heads: int = 1
+    limits: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def near(self) -> list[bool]:
+        """Return which layers have the window."""
+        return [layer % 4 != 0 for layer in range(self.n_layers)]
+
+    @property
+    def least_layers(self) -> int:
+        return self.n_dense + 2
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        own = replace(self, n_heads=self.near_heads) if self.near[layer] else self
+        yield from Shape._mixer(own, layer)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        heads = [self.near_heads if near else self.n_heads for near in self.near]
+        found = super().metadata(type) | {
+            "step35.attention.head_count": array(ValueType.INT32, heads),
+            "step35.attention.sliding_window_pattern": array(ValueType.BOOL, self.near),
+        }
+        for name, limit in zip(("exp", "shexp"), self.limits, strict=True):
+            limits = [0.0] * (self.n_layers - 2) + [limit] * 2
+            found[f"step35.swiglu_clamp_{name}"] = array(ValueType.FLOAT32, limits)
+        return found
+
+
 def _llama4(name: str, n_experts: int, interval: int, context: int, *, scaled: bool) -> Shape:
     return Shape(
         "llama4",
@@ -138,6 +172,41 @@ WINDOW_SHAPES: dict[str, Shape] = {
             "attention.sliding_window": u32(128),
             "attention.value_scale": f32(0.707),
             "expert_gating_func": u32(2),
+            "rope.freq_base_swa": f32(10000.0),
+        },
+    ),
+    "step-3.5-flash": StepShape(
+        "step35",
+        "196B.A11B",
+        45,
+        4096,
+        64,
+        8,
+        128,
+        1280,
+        128896,
+        5000000.0,
+        262144,
+        1e-5,
+        288,
+        8,
+        llama3_rope=True,
+        n_dense=3,
+        dense_hidden=11264,
+        shared=1280,
+        gate=True,
+        gate_apart=True,
+        head_gates=True,
+        head_norms=True,
+        choice_bias=True,
+        near_heads=96,
+        limits=(7.0, 16.0),
+        keys={
+            "attention.sliding_window": u32(512),
+            "expert_gating_func": u32(2),
+            "expert_shared_feed_forward_length": u32(1280),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(3.0),
             "rope.freq_base_swa": f32(10000.0),
         },
     ),

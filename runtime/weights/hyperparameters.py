@@ -94,6 +94,27 @@ class Hyperparameters:
             )
         return tuple(self._bounded(key, x, least, _MOST) for x in data[:n_layers])
 
+    def numbers(
+        self, key: str, n_layers: int, default: float, *, n_blocks: int = 0
+    ) -> tuple[float, ...]:
+        """Return one number of at least 0 per layer, from a key that holds one or an array of them,
+        or `default` for all. The array may also be for `n_blocks`, of which the layers are the
+        first. Raise ConfigError, with file and key, for other values.
+        """
+        if not self.has(key):
+            return (default,) * n_layers
+        data = get(self.metadata, self._full(key), (float, list), file=self.file)
+        if isinstance(data, float):
+            return (self.number(key, least=0),) * n_layers
+        fits = len(data) in (n_layers, n_blocks or n_layers)
+        if not fits or not all(isinstance(x, float) and 0 <= x < float("inf") for x in data):
+            raise ConfigError(
+                f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers}"
+                " numbers of at least 0",
+                file=self.file,
+            )
+        return tuple(data[:n_layers])
+
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """True or False."""
         if default is not _REQUIRED and not self.has(key):
