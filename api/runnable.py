@@ -23,6 +23,7 @@ RUNNABLE = frozenset(
         "ernie4_5",
         "ernie4_5-moe",
         "exaone4",
+        "exaone-moe",
         "gemma2",
         "gemma3",
         "gemma4",

@@ -90,6 +90,7 @@ SIZES = {
     "trinity-mini": 26,
     "trinity-large": 398,
     "mimo-v2-flash": 309,
+    "k-exaone": 236,
     "step-3.5-flash": 196,  # without blocks that predict further tokens
 }
 

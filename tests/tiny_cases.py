@@ -37,6 +37,7 @@ FAMILIES = (
     "ernie4_5",
     "dense",
     "step35",
+    "exaone_moe",
 )
 
 

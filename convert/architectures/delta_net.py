@@ -21,17 +21,11 @@ from ..tensors.reorder import ComputedRows, SelectedColumns
 from ..tensors.stored import StoredTensor
 from .blocks import LAYER
 from .layout_options import LayoutOptions
-from .mtp import MtpBlocks
+from .mtp import MtpBlocks, name_in_layers
 from .weight import ConvertedTensor, Shape, Weight
 
 DELTA = f"{LAYER}.linear_attn"
 _MAX_LAYERS = 1 << 16  # because each layer has an entry in the metadata
-_FURTHER = {
-    "mtp.fc.": "eh_proj.",
-    "mtp.pre_fc_norm_embedding.": "enorm.",
-    "mtp.pre_fc_norm_hidden.": "hnorm.",
-    "mtp.norm.": "shared_head.norm.",
-}
 
 
 class DeltaNet(MtpBlocks):
@@ -124,17 +118,7 @@ class DeltaNet(MtpBlocks):
     # --- tensors
 
     def further_name(self, name: str) -> str:
-        if name.startswith("mtp.layers."):
-            number, _, rest = name.removeprefix("mtp.layers.").partition(".")
-            return (
-                f"model.layers.{self.n_main + int(number)}.{rest}"
-                if number.isdecimal() and len(number) < 10
-                else name
-            )
-        for stored, own in _FURTHER.items():
-            if name.startswith(stored):
-                return f"model.layers.{self.n_main}.{own}{name.removeprefix(stored)}"
-        return name
+        return name_in_layers(name, self.n_main)
 
     def weights(self) -> list[Weight]:
         d, hd, q, kv = (

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from ...errors import ConfigError, printable
 from ...formats.values import Value, ValueType, array, u32
+from ..checkpoint.config import Config
 from .base import Architecture
 from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
 from .implied import GLOBAL, LOCAL
@@ -35,33 +36,10 @@ class Exaone4(Architecture):
         window = self.config.integer("sliding_window", default=None) if named else _WINDOW
         if window is not None:
             keys["attention.sliding_window"] = u32(window)
-            keys["attention.sliding_window_pattern"] = array(ValueType.BOOL, self._has_window())
-        return keys
-
-    def _has_window(self) -> list[bool]:
-        """Return which layers have the window: those of `layer_types`, or else of
-        `sliding_window_pattern`, a period or a letter for each layer of one. Raise ConfigError for
-        other values, and for a last layer that would have one by letters: classes differ there.
-        """
-        config, n = self.config, self.n_layers
-        if kinds := config.strings("layer_types", default=[]):
-            if len(kinds) != n or not {*kinds} <= {LOCAL, GLOBAL}:
-                raise ConfigError(
-                    f"key 'layer_types' must name {LOCAL} or {GLOBAL} for each of {n} layers",
-                    file=config.file,
-                )
-            return [kind == LOCAL for kind in kinds]
-        if not isinstance(config.values.get("sliding_window_pattern"), str):
-            period = config.integer("sliding_window_pattern", default=_PERIOD)
-            return [(layer + 1) % period != 0 for layer in range(n)]
-        letters = config.string("sliding_window_pattern")
-        if not letters or not {*letters} <= {"L", "G"} or letters[(n - 1) % len(letters)] == "L":
-            raise ConfigError(
-                f"key 'sliding_window_pattern' is '{printable(letters)}', expected letters L and G"
-                f" by which the last of {n} layers has no window; 'layer_types' can say more",
-                file=config.file,
+            keys["attention.sliding_window_pattern"] = array(
+                ValueType.BOOL, window_layers(self.config, self.n_layers)
             )
-        return [letters[layer % len(letters)] == "L" for layer in range(n)]
+        return keys
 
     def weights(self) -> list[Weight]:
         d = self.n_embd
@@ -72,3 +50,28 @@ class Exaone4(Architecture):
             Weight(f"{LAYER}.post_feedforward_layernorm", "blk.{}.post_ffw_norm", (d,)),
             *gated_feed_forward(self),
         ]
+
+
+def window_layers(config: Config, n: int) -> list[bool]:
+    """Return which of n layers have the window: those of `layer_types`, or else of
+    `sliding_window_pattern`, a period or a letter for each layer of one. Raise ConfigError for
+    other values, and for a last layer that would have one by letters: classes differ there.
+    """
+    if kinds := config.strings("layer_types", default=[]):
+        if len(kinds) != n or not {*kinds} <= {LOCAL, GLOBAL}:
+            raise ConfigError(
+                f"key 'layer_types' must name {LOCAL} or {GLOBAL} for each of {n} layers",
+                file=config.file,
+            )
+        return [kind == LOCAL for kind in kinds]
+    if not isinstance(config.values.get("sliding_window_pattern"), str):
+        period = config.integer("sliding_window_pattern", default=_PERIOD)
+        return [(layer + 1) % period != 0 for layer in range(n)]
+    letters = config.string("sliding_window_pattern")
+    if not letters or not {*letters} <= {"L", "G"} or letters[(n - 1) % len(letters)] == "L":
+        raise ConfigError(
+            f"key 'sliding_window_pattern' is '{printable(letters)}', expected letters L and G"
+            f" by which the last of {n} layers has no window; 'layer_types' can say more",
+            file=config.file,
+        )
+    return [letters[layer % len(letters)] == "L" for layer in range(n)]

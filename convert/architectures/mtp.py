@@ -16,6 +16,27 @@ from .weight import Weight, split_numbers
 
 log = logging.getLogger(__name__)
 
+_FIRST = {
+    "mtp.fc.": "eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.",
+}
+
+
+def name_in_layers(name: str, n_main: int) -> str:
+    """Return the name of a tensor of `mtp.*` as one of `model.layers.*`; other names as they are.
+    What is outside of `mtp.layers` belongs to the first block.
+    """
+    if name.startswith("mtp.layers."):
+        number, _, rest = name.removeprefix("mtp.layers.").partition(".")
+        is_number = number.isdecimal() and len(number) < 10
+        return f"model.layers.{n_main + int(number)}.{rest}" if is_number else name
+    for stored, own in _FIRST.items():
+        if name.startswith(stored):
+            return f"model.layers.{n_main}.{own}{name.removeprefix(stored)}"
+    return name
+
 
 class MtpBlocks(Architecture):
     """Add MTP blocks. In a list of bases it comes before the architecture. `n_main` is the number

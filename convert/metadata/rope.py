@@ -160,6 +160,12 @@ class PlainRopeConfig(RopeConfig):
     kinds = ("default", "linear", "yarn")
 
 
+class UnscaledRopeConfig(RopeConfig):
+    """Without scaling, but for Llama 3's factors."""
+
+    kinds = ("default", "llama3")
+
+
 class FirstHalfRopeConfig(RopeConfig):
     """Step 3.5's: half of a head is rotated, and scaled, in layers without a window; the whole
     head, without scaling, in others. base: of layers without a window.
