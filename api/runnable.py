@@ -13,6 +13,7 @@ from ..runtime.tokenizer import Tokenizer
 RUNNABLE = frozenset(
     {
         "afmoe",
+        "apertus",
         "arcee",
         "bailingmoe2",
         "cohere2",

@@ -30,10 +30,10 @@ from iqforge.runtime.cuda.prompt.mixers import delta as prompt_delta
 from iqforge.runtime.cuda.prompt.mixers import state_space as prompt_state_space
 from iqforge.runtime.layers.attend import attend, visible
 from iqforge.runtime.layers.batch import Batch
-from iqforge.runtime.layers.ffn import gated
+from iqforge.runtime.layers.ffn import activate, gated
 from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.norm import RMSNorm
-from iqforge.runtime.layers.specs import FFNSpec
+from iqforge.runtime.layers.specs import FFNSpec, Xielu
 from iqforge.runtime.state.cache_tiles import RowLayout, get, put
 from iqforge.runtime.state.cache_types import CACHE_TYPES
 from iqforge.runtime.state.hadamard import hadamard as turned
@@ -139,6 +139,10 @@ def reads_packed_experts(monkeypatch) -> None:
 def join_gate(gate, up, out, gating=Gating()):
     spec = FFNSpec(gating.activation, limit=gating.limit)
     out.copy_(gated(spec, gate.float(), up.float()))
+
+
+def xielu(x, *numbers):
+    x.copy_(activate(FFNSpec("xielu", gated=False, xielu=Xielu(*numbers)), x.float()))
 
 
 def take_sinks(x, log_sums, sinks):
@@ -464,7 +468,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_conv, "short_conv", short_conv)
     monkeypatch.setattr(torch, "bmm", bmm)
     monkeypatch.setattr(torch, "mm", partial(mm, torch.mm))
-    for kernel in (add_norm, join_gate, take_sinks, converted, gather_rows, row_factors):
+    for kernel in (add_norm, join_gate, take_sinks, converted, gather_rows, row_factors, xielu):
         monkeypatch.setattr(prompt_rows, kernel.__name__, kernel)
     for kernel in (rotate_heads, softmax_scores):
         monkeypatch.setattr(prompt_attention, kernel.__name__, kernel)

@@ -17,6 +17,15 @@ from iqforge.cuda_kernels.matvec import operands
 from iqforge.cuda_kernels.matvec.plan import DeviceLimits
 from iqforge.cuda_kernels.packed import decode as packed_decode
 from iqforge.runtime.cuda.step import sampling as step_sampling
+from iqforge.runtime.layers.attention import attend_with_scores, temperature
+from iqforge.runtime.layers.batch import Batch
+from iqforge.runtime.layers.delta_net import DeltaNet
+from iqforge.runtime.layers.ffn import activate as activated
+from iqforge.runtime.layers.ffn import gated
+from iqforge.runtime.layers.moe import Router as Choice
+from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.layers.specs import DeltaNetSpec, FFNSpec, RouterSpec, Temperature, Xielu
+from iqforge.runtime.state.recurrent import RecurrentState
 from iqforge.runtime.weights.resident import Resident, ResidentMatrix
 from iqforge.runtime.weights.store import TensorStore
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -99,12 +108,13 @@ def layer_norm(h, weight, bias, eps, out):
     out.copy_(F.layer_norm(h, weight.shape, weight, bias, eps))
 
 
-def activate(x, out, activation, *, bias=None, up=None, up_bias=None):
-    kernel(_activate)(x, out, activation, bias, up, up_bias)
+def activate(x, out, activation, *, bias=None, up=None, up_bias=None, xielu=None):
+    kernel(_activate)(x, out, activation, bias, up, up_bias, xielu)
 
 
-def _activate(x, out, activation, bias, up, up_bias):
-    y = activated(FFNSpec(activation), x.clone() if bias is None else x + bias)
+def _activate(x, out, activation, bias, up, up_bias, xielu):
+    spec = FFNSpec(activation, xielu=None if xielu is None else Xielu(*xielu))
+    y = activated(spec, x.clone() if bias is None else x + bias)
     out.copy_(y if up is None else y * (up if up_bias is None else up + up_bias))
 
 

@@ -90,13 +90,23 @@ SIZES = {
     "trinity-mini": 26,
     "trinity-large": 398,
     "mimo-v2-flash": 309,
+    "apertus-8b": 8.05,
+    "apertus-70b": 70.6,
     "k-exaone": 236,
     "step-3.5-flash": 196,  # without blocks that predict further tokens
 }
 
 
 # Others of the same architecture have the same layers.
-LARGER = {"llama-70b", "trinity-large", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2", "ling-1t"}
+LARGER = {
+    "llama-70b",
+    "apertus-70b",
+    "trinity-large",
+    "qwen3-235b-a22b",
+    "gpt-oss-120b",
+    "kimi-k2",
+    "ling-1t",
+}
 LATENT = [name for name in SHAPES if SHAPES[name].latent is not None]
 EACH = [pytest.param(name, marks=pytest.mark.full) if name in LARGER else name for name in SHAPES]
 

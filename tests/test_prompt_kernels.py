@@ -14,8 +14,8 @@ from iqforge.cuda_kernels.prompt import experts as prompt_experts
 from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.cuda_kernels.prompt import scores as prompt_scores
 from iqforge.cuda_kernels.prompt.grouped import padded
-from iqforge.runtime.layers.ffn import gated
-from iqforge.runtime.layers.specs import FFNSpec
+from iqforge.runtime.layers.ffn import activate, gated
+from iqforge.runtime.layers.specs import FFNSpec, Xielu
 from torch.nn import functional as F
 
 from .permuted_columns import permutation
@@ -238,6 +238,16 @@ def test_joining_gate_and_up(rng, half, activation, limit):
     gate, up = both.chunk(2, dim=1)
     prompt_rows.join_gate(gate, up, out, Gating(activation, limit))
     close(out, gated(FFNSpec(activation, limit=limit), gate.double(), up.double()))
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
+def test_xielu(rng, half):
+    x, by = randn(rng, 33, 264, dtype=half) * 4, Xielu(0.75, 0.6, 0.5, -1e-6)
+    expected = activate(FFNSpec("xielu", gated=False, xielu=by), x.double())
+    prompt_rows.xielu(x, by.alpha_p, by.alpha_n, by.beta, by.eps)
+    close(x, expected)
 
 
 @gpu

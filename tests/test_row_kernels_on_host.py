@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.cuda_kernels.step import between as step_between
 from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.prompt.common.stream import Stream
+from iqforge.runtime.layers.ffn import activate
 from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.layers.specs import FFNSpec, Xielu
 from torch.nn import functional as F
 
 from . import prompt_on_cpu, step_rows_on_cpu
@@ -62,6 +65,9 @@ KERNELS = {
     "row_factors": (
         "const uint4* products, int pitch, int q_units, int key_at, int k_units, float eps, float*"
         " factors"
+    ),
+    "xielu_rows": (
+        "uint4* x, long long units, float alpha_p, float alpha_n, float beta, float eps"
     ),
     "layer_inputs": (
         "const float* projected, float scale, const float* weight, float eps, const float* table,"
@@ -333,3 +339,14 @@ def test_inputs_of_layers(compiled):
         module.layer_inputs(projected, 0.1, draw(40, seed=3), 1e-6, table, 6.0, out)
         results.append(out)
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_xielu(compiled, half):
+    """Also of what is near 0 on both sides, and of 0."""
+    x = torch.cat([3 * draw(69, 24), 1e-3 * draw(2, 24), torch.zeros(1, 24)]).to(half)
+    by = Xielu(0.75, 0.6, 0.5, -1e-6)
+    expected = activate(FFNSpec("xielu", gated=False, xielu=by), x.double())
+    prompt_rows.xielu(x, *astuple(by))
+    rounding = 2.0**-8 if half is torch.bfloat16 else 2.0**-11
+    torch.testing.assert_close(x.double(), expected, rtol=rounding, atol=2e-7)

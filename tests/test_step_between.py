@@ -8,7 +8,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.step import between as step_between
 from iqforge.runtime.layers.ffn import activate as activated
-from iqforge.runtime.layers.specs import FFNSpec
+from iqforge.runtime.layers.specs import FFNSpec, Xielu
 from torch.nn import functional as F
 
 from .kernels_on_host import library, pointer
@@ -19,9 +19,12 @@ extern "C" void run_layer_norm(const float* h, const float* weight, const float*
     launch_on_host(rows, 1, THREADS, [&] { layer_norm(h, weight, bias, eps, out, width); });
 }
 extern "C" void run_activate(const float* x, const float* bias, const float* up,
-                             const float* up_bias, float* out, int kind, int cols, int n) {
+                             const float* up_bias, float* out, int kind, int cols, int n,
+                             float alpha_p, float alpha_n, float beta, float eps) {
     launch_on_host((n + THREADS - 1) / THREADS, 1, THREADS,
-                   [&] { activate(x, bias, up, up_bias, out, kind, cols, n); });
+                   [&] {
+        activate(x, bias, up, up_bias, out, kind, cols, n, alpha_p, alpha_n, beta, eps);
+    });
 }
 extern "C" void run_clear(float* x, int n) {
     launch_on_host((n + THREADS - 1) / THREADS, 1, THREADS, [&] { clear(x, n); });
@@ -50,10 +53,12 @@ class OnHost:
         pointers, rest = map(pointer, (h, weight, bias)), (ctypes.c_float(eps), pointer(out))
         self.kernels.run_layer_norm(*pointers, *rest, width, n)
 
-    def activate(self, x, out, activation, *, bias=None, up=None, up_bias=None):
+    def activate(self, x, out, activation, *, bias=None, up=None, up_bias=None, xielu=(0,) * 4):
         kind = step_between.ACTIVATIONS.index(activation)
         pointers = map(pointer, (x, bias, up, up_bias, out))
-        self.kernels.run_activate(*pointers, kind, x.shape[1], x.numel())
+        self.kernels.run_activate(
+            *pointers, kind, x.shape[1], x.numel(), *map(ctypes.c_float, xielu)
+        )
 
     def clear(self, x):
         self.kernels.run_clear(pointer(x), x.numel())
@@ -98,8 +103,15 @@ def test_activate(device, name, on_host):
         3 * draw(device, *s, seed=i) for i, s in enumerate(((2, 300), [300], (2, 300), [300]))
     )
 
+    spec, more = FFNSpec(name), {}
+    if name == "xielu":
+        spec, more = (
+            FFNSpec(name, xielu=Xielu(0.75, 0.6, 0.5, -1e-6)),
+            {"xielu": (0.75, 0.6, 0.5, -1e-6)},
+        )
+
     def expected(x):
-        return activated(FFNSpec(name), x.double())
+        return activated(spec, x.double())
 
     for options, wanted in (
         ({}, expected(x.clone())),
@@ -108,7 +120,7 @@ def test_activate(device, name, on_host):
         ({"up": up}, expected(x.clone()) * up),
     ):
         out = torch.full_like(x, float("nan"))
-        kernels.activate(x, out, name, **options)
+        kernels.activate(x, out, name, **options, **more)
         torch.testing.assert_close(out.double(), wanted.double(), rtol=1e-5, atol=1e-5)
-    kernels.activate(x, x, name)  # in place
+    kernels.activate(x, x, name, **more)  # in place
     torch.testing.assert_close(x.double(), wanted / up, rtol=1e-4, atol=1e-4)

@@ -38,6 +38,7 @@ FAMILIES = (
     "dense",
     "step35",
     "exaone_moe",
+    "apertus",
 )
 
 
@@ -90,4 +91,5 @@ FAST = (
     "nemotron_h_moe",
     "nemotron_h_latent",
     "step35",
+    "apertus",
 )

@@ -106,6 +106,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"routed_scaling_factor": 1.5, "attention_value_scale": None},
         {"num_key_value_heads": 2, "n_group": 2, "topk_group": 1, "n_routed_experts": 8},
     ),
+    "apertus": (
+        {"attention_bias": True},
+        {"tie_word_embeddings": True, "rope_parameters": LLAMA3},
+        YARN,
+    ),
     "exaone_moe": (
         {"n_group": 1, "first_k_dense_replace": 2, "num_shared_experts": 1},
         {"tie_word_embeddings": True, "rope_parameters": LLAMA3},

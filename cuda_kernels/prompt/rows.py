@@ -31,6 +31,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
         *(f"{activation}_gate" for activation in ACTIVATIONS),
         "gather_rows",
         "row_factors",
+        "xielu_rows",
         "take_sinks",
         "from_other",
     )
@@ -149,6 +150,19 @@ def join_gate(
         np.int32(cols),
         np.int32(gate.stride(0)),
         np.float32(gating.limit),
+    )
+
+
+def xielu(x: torch.Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> None:
+    """Compute the activation xIELU of half[rows, cols], one row after the other, in place."""
+    units = x.numel() // UNIT
+    launch(
+        function(_rows_spec(x.dtype), "xielu_rows", x.device),
+        -(-units // 256),
+        256,
+        x,
+        np.int64(units),
+        *map(np.float32, (alpha_p, alpha_n, beta, eps)),
     )
 
 

@@ -9,7 +9,8 @@ from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 
 THREADS = 256
-ACTIVATIONS = ("silu", "gelu", "gelu_erf", "relu_squared")  # their numbers in the kernel
+_NONE = (0.0, 0.0, 0.0, 0.0)  # numbers of xIELU where there is another activation
+ACTIVATIONS = ("silu", "gelu", "gelu_erf", "relu_squared", "xielu")  # numbers in the kernel
 BETWEEN = KernelSpec(
     "step_between",
     ("step/between.cu",),
@@ -93,9 +94,11 @@ def activate(
     bias: torch.Tensor | None = None,
     up: torch.Tensor | None = None,
     up_bias: torch.Tensor | None = None,
+    xielu: tuple[float, ...] | None = None,
 ) -> None:
     """Compute out = activation(x + bias), times up + up_bias if that is given, for x, up and out
-    float32[n, cols] and biases float32[cols]. out may be x.
+    float32[n, cols] and biases float32[cols]. out may be x. xielu: alpha_p, alpha_n, beta and eps
+    of that activation.
     """
     launch(
         function(BETWEEN, "activate", x.device),
@@ -109,6 +112,7 @@ def activate(
         np.int32(ACTIVATIONS.index(activation)),
         np.int32(x.shape[-1]),
         np.int32(x.numel()),
+        *map(np.float32, xielu or _NONE),
         pdl=True,
     )
 

@@ -17,6 +17,20 @@ def _llama(
     return Shape("llama", name, *sizes, base, context, 1e-5, llama3_rope=True)
 
 
+def _apertus(name: str, layers: int, width: int, heads: int, hidden: int) -> Shape:
+    """Numbers of the activation are those before training."""
+    numbers = {"alpha_p": 0.20343, "alpha_n": -1.0502256, "beta": 0.5, "eps": -1e-6}
+    return Shape(
+        "apertus",
+        name,
+        *(layers, width, heads, 8, 128, hidden, 131072, 12000000.0, 65536, 1e-5),
+        llama3_rope=True,
+        head_norms=True,
+        gated=False,
+        bare_keys={f"xielu.{key}": f32(number) for key, number in numbers.items()},
+    )
+
+
 def _phi3(
     name: str,
     sizes: tuple[int, int, int, int, int, int, int],
@@ -236,6 +250,8 @@ DENSE_SHAPES: dict[str, Shape] = {
             "rope.scaling.original_context_length": u32(4096),
         },
     ),
+    "apertus-8b": _apertus("8B", 32, 4096, 32, 21504),
+    "apertus-70b": _apertus("70B", 80, 8192, 64, 43008),
     "olmo2-7b": _olmo("7B", (32, 4096, 32, 32, 128, 11008, 100352), 4096, {}),
     "olmo3-32b": _olmo("32B", (64, 5120, 40, 8, 128, 27648, 100278), 65536, _OLMO3),
     "command-r-35b": _cohere(

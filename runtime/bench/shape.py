@@ -34,7 +34,8 @@ class Shape:
     factors. layer_norm: norms are LayerNorms, with biases if `norm_biases`. side_by_side: attention
     and feed-forward read the same norm. gated: whether
     feed-forward layers have a gate. scaled_by_norms: scores of attention have no scale, so that the
-    norms of heads keep them small. keys: further keys.
+    norms of heads keep them small. keys: further keys. bare_keys: those that do not follow the
+    architecture's name.
     """
 
     architecture: str
@@ -86,6 +87,7 @@ class Shape:
     gated: bool = True
     scaled_by_norms: bool = False
     keys: dict[str, Value] = field(default_factory=dict)
+    bare_keys: dict[str, Value] = field(default_factory=dict)
 
     @property
     def least_layers(self) -> int:
@@ -256,6 +258,7 @@ class Shape:
             "general.size_label": string(self.name),
         }
         found |= {f"{a}.{key}": value for key, value in (out | self.keys).items()}
+        found |= self.bare_keys
         if type.name in FILE_TYPES:
             found["general.file_type"] = u32(FILE_TYPES[type.name].number)
         return found

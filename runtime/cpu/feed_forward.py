@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 
 from ...formats.kernel import inlined_function
@@ -42,6 +44,9 @@ def _activate(
         if up is not None:
             raise NotPlanned("a gated layer with the gelu of erf")
         plan.add(operation(activations.gelu_erf), out.address, n)
+        return
+    if (by := spec.xielu) is not None:
+        plan.add(operation(activations.xielu), out.address, n, *astuple(by))
         return
     plan.add(
         operation(

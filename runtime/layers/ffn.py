@@ -26,6 +26,9 @@ def activate(spec: FFNSpec, x: torch.Tensor) -> torch.Tensor:
         return F.relu(x)
     if spec.activation == "relu_squared":
         return F.relu(x).square()
+    if spec.activation == "xielu" and (s := spec.xielu) is not None:
+        below = s.alpha_n * (x.clamp(max=s.eps).expm1() - x)
+        return torch.where(x > 0, s.alpha_p * x.square(), below) + s.beta * x
     raise ValueError(f"activation '{spec.activation}' is not known")
 
 

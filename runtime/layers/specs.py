@@ -139,17 +139,31 @@ class RouterSpec:
 
 
 @dataclass(frozen=True)
+class Xielu:
+    """alpha_p x^2 + beta x for x above 0, alpha_n (exp(min(x, eps)) - 1 - x) + beta x for others
+    (Huang and Schlag, 2024).
+    """
+
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+
+@dataclass(frozen=True)
 class FFNSpec:
     """A feed-forward layer. activation: `silu`, `gelu` (the tanh form), `gelu_erf`, `relu`,
-    `relu_squared`, `swiglu_oai`, which is gate * sigmoid(1.702 gate) * (up + 1), or `capped_silu`.
-    gated: the activation of one product multiplies another one. With a `limit` the gate is first
-    clamped to at most the limit, and up to within the limit of 0. `capped_silu` clamps silu(gate)
-    instead of the gate, as Step 3.5 does.
+    `relu_squared`, `xielu`, `swiglu_oai`, which is gate * sigmoid(1.702 gate) * (up + 1), or
+    `capped_silu`. gated: the activation of one product multiplies another one. With a `limit` the
+    gate is first clamped to at most the limit, and up to within the limit of 0. `capped_silu`
+    clamps silu(gate) instead of the gate, as Step 3.5 does. xielu: the numbers of that activation,
+    which has no gate.
     """
 
     activation: str = "silu"
     gated: bool = True
     limit: float = 0.0
+    xielu: Xielu | None = None
 
     @property
     def is_silu(self) -> bool:

@@ -95,25 +95,35 @@ class Hyperparameters:
         return tuple(self._bounded(key, x, least, _MOST) for x in data[:n_layers])
 
     def numbers(
-        self, key: str, n_layers: int, default: float, *, n_blocks: int = 0
+        self,
+        key: str,
+        n_layers: int,
+        default: Any = _REQUIRED,
+        *,
+        n_blocks: int = 0,
+        least: float | None = 0.0,
+        prefixed: bool = True,
     ) -> tuple[float, ...]:
-        """Return one number of at least 0 per layer, from a key that holds one or an array of them,
-        or `default` for all. The array may also be for `n_blocks`, of which the layers are the
-        first. Raise ConfigError, with file and key, for other values.
+        """Return one number per layer, from a key that holds one or an array of them, or `default`
+        for all. The array may also be for `n_blocks`, of which the layers are the first. prefixed:
+        the key follows the architecture's name. Raise ConfigError, with file and key, for other
+        values.
         """
-        if not self.has(key):
+        name = self._full(key) if prefixed else key
+        if default is not _REQUIRED and name not in self.metadata:
             return (default,) * n_layers
-        data = get(self.metadata, self._full(key), (float, list), file=self.file)
-        if isinstance(data, float):
-            return (self.number(key, least=0),) * n_layers
-        fits = len(data) in (n_layers, n_blocks or n_layers)
-        if not fits or not all(isinstance(x, float) and 0 <= x < float("inf") for x in data):
+        data = get(self.metadata, name, (float, list), file=self.file)
+        items = [data] * n_layers if isinstance(data, float) else data
+        lowest, highest = -float("inf") if least is None else least, float("inf")
+        if len(items) not in (n_layers, n_blocks or n_layers) or not all(
+            isinstance(x, float) and lowest <= x < highest and x != -highest for x in items
+        ):
             raise ConfigError(
-                f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers}"
-                " numbers of at least 0",
+                f"metadata key '{name}' has {len(items)} items, expected {n_layers} finite numbers"
+                + ("" if least is None else f" of at least {least:g}"),
                 file=self.file,
             )
-        return tuple(data[:n_layers])
+        return tuple(items[:n_layers])
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         """True or False."""

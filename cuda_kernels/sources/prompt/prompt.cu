@@ -6,6 +6,7 @@
 // adds nothing. `add_more_norm` also adds `extra`, one row per token.
 #include "prompt/norm.cuh"
 #include "units/gating.cuh"
+#include "units/xielu.cuh"
 
 // h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in
 // float32 where `exact` is given. `permuted`: x with the columns of each 128 in the order of
@@ -158,6 +159,18 @@ GATE(gelu_erf_gate, GELU_ERF)
 GATE(swiglu_oai_gate, SWIGLU_OAI)
 GATE(relu_gate, RELU)
 GATE(capped_silu_gate, CAPPED_SILU)
+
+// x = xielu(x), in place. One unit per thread.
+extern "C" __global__ void __launch_bounds__(256)
+xielu_rows(uint4* x, long long units, float alpha_p, float alpha_n, float beta, float eps) {
+    const long long unit = blockIdx.x * 256ll + threadIdx.x;
+    if (unit >= units) return;
+    float v[8];
+    unpack8<HALF>(x[unit], v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = xielu(v[j], {alpha_p, alpha_n, beta, eps});
+    x[unit] = pack8<HALF>(v);
+}
 
 // x[s, i, h] *= sigmoid(log_sums[s, h, i] - sinks[h]): what a head's sink leaves of its softmax. Heads of `units` units, n rows i per
 // sequence s; sequences, rows and heads are so many elements apart. One unit per thread.

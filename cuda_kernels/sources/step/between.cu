@@ -1,5 +1,6 @@
 // Small operations between the products of a decoding step, for 1 to 8 rows of float32.
 #include "step/block_sum.cuh"
+#include "units/xielu.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
@@ -50,9 +51,10 @@ layer_norm(const float* h, const float* weight, const float* bias, float eps, fl
     for (int i = threadIdx.x; i < width; i += THREADS) out[i] = (__ldcg(h + i) - mean) * inverse * weight[i] + (bias ? bias[i] : 0.f);
 }
 
-enum { SILU, GELU, GELU_ERF, RELU_SQUARED };
+enum { SILU, GELU, GELU_ERF, RELU_SQUARED, XIELU };
 
-__device__ __forceinline__ float activation(float x, int kind) {
+__device__ __forceinline__ float activation(float x, int kind, const Xielu& by) {
+    if (kind == XIELU) return xielu(x, by);
     if (kind == GELU) return 0.5f * x * (1.f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
     if (kind == GELU_ERF) return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
     if (kind == RELU_SQUARED) return x > 0.f ? x * x : 0.f;
@@ -60,13 +62,15 @@ __device__ __forceinline__ float activation(float x, int kind) {
 }
 
 // out = act(x + bias), or with `up` act(x + bias) * (up + up_bias): [rows, cols], n elements; biases float32[cols] or null. out may be x.
+// alpha_p to eps: of XIELU.
 extern "C" __global__ void __launch_bounds__(THREADS)
-activate(const float* x, const float* bias, const float* up, const float* up_bias, float* out, int kind, int cols, int n) {
+activate(const float* x, const float* bias, const float* up, const float* up_bias, float* out, int kind, int cols, int n, float alpha_p,
+         float alpha_n, float beta, float eps) {
     wait_for_inputs();
     start_dependents();
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) return;
-    float y = activation(__ldcg(x + i) + (bias ? bias[i % cols] : 0.f), kind);
+    float y = activation(__ldcg(x + i) + (bias ? bias[i % cols] : 0.f), kind, {alpha_p, alpha_n, beta, eps});
     if (up) y *= __ldcg(up + i) + (up_bias ? up_bias[i % cols] : 0.f);
     out[i] = y;
 }

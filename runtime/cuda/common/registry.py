@@ -174,7 +174,7 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, GatedFFN):
         _check_gating(module)
     elif isinstance(module, PlainFFN):
-        if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared"):
+        if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared", "xielu"):
             raise Slow(f"activation {module.spec.activation}")
     elif not isinstance(module, (DeltaNet, ShortConv, StateSpace, MLA, AbsentMixer, AbsentRows)):
         raise Slow("no kernels for this kind of layer")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import astuple
+
 import torch
 
 from ....cuda_kernels.prompt import rows as prompt_rows
 from ...layers.batch import Batch
 from ...layers.ffn import GatedFFN, PlainFFN
+from ...layers.specs import FFNSpec
 from ..common.context import Context
 from ..common.expert_terms import gating_of
 from ..common.registry import PROMPT, PlacedBranch, executor
@@ -43,12 +47,25 @@ class PromptFFN(Staged):
         stream.add_product(self.down, gated, self.post_norm)
 
 
-IN_PLACE = {
+_IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": lambda x: torch.ops.aten.silu_(x),
     "gelu": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
     "gelu_erf": lambda x: torch.ops.aten.gelu_(x),
     "relu_squared": lambda x: x.relu_().square_(),
 }
+
+
+def in_place(spec: FFNSpec) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what replaces half[T, cols] by its activation, and returns it."""
+    if (by := spec.xielu) is None:
+        return _IN_PLACE[spec.activation]
+    numbers = astuple(by)
+
+    def replaced(x: torch.Tensor) -> torch.Tensor:
+        prompt_rows.xielu(x, *numbers)
+        return x
+
+    return replaced
 
 
 @executor(PROMPT, PlainFFN)
@@ -60,7 +77,7 @@ class PromptPlainFFN(Staged):
         ffn: PlainFFN = branch.module
         self.branch, self.norm = branch, branch.norm
         self.up, self.down = Product("up", [ffn.up], context), Product("delta", [ffn.down], context)
-        self.activate, self.post_norm = IN_PLACE[ffn.spec.activation], branch.post_norm
+        self.activate, self.post_norm = in_place(ffn.spec), branch.post_norm
 
     def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
         return [(True, self._run)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import torch
 
 from ....cuda_kernels.matvec import products as matvec
@@ -102,11 +104,12 @@ class StepPlainFFN(StepBranch):
         self.input = StepInput(branch.norm, context)
         self.up = on_device(ffn.up, context, NORM_MATVEC, biased=True)
         self.bias, self.activation = ffn.up.bias, ffn.spec.activation
+        self.xielu = None if ffn.spec.xielu is None else astuple(ffn.spec.xielu)
         self.down = StepSum(ffn.down, branch, context)
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         hidden = frame.buffer("hidden", self.up.rows)
         self.input(frame, [self.up], [hidden])
-        step_between.activate(hidden, hidden, self.activation, bias=self.bias)
+        step_between.activate(hidden, hidden, self.activation, bias=self.bias, xielu=self.xielu)
         self.down(frame, hidden, frame.h)

@@ -87,3 +87,19 @@ def gelu_erf(arguments, thread, threads):
         value = float(v.float_at(x + 4 * i))
         value *= 0.5 * (1 + math.erf(value * 0.7071067811865476))
         v.store_float(x + 4 * i, np.float32(value))
+
+
+def xielu(arguments, thread, threads):
+    """alpha_p x^2 + beta x above 0, alpha_n (exp(min(x, eps)) - 1 - x) + beta x else, in place.
+
+    Arguments: address, elements; alpha_p, alpha_n, beta, eps.
+    """
+    values, chunks = v.integer_at(arguments), v.integer_at(arguments + 8) // 16
+    above, below = v.splat(v.float_at(arguments + 16)), v.splat(v.float_at(arguments + 24))
+    beta, eps = v.splat(v.float_at(arguments + 32)), v.splat(v.float_at(arguments + 40))
+    one = v.splat(np.float32(1))
+    for i in range(chunks * thread // threads, chunks * (thread + 1) // threads):
+        x = v.load_floats(values + 64 * i)
+        rest = v.sub(v.sub(v.exp(v.smallest(x, eps)), one), x)
+        y = v.where_positive(x, v.mul(above, v.mul(x, x)), v.mul(below, rest))
+        v.store_floats(values + 64 * i, v.fma(beta, x, y))

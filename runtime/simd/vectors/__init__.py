@@ -20,6 +20,7 @@ from .floats import (
     splat,
     sub,
     total,
+    where_positive,
 )
 from .integers import (
     as_bytes,
@@ -160,6 +161,7 @@ __all__ = [
     "upper_halves",
     "value_where_set",
     "where_bits",
+    "where_positive",
     "where_set",
     "word_at",
 ]

@@ -116,6 +116,12 @@ def smallest(builder, a, b):
     return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
+@function(F32, F32, F32, F32)
+def where_positive(builder, x, a, b):
+    """Lanes of a where those of x are above 0, of b elsewhere."""
+    return builder.select(builder.fcmp_ordered(">", x, constant_of("f32", 0)), a, b)
+
+
 @function(F32, F32)
 def root(builder, vector):
     """The square root, lane by lane."""
