@@ -37,6 +37,7 @@ RUNNABLE = frozenset(
         "granitemoe",
         "hunyuan-dense",
         "hunyuan-moe",
+        "internlm2",
         "lfm2",
         "lfm2moe",
         "llama",

@@ -120,6 +120,8 @@ ARCHITECTURES = [
     Row("step-3.5-flash", "IQ4_K", layers=20),
     Row("k-exaone", "IQ4_K", layers=20),
     Row("apertus-8b", "IQ4_K"),
+    Row("internlm2-7b", "IQ4_K"),
+    Row("internlm2-20b", "IQ4_K"),
     Row("apertus-70b", "IQ4_K"),
     Row("minimax-m2", "IQ4_K", layers=40),
     Row("lfm2-1.2b", "IQ4_K"),

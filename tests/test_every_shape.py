@@ -90,6 +90,8 @@ SIZES = {
     "trinity-mini": 26,
     "trinity-large": 398,
     "mimo-v2-flash": 309,
+    "internlm2-7b": 7.74,
+    "internlm2-20b": 19.86,
     "apertus-8b": 8.05,
     "apertus-70b": 70.6,
     "k-exaone": 236,

@@ -39,6 +39,7 @@ FAMILIES = (
     "step35",
     "exaone_moe",
     "apertus",
+    "internlm2",
 )
 
 

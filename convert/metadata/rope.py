@@ -166,6 +166,17 @@ class UnscaledRopeConfig(RopeConfig):
     kinds = ("default", "llama3")
 
 
+class FixedRopeConfig(RopeConfig):
+    """InternLM2's: `dynamic` scaling, which changes frequencies in texts beyond the context, has no
+    keys, as in the reference's files.
+    """
+
+    kinds = ("default", "linear", "dynamic")
+
+    def scaling_keys(self) -> dict[str, Value]:
+        return {} if self.kind == "dynamic" else super().scaling_keys()
+
+
 class FirstHalfRopeConfig(RopeConfig):
     """Step 3.5's: half of a head is rotated, and scaled, in layers without a window; the whole
     head, without scaling, in others. base: of layers without a window.

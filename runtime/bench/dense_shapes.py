@@ -250,6 +250,12 @@ DENSE_SHAPES: dict[str, Shape] = {
             "rope.scaling.original_context_length": u32(4096),
         },
     ),
+    "internlm2-7b": Shape(
+        "internlm2", "7B", 32, 4096, 32, 8, 128, 14336, 92544, 1000000.0, 32768, 1e-5
+    ),
+    "internlm2-20b": Shape(
+        "internlm2", "20B", 48, 6144, 48, 8, 128, 16384, 92544, 1000000.0, 32768, 1e-5
+    ),
     "apertus-8b": _apertus("8B", 32, 4096, 32, 21504),
     "apertus-70b": _apertus("70B", 80, 8192, 64, 43008),
     "olmo2-7b": _olmo("7B", (32, 4096, 32, 32, 128, 11008, 100352), 4096, {}),
