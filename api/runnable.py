@@ -18,6 +18,7 @@ RUNNABLE = frozenset(
         "bailingmoe2",
         "cohere2",
         "command-r",
+        "deepseek",
         "deepseek2",
         "deepseek32",
         "dots1",

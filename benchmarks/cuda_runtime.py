@@ -121,6 +121,7 @@ ARCHITECTURES = [
     Row("k-exaone", "IQ4_K", layers=20),
     Row("apertus-8b", "IQ4_K"),
     Row("internlm2-7b", "IQ4_K"),
+    Row("deepseek-moe-16b", "IQ4_K"),
     Row("internlm2-20b", "IQ4_K"),
     Row("apertus-70b", "IQ4_K"),
     Row("minimax-m2", "IQ4_K", layers=40),

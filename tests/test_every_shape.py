@@ -90,6 +90,7 @@ SIZES = {
     "trinity-mini": 26,
     "trinity-large": 398,
     "mimo-v2-flash": 309,
+    "deepseek-moe-16b": 16.4,
     "internlm2-7b": 7.74,
     "internlm2-20b": 19.86,
     "apertus-8b": 8.05,

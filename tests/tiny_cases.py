@@ -40,6 +40,7 @@ FAMILIES = (
     "exaone_moe",
     "apertus",
     "internlm2",
+    "deepseek_moe",
 )
 
 

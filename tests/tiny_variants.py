@@ -106,6 +106,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"routed_scaling_factor": 1.5, "attention_value_scale": None},
         {"num_key_value_heads": 2, "n_group": 2, "topk_group": 1, "n_routed_experts": 8},
     ),
+    "deepseek_moe": (
+        {"first_k_dense_replace": 0, "num_key_value_heads": 1},
+        {"first_k_dense_replace": 2, "n_shared_experts": 1},
+    ),
     "internlm2": (
         {"rope_scaling": {"type": "linear", "factor": 4.0}},
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "num_key_value_heads": 1},

@@ -166,6 +166,12 @@ class UnscaledRopeConfig(RopeConfig):
     kinds = ("default", "llama3")
 
 
+class DefaultRopeConfig(RopeConfig):
+    """Without any scaling."""
+
+    kinds = ("default",)
+
+
 class FixedRopeConfig(RopeConfig):
     """InternLM2's: `dynamic` scaling, which changes frequencies in texts beyond the context, has no
     keys, as in the reference's files.

@@ -88,6 +88,15 @@ def _ling(
 
 
 EXPERT_SHAPES: dict[str, Shape] = {
+    "deepseek-moe-16b": Shape(
+        "deepseek",
+        "16B.A3B",
+        *(28, 2048, 16, 16, 128, 1408, 102400, 10000.0, 4096, 1e-6, 64, 6),
+        n_dense=1,
+        dense_hidden=10944,
+        shared=2816,
+        keys={"expert_shared_count": u32(2), "expert_weights_scale": f32(1.0)},
+    ),
     "qwen3-30b-a3b": _qwen3moe("30B.A3B", (48, 2048, 32, 4, 128, 768, 151936)),
     "qwen3-235b-a22b": _qwen3moe("235B.A22B", (94, 4096, 64, 4, 128, 1536, 151936)),
     "qwen3moe-tiny": _qwen3moe("tiny", (2, 256, 4, 2, 128, 256, 512), (8, 2), 8192),
