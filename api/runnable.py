@@ -59,6 +59,8 @@ RUNNABLE = frozenset(
         "qwen35moe",
         "qwen3moe",
         "qwen3next",
+        "qwen3vl",
+        "qwen3vlmoe",
         "seed_oss",
         "smollm3",
         "starcoder2",

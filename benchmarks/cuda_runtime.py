@@ -120,6 +120,8 @@ ARCHITECTURES = [
     Row("step-3.5-flash", "IQ4_K", layers=20),
     Row("k-exaone", "IQ4_K", layers=20),
     Row("apertus-8b", "IQ4_K"),
+    Row("qwen3-vl-8b", "IQ4_K"),
+    Row("qwen3-vl-30b-a3b", "IQ4_K"),
     Row("internlm2-7b", "IQ4_K"),
     Row("deepseek-moe-16b", "IQ4_K"),
     Row("internlm2-20b", "IQ4_K"),

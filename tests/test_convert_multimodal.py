@@ -24,8 +24,13 @@ MULTIMODAL = {
     "Llama4ForConditionalGeneration": "llama4",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    "Step3p7ForConditionalGeneration": "step35",
 }
-OTHER_NAMES = ("Ernie4_5_ForCausalLM", "LFM2ForCausalLM")  # of classes that have a case
+OTHER_NAMES = (
+    "Ernie4_5_ForCausalLM",
+    "ExaoneMoEForCausalLM",
+    "LFM2ForCausalLM",
+)  # of classes that have a case
 ALONE = "Mistral4ForCausalLM"  # the text model of the case mistral4
 PLACES = {
     "older": lambda name: f"language_model.{name}",

@@ -91,6 +91,8 @@ SIZES = {
     "trinity-large": 398,
     "mimo-v2-flash": 309,
     "deepseek-moe-16b": 16.4,
+    "qwen3-vl-8b": 8.19,
+    "qwen3-vl-30b-a3b": 30.5,
     "internlm2-7b": 7.74,
     "internlm2-20b": 19.86,
     "apertus-8b": 8.05,

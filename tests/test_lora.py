@@ -153,7 +153,9 @@ def test_same_as_merging_first(tmp_path):
     check_like_merged(tmp_path, base, halves, norm)
 
 
-@pytest.mark.parametrize("case", ["step35", "exaone_moe", "apertus", "internlm2", "deepseek_moe"])
+@pytest.mark.parametrize(
+    "case", ["step35", "exaone_moe", "apertus", "internlm2", "deepseek_moe", "qwen3vl"]
+)
 def test_all_matrices_of_other_models(tmp_path, case):
     tiny = make_tiny_model(CASES[case], SMALL, tmp_path / "hf")
     weights = [

@@ -41,6 +41,7 @@ FAMILIES = (
     "apertus",
     "internlm2",
     "deepseek_moe",
+    "qwen3vl",
 )
 
 

@@ -4,22 +4,17 @@ others; experts whose scores multiply what they read, next to a shared one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
-from ...errors import CheckpointError, ConfigError
-from ...formats.source import TensorInfo
+from ...errors import ConfigError
 from ...formats.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from ..tensors.reorder import TransposedMatrices
-from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows
-from ..tensors.stored import StoredTensor
 from .blocks import LAYER, attention, embedding_and_head, norms
-from .experts import RoutedExperts
 from .implied import GLOBAL, check_flag, check_number
 from .layout_options import LayoutOptions
 from .registry import register
-from .weight import ConvertedTensor, Weight, check_shape, split_numbers
+from .transposed_experts import TransposedExperts
+from .weight import Weight
 
 _CHUNK, _PERIOD = 8192, 4  # every fourth layer has full attention and no rotation
 _PLAIN_EXPERTS = (
@@ -29,7 +24,7 @@ CHUNKED = "chunked_attention"
 
 
 @register("Llama4ForConditionalGeneration", "Llama4ForCausalLM")
-class Llama4(RoutedExperts):
+class Llama4(TransposedExperts):
     """Llama 4 Scout and Maverick; GGUF `llama4`, which implies most of what config.json says about
     attention.
     """
@@ -133,44 +128,3 @@ class Llama4(RoutedExperts):
             *matrices("", "", self.n_ff, False),
             *matrices("shared_expert.", "_shexp", self.n_ff_expert, True),
         ]
-
-    def convert(
-        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
-    ) -> Iterator[ConvertedTensor]:
-        """Experts are stored transposed, gate columns before up columns; packed checkpoints may
-        have one matrix for each expert instead.
-        """
-        pattern, numbers = split_numbers(name)
-        part = pattern.removeprefix(f"{self.expert_stem}.")
-        if part not in ("gate_up_proj", "down_proj"):
-            yield from super().convert(name, tensor, table)
-            return
-        layer, (n, ff, d) = (
-            self.layer_of(tensor, numbers),
-            (
-                self.n_experts,
-                self.n_ff_expert,
-                self.n_embd,
-            ),
-        )
-        if layer not in self.expert_layers():
-            raise CheckpointError(
-                f"layer {layer} has no experts", file=tensor.file, tensor=tensor.name
-            )
-        type, stored = self.checkpoint.type_of(tensor), StoredRows(self.checkpoint, tensor)
-        made = f"blk.{layer}.ffn_{{}}_exps.weight"
-        if part == "down_proj":
-            check_shape(tensor, (n, ff, d))
-            rows = TransposedMatrices(stored, n, type, slice(None))
-            yield ConvertedTensor(TensorInfo(made.format("down"), (n, d, ff), type), rows)
-            return
-        check_shape(tensor, (n, d, 2 * ff))
-        both = TransposedMatrices(stored, n, type, slice(None))
-        if self.merge_gate_up:
-            yield ConvertedTensor(TensorInfo(made.format("gate_up"), (n, 2 * ff, d), type), both)
-            return
-        for half, name in enumerate(("gate", "up")):
-            ranges = [RowRange(both, (2 * expert + half) * ff, ff) for expert in range(n)]
-            yield ConvertedTensor(
-                TensorInfo(made.format(name), (n, ff, d), type), ConcatenatedRows(ranges)
-            )

@@ -1,5 +1,5 @@
 """qwen3: Qwen3 without experts. Query and key heads are normalized before the rotation. The head
-size is a separate key.
+size is a separate key. qwen3vl is the same for texts, in which all positions of a token are equal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ..network.network import Network
 from . import architecture
 
 
-@architecture("qwen3", gpu=True)
+@architecture("qwen3", "qwen3vl", gpu=True)
 def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.

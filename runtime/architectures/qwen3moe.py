@@ -1,7 +1,8 @@
 """qwen3moe: Qwen3 with experts in every layer.
 
 Query and key heads are normalized before the rotation, whose pairs are half a head apart. The head
-size is a separate key.
+size is a separate key. qwen3vlmoe is the same for texts, in which all positions of a token are
+equal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..network.network import Network
 from . import architecture
 
 
-@architecture("qwen3moe", gpu=True)
+@architecture("qwen3moe", "qwen3vlmoe", gpu=True)
 def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.

@@ -250,6 +250,12 @@ DENSE_SHAPES: dict[str, Shape] = {
             "rope.scaling.original_context_length": u32(4096),
         },
     ),
+    "qwen3-vl-8b": Shape(
+        "qwen3vl",
+        "8B",
+        *(36, 4096, 32, 8, 128, 12288, 151936, 5000000.0, 262144, 1e-6),
+        head_norms=True,
+    ),
     "internlm2-7b": Shape(
         "internlm2", "7B", 32, 4096, 32, 8, 128, 14336, 92544, 1000000.0, 32768, 1e-5
     ),

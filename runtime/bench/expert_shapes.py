@@ -99,6 +99,12 @@ EXPERT_SHAPES: dict[str, Shape] = {
     ),
     "qwen3-30b-a3b": _qwen3moe("30B.A3B", (48, 2048, 32, 4, 128, 768, 151936)),
     "qwen3-235b-a22b": _qwen3moe("235B.A22B", (94, 4096, 64, 4, 128, 1536, 151936)),
+    "qwen3-vl-30b-a3b": Shape(
+        "qwen3vlmoe",
+        "30B.A3B",
+        *(48, 2048, 32, 4, 128, 768, 151936, 5000000.0, 262144, 1e-6, 128, 8),
+        head_norms=True,
+    ),
     "qwen3moe-tiny": _qwen3moe("tiny", (2, 256, 4, 2, 128, 256, 512), (8, 2), 8192),
     "glm-4.5-air": Shape(
         "glm4moe",
