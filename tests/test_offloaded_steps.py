@@ -170,12 +170,13 @@ def test_steps_are_the_reference_path(three):
     "name, merged",
     [
         *((x, False) for x in ("qwen2_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe", "gemma4_moe")),
+        ("step35", False),
         ("gpt_oss", True),
     ],
 )
 def test_other_architectures(monkeypatch, tmp_path, two_threads, name, merged):
-    """Shared experts, biases, other routers and activations, recurrent states, several rows, and
-    experts next to a dense layer. merged: gate and up, with `-muge`.
+    """Shared experts, biases, other routers and activations, limits after these, recurrent states,
+    several rows, and experts next to a dense layer. merged: gate and up, with `-muge`.
     """
     tiny = make_tiny_model(CASES[name], WIDE, tmp_path / name)
     path = tmp_path / f"{name}.gguf"

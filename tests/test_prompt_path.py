@@ -16,6 +16,7 @@ from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import planned
 from iqforge.runtime.cuda.common.context import Context
+from iqforge.runtime.cuda.common.registry import Slow
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt.common import rounded
 from iqforge.runtime.cuda.prompt.common import weights as prompt_weights
@@ -417,3 +418,29 @@ def test_latent_attention_with_other_caches(monkeypatch, latent, opened, setting
         check_near(torch.cat(rows), expected)
         monkeypatch.setattr(prompt_mla, "BUFFER_BYTES", 1)
         torch.testing.assert_close(normed(model, path.run(tokens, 0)), found, **PRECISION)
+
+
+def test_a_product_of_any_number_of_rows(monkeypatch, tmp_path):
+    """As of gates on a rank whose heads are no multiple of 8."""
+    usual = CASES["step35"].config(WIDE)
+    near = usual["attention_other_setting"] | {"num_attention_heads": 20}
+    heads = {"num_attention_heads": 12, "attention_other_setting": near}
+    case = replace(CASES["step35"], config=lambda _: usual | heads)
+    tiny = make_tiny_model(case, WIDE, tmp_path / "hf")
+    path = iqforge.convert_model(tiny.folder, tmp_path / "m.gguf", "bf16")
+    prompt_on_cpu.install(monkeypatch)
+    with load_model(path) as model:
+        context = Context(CPU)
+        gates = [block.branches[0].module.gate for block in model.network.blocks]
+        assert [gate.rows for gate in gates] == [12, 20, 12]
+        for gate in gates:
+            product = prompt_weights.Product("gates", [gate], context, uneven=True)
+            x = torch.randn(5, gate.cols).to(context.dtype)
+            out = product(x)
+            assert out.shape == product.out(5).shape == (5, -(-gate.rows // 8) * 8)
+            expected = x.float() @ gate.decoded().float().T
+            torch.testing.assert_close(out[:, : gate.rows].float(), expected, rtol=1e-2, atol=2e-2)
+        with pytest.raises(Slow, match="attn_gate is 12 x 256, not multiples of 8"):
+            prompt_weights.Product("gates", gates[:1], context)
+        with pytest.raises(Slow, match="24 rows of several matrices"):
+            prompt_weights.Product("gates", gates[::2], context, uneven=True)

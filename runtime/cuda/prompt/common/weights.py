@@ -80,7 +80,7 @@ class Product:
             if first % 8 or self.rows % 8:
                 raise Slow(f"rows {first} to {last} of {linears[0].role}, not multiples of 8")
         self._few = None
-        if self.rows % 8:
+        if any(matrix.rows % 8 for matrix in self.matrices):
             if len(linears) > 1 or self.bias is not None:
                 raise Slow(f"{self.rows} rows of several matrices, or with a bias")
             self.rows += -self.rows % 8
