@@ -58,7 +58,7 @@ class Attention:
             v.reshape(s.rows, -1, s.value_length),
         )
         if gates is not None:
-            gates = gates.view(s.rows, -1, s.value_length)
+            gates = gates.view(s.rows, s.group * s.kv_heads, -1)
         elif s.gate:
             q, gates = q.split(s.key_length, -1)
         turn = lambda x: rotated(x, angles, s.n_rot, s.neox) if s.n_rot else x  # noqa: E731

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from iqforge.cuda_kernels.step import between as step_between
 from iqforge.runtime.layers.ffn import activate as activated
-from iqforge.runtime.layers.specs import FFNSpec
+from iqforge.runtime.layers.specs import FFNSpec, Xielu
 from torch.nn import functional as F
 
 from .step_graphs_on_cpu import kernel
@@ -22,12 +22,13 @@ def layer_norm(h, weight, bias, eps, out):
     out.copy_(F.layer_norm(h, weight.shape, weight, bias, eps))
 
 
-def activate(x, out, activation, *, bias=None, up=None, up_bias=None):
-    kernel(_activate)(x, out, activation, bias, up, up_bias)
+def activate(x, out, activation, *, bias=None, up=None, up_bias=None, xielu=None):
+    kernel(_activate)(x, out, activation, bias, up, up_bias, xielu)
 
 
-def _activate(x, out, activation, bias, up, up_bias):
-    y = activated(FFNSpec(activation), x.clone() if bias is None else x + bias)
+def _activate(x, out, activation, bias, up, up_bias, xielu):
+    spec = FFNSpec(activation, xielu=None if xielu is None else Xielu(*xielu))
+    y = activated(spec, x.clone() if bias is None else x + bias)
     out.copy_(y if up is None else y * (up if up_bias is None else up + up_bias))
 
 

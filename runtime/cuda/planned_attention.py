@@ -37,7 +37,7 @@ def attention_sizes(
     found = {
         "qkv": rows * of_products * HALF,
         "factors of norms": rows * 2 * FLOAT * s.joined_norms,
-        "gates": of_result * s.gate_apart,
+        "gates": rows * -(-s.heads * s.gate_length // 8) * 8 * HALF * s.gate_apart,
         "queries": rows * q * (HALF if whole else FLOAT),  # other caches get float32
         "mixed": of_result,
         "delta": rows * width * HALF,

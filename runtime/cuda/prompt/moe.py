@@ -26,7 +26,8 @@ from ..common.registry import Placed, PlacedBranch, Slow
 from .common.graphs import Stage, Staged
 from .common.stream import SlowBranch, Stream, check_norm
 from .common.weights import Product, packed
-from .ffn import in_place
+from .expert_products import ExpertProducts
+from .shared_expert import SharedExpert
 
 
 class PromptMoE(Staged):
@@ -188,78 +189,3 @@ def _floats(linear: Linear) -> torch.Tensor | None:
     values = prompt_scores.shortened(values)
     fits = prompt_scores.fits(held.rows, held.cols, held.device, values.dtype)
     return values if fits else None
-
-
-def with_terms(y: torch.Tensor, terms: ExpertTerms, ends: torch.Tensor) -> torch.Tensor:
-    """Return products half[rows, n_out] of rows grouped by expert with scales and biases."""
-    if not terms:
-        return y
-    rows = torch.arange(len(y), device=y.device, dtype=ends.dtype)
-    experts = torch.searchsorted(ends, rows, right=True).clamp_(max=len(ends) - 1)
-    result = y.float()
-    if terms.scale is not None:
-        result *= terms.scale[experts, None]
-    if terms.bias is not None:
-        result += terms.bias[experts]
-    return result.to(y.dtype)
-
-
-def _shared(
-    m: MoE, context: Context
-) -> tuple[Product, Callable[[torch.Tensor], torch.Tensor], Product, torch.Tensor | None]:
-    """Return the products of the shared expert with what is between them, and the vector of its
-    gate.
-    """
-    ffn = m.shared
-    if ffn is None:
-        raise TypeError("no expert works on every row")
-    pair = [ffn.up] if isinstance(ffn, PlainFFN) else pair_of(ffn)
-    gate = m.shared_gate
-
-    def joined(both: torch.Tensor) -> torch.Tensor:
-        gate, up = both.chunk(2, dim=1)
-        gated = context.buffer("shared gated", tuple(gate.shape), gate.dtype)
-        prompt_rows.join_gate(gate, up, gated, gating_of(ffn.spec))
-        return gated
-
-    share = None
-    if gate is not None:
-        if gate.device != context.device:
-            raise Placed(f"{gate.role} is not on {context.device}")
-        if gate.bias is not None:
-            raise Slow(f"{gate.role} has a bias")
-        share = gate.decoded().view(-1)
-    return (
-        Product("shared gate_up", pair, context),
-        in_place(ffn.spec) if isinstance(ffn, PlainFFN) else joined,
-        Product("shared delta", [ffn.down], context),
-        share,
-    )
-
-
-def grouped_product(context: Context, layer: int):
-    """torch's grouped product where the device has one, else a loop over experts that waits for
-    their counts.
-    """
-    if context.dtype == torch.bfloat16 and torch.cuda.get_device_capability(context.device) in (
-        (9, 0),
-        (10, 0),
-    ):
-        # Torch has no public name for it.
-        return lambda x, w, ends: torch._grouped_mm(  # pyright: ignore[reportPrivateImportUsage]
-            x, w.transpose(-2, -1), offs=ends
-        )
-    name = str(context.dtype).removeprefix("torch.")
-    context.report(
-        "MoE", f"no grouped product in {name} on this device: experts one after the other", layer
-    )
-    return _one_by_one
-
-
-def _one_by_one(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    out, start = x.new_empty(len(x), w.shape[1]), 0
-    for expert, end in enumerate(ends.tolist()):
-        if end > start:
-            torch.mm(x[start:end], w[expert].t(), out=out[start:end])
-        start = end
-    return out

@@ -11,7 +11,7 @@ from ..common.context import Context
 from ..common.expert_terms import gating_of, pair_of
 from ..common.registry import Placed, Slow
 from .common.weights import Product
-from .ffn import IN_PLACE
+from .ffn import in_place
 
 
 class SharedExpert:
@@ -49,7 +49,7 @@ class SharedExpert:
 
     def _activated(self, both: torch.Tensor) -> torch.Tensor:
         if isinstance(self.ffn, PlainFFN):
-            return IN_PLACE[self.ffn.spec.activation](both)
+            return in_place(self.ffn.spec)(both)
         gate, up = both.chunk(2, dim=1)
         gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
         prompt_rows.join_gate(gate, up, gated, gating_of(self.ffn.spec))

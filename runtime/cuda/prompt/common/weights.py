@@ -87,14 +87,21 @@ class Product:
         else:
             self._few = FewTokens(self.matrices, self.bias, part, context)
 
-    def weights(self) -> torch.Tensor:
-        """Decode to half[rows, cols]."""
-        if self._few is not None:
-            return decoded(self.matrices, self.context, self._part)
-        [matrix] = self.matrices  # tensor cores want multiples of 8 rows
-        out = self.context.buffer("weights", (self.rows, self.cols), self.context.dtype)
-        decode_matrix(matrix, self.context.dtype, out=out[: matrix.rows])
-        return out
+    def _weights(self) -> list[tuple[slice, torch.Tensor]]:
+        """Return matrices half[rows, cols], each with its columns of the product."""
+        if self._few is None:
+            [matrix] = self.matrices  # tensor cores want multiples of 8 rows
+            out = self.context.buffer("weights", (self.rows, self.cols), self.context.dtype)
+            decode_matrix(matrix, self.context.dtype, out=out[: matrix.rows])
+            return [(slice(None), out)]
+        stored = [as_stored(m, self.context.dtype) for m in self.matrices]
+        found, first = [], 0
+        for matrix in stored:
+            if matrix is None or self._part is not None:
+                return [(slice(None), decoded(self.matrices, self.context, self._part))]
+            found.append((slice(first, first + len(matrix)), matrix))
+            first += len(matrix)
+        return found
 
     def out(self, rows: int) -> torch.Tensor:
         """The buffer for the product of so many rows of x."""
