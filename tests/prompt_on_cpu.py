@@ -397,7 +397,9 @@ class Graph:
         assert not self.batch.begins or all(now[key] is held for key, held in self.angles.items())
         stream = Stream(self.h, self.context)
         stream.left(self.pending)
-        prompt_graphs.launch(self.parts, stream, self.batch)
+        # Where its positions were, there is something else by now.
+        gone = torch.full_like(self.batch.positions, -1)
+        prompt_graphs.launch(self.parts, stream, replace(self.batch, positions=gone))
 
 
 def captures(monkeypatch) -> None:

@@ -16,6 +16,7 @@ from iqforge.runtime.cuda.common.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.common.stream import Stream
+from iqforge.runtime.cuda.prompt.mixers import latent_absorbed
 from iqforge.runtime.cuda.prompt.path import PromptPath
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.model import Model, load_model
@@ -78,6 +79,37 @@ def test_graphs_of_families_repeat(monkeypatch, tmp_path, name, later, first, al
             before = prompt_on_cpu.Graph.replays
             assert torch.equal(path.run(TOKENS[:1, :9] % model.n_vocab, 0), plain)
             assert prompt_on_cpu.Graph.replays - before == replays
+
+
+def test_graphs_of_few_rows_know_their_positions(monkeypatch, latent, opened):
+    """Where the last row alone is wanted, it attends in the absorbed form, with its position."""
+
+    def to_all(self, q, rows, positions, matrices, out):
+        s, (w_k, w_v) = self.m.spec, (x.float() for x in matrices)
+        nope, turned = q.float().split([s.nope_length, s.rope_length], -1)
+        inner = torch.einsum("nhd,hrd->nhr", nope, w_k)
+        scores = torch.cat([turned, inner], -1) @ rows.float().T * s.scale
+        later = torch.arange(len(rows)) > positions[:, None]
+        shares = scores.masked_fill(later[:, None], float("-inf")).softmax(-1)
+        mixed = shares @ rows[:, s.rope_length :].float()
+        seen.append(len(q))
+        out.copy_(torch.einsum("nhr,hvr->nhv", mixed, w_v).flatten(1))
+
+    seen: list[int] = []
+    monkeypatch.setattr(latent_absorbed.AbsorbedRows, "has_kernels", lambda *_: True)
+    monkeypatch.setattr(latent_absorbed.AbsorbedRows, "to_all", to_all)
+    with load_model(latent[0]) as model:
+        heads = model.network.blocks[-1].mixer.spec.heads
+        monkeypatch.setattr(latent_absorbed, "FEWEST_KEYS", 1)
+        monkeypatch.setattr(latent_absorbed, "KEYS_OF_QUERY", 9 * heads)
+        path, plain = (PromptPath(model.network, Context(CPU, torch.float16)) for _ in range(2))
+        tokens = TOKENS[:1, :9] % model.n_vocab
+        expected = plain.run(tokens, 0, model.new_state(16), last=True)
+        assert seen == [1]
+        prompt_on_cpu.captures(monkeypatch)
+        for _ in range(3):
+            assert torch.equal(path.run(tokens, 0, model.new_state(16), last=True), expected)
+    assert prompt_on_cpu.Graph.replays == 3
 
 
 def check_graphs(monkeypatch, model: Model, later: int, first: int) -> None:

@@ -99,8 +99,8 @@ class Context:
         if held is None or held.numel() < n_bytes:
             self.growths += held is not None
             # Free the old one first, as both may not fit. (What is pending after a graph keeps its
-            # buffer until the graph is captured again or dropped: the result of one branch, not one
-            # of the largest buffers.)
+            # buffers until the graph is captured again or dropped: the residual stream and the
+            # result of one branch, not the largest buffers.)
             self._buffers.pop(name, None)
             del held
             held = self._buffers[name] = torch.empty(
@@ -134,6 +134,12 @@ class Context:
         if t not in self._angles:
             self._angles[t] = temperature(t, positions).float()
         return self._angles[t]
+
+    def positions(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the positions int64[n] of a pass where its first layer has found them, kept as
+        `angles` are: graphs read them there.
+        """
+        return self._angles.setdefault("positions", positions)
 
     def use_angles(self, angles: Angles) -> None:
         """Keep angles in `angles` from now on: those of the rows that follow."""

@@ -139,7 +139,7 @@ class PromptLatent(Staged):
             stored = self._fresh(kv, batch) if batch.state is None else self._cached(kv, batch)
         heads = self.context.buffer("queries", (len(q), s.heads, s.key_length), dtype=stored.dtype)
         cos, sin, factors = *self._angles(batch), None
-        positions = batch.sequence_positions
+        positions = self.context.positions(batch.sequence_positions)
         if stream.narrows:
             cos, sin, positions = cos[-1:], sin[-1:], positions[-1:]
         if s.temperature is not None:
