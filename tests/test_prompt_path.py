@@ -316,6 +316,25 @@ def test_buffers_of_kept_prompts_are_announced(opened, spec, cache):
     assert all(n <= sizes[name] for name, n in held.items() if name in sizes)
 
 
+@pytest.mark.slow
+def test_latent_vectors_are_announced_where_positions_are_chosen(monkeypatch, tmp_path):
+    """Passes that see all positions read their own latent vectors."""
+    tiny, file = make_tiny_model(CASES["glm_moe_dsa"], WIDE, tmp_path / "hf"), tmp_path / "f32.gguf"
+    iqforge.convert_model(tiny.folder, file, "f32")
+    prompt_on_cpu.install(monkeypatch)
+    settings = CacheSettings("f16", "f16")
+    with load_model(file) as model:
+        context = Context(CPU, torch.float16, ubatch=9)
+        path = PromptPath(model.network, context)
+        path.run(TOKENS[:1, :9] % model.n_vocab, 0, model.new_state(64, settings))
+        for block in model.network.blocks:
+            found = planned._of_branch(block.branches[0], model.network.width, 9, 64, settings, CPU)
+            assert found["latents"] == context._buffers["latents"].numel()
+            assert found["attention in graphs"] == found["attention"]
+            more = planned._of_branch(block.branches[0], model.network.width, 99, 99, settings, CPU)
+            assert more["latents"] == found["latents"] // 9 * block.mixer.top_k
+
+
 def test_a_profiled_prompt_names_its_layers(opened):
     """One range for each executor, whatever the stages it consists of."""
     model, _, path = opened("qwen3moe-tiny:Q8_0")

@@ -97,8 +97,9 @@ def latent_sizes(
         found["attention"] += keys * s.cache_width * (2 * FLOAT + HALF)
     elif settings.k.is_quantized:
         found["decoded"] = keys * s.cache_width * HALF
-    elif not m.top_k:
-        found["latents"] = rows * s.cache_width * HALF
+    else:  # of a pass that reads its own: where positions are chosen, it has no more than those
+        own = min(rows, m.top_k) if m.top_k else rows
+        found["latents"] = own * s.cache_width * HALF
         found["attention in graphs"] = found["attention"]
     if m.top_k and keys > m.top_k:
         part = min(rows, CHOSEN_ROWS)
