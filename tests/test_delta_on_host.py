@@ -8,6 +8,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
 from iqforge.cuda_kernels.prompt import delta as prompt_delta
+from iqforge.cuda_kernels.prompt import recurrent
 from iqforge.cuda_kernels.prompt.delta import SharedBytes, delta_rule, fitting_stages
 from iqforge.cuda_kernels.step.delta import delta_spec
 
@@ -128,6 +129,13 @@ def test_a_prompt(case, half, stages, tmp_path):
     found = torch.zeros(3, dtype=torch.int32)
     kernels.library.shared_floats(pointer(found))
     assert tuple(4 * found) == SharedBytes.of(p.heads, stages)
+
+
+def test_many_sequences_are_launched_apart(tmp_path, monkeypatch):
+    """Two of 8 blocks each, where a grid has 15 in its second direction."""
+    monkeypatch.setattr(recurrent, "_MOST_BLOCKS", 15)
+    assert [n for n, *_ in recurrent.launched_apart(2, 8, 64)] == [1, 1]
+    test_a_prompt(PROMPTS[1], torch.float16, 1, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from iqforge.cuda_kernels.prompt import recurrent
 from iqforge.cuda_kernels.prompt import state_space as prompt_state_space
 from iqforge.cuda_kernels.step.state_space import StateSpaceShape, state_space_spec
 
@@ -88,6 +89,24 @@ def test_a_prompt(case, half, stages, tmp_path):
     found = torch.zeros(2, dtype=torch.int32)
     kernels.library.shared_floats(pointer(found))
     assert tuple(4 * found) == prompt_state_space.shared_bytes(p.case.shape, stages)
+
+
+def test_many_sequences_are_launched_apart(tmp_path, monkeypatch):
+    """A grid has no more than 65,535 blocks in its second direction."""
+    p = prompt_case((5, 20, 6, 1, 12, 20, 3), torch.float16, torch.device("cpu"))
+    kernels, launched = HostKernels(tmp_path, p.case.shape, torch.float16, 2), []
+    decays = kernels.decays
+
+    def counted(*arguments):
+        launched.append(len(arguments[4]))
+        decays(*arguments)
+
+    monkeypatch.setattr(kernels, "decays", counted)
+    whole = p.run(prompt_state_space.state_space, kernels)
+    monkeypatch.setattr(recurrent, "_MOST_BLOCKS", 17)
+    apart = p.run(prompt_state_space.state_space, kernels)
+    assert launched == [30, 12, 12, 6] and torch.equal(apart[0], whole[0])
+    p.check(*apart)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 from ..common.delta_heads import DeltaHeads
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
-from .recurrent import CHUNK, SLICE, Buffer, pitch, shared_limit
+from .recurrent import CHUNK, SLICE, Buffer, launched_apart, parts_of, pitch, shared_limit
 
 _THREADS, _HEAD_TOKENS, _HEAD_THREADS = 256, 32, 128
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
@@ -260,6 +260,12 @@ def delta_rule(
     """
     s = kernels.heads
     tokens = len(products) // n_sequences
+    apart = list(launched_apart(n_sequences, 2 * s.key_heads + s.value_heads, tokens))
+    for n, sequences, rows in apart:
+        kept, x = parts_of(sequences, past, before, after), (products[rows], z[rows], rates[rows])
+        delta_rule(kernels, weights, *x, n, *kept, out[rows], buffer)
+    if apart:
+        return
     n_chunks = -(-tokens // CHUNK)
     padded, n_heads = n_chunks * CHUNK, n_sequences * s.value_heads
 

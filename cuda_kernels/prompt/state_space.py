@@ -17,7 +17,7 @@ import torch
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from ..step.state_space import StateSpaceShape
-from .recurrent import CHUNK, SLICE, Buffer, pitch, shared_limit
+from .recurrent import CHUNK, SLICE, Buffer, launched_apart, parts_of, pitch, shared_limit
 from .rows import HALVES, converted, short
 
 _THREADS, _CONV_THREADS, _CONV_TOKENS, _NORM_THREADS = 256, 128, 16, 128
@@ -235,6 +235,12 @@ def state_space(
     """
     s, w = kernels.shape, weights
     tokens = len(products) // n_sequences
+    apart = list(launched_apart(n_sequences, s.heads, tokens))
+    for n, sequences, rows in apart:
+        kept = parts_of(sequences, past, before, after)
+        state_space(kernels, weights, products[rows], n, *kept, out[rows], buffer)
+    if apart:
+        return
     n_chunks = -(-tokens // CHUNK)
     padded, n_heads = n_chunks * CHUNK, n_sequences * s.heads
     half, full = torch.float16, torch.float32
