@@ -142,6 +142,7 @@ extern "C" void run(const float* products, const float* taps, const float* bias,
         scan(products, taps, bias, dt, a, d, inputs, memory, other_inputs, other_memory, position,
              begun, tickets.data(), out);
     });
+    if (norm == nullptr) return;
     launch_on_host(GROUPS, ROWS, 32 * NORM_WARPS, [&] { norm_groups(out, norm, eps); });
 }
 """

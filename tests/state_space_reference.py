@@ -60,7 +60,9 @@ def state_space(shape: StateSpaceShape, **tensors) -> StateSpace:
     return StateSpace(spec, input=same, output=same, **tensors)
 
 
-def state_space_case(case: tuple, device: torch.device, *, bias: bool = True) -> Case:
+def state_space_case(
+    case: tuple, device: torch.device, *, bias: bool = True, norm: bool = True
+) -> Case:
     """A random layer of a shape as in STEPS."""
     shape = StateSpaceShape(*case)
     g = torch.Generator(device).manual_seed(0)
@@ -74,7 +76,7 @@ def state_space_case(case: tuple, device: torch.device, *, bias: bool = True) ->
         dt=random(n),
         a=-random(n).exp(),
         d=random(n),
-        norm=1 + 0.1 * random(shape.groups, inner // shape.groups),
+        norm=1 + 0.1 * random(shape.groups, inner // shape.groups) if norm else None,
         eps=1e-5,
     )
     state = RecurrentState(shape.taps - 1, channels, (n, shape.state, shape.length), device)
@@ -130,10 +132,13 @@ class Prompt:
         assert (memory - self.after.memory).norm() <= 1e-3 * self.after.memory.norm()
 
 
-def prompt_case(case: tuple, half: torch.dtype, device: torch.device) -> Prompt:
+def prompt_case(
+    case: tuple, half: torch.dtype, device: torch.device, *, norm: bool = True
+) -> Prompt:
     """A random layer on random rows, as in PROMPTS. What one sequence kept is not empty."""
     n_sequences, tokens, *shape = case
-    c = state_space_case((n_sequences * tokens, *shape), device, bias=n_sequences == 1)
+    rows = n_sequences * tokens
+    c = state_space_case((rows, *shape), device, bias=n_sequences == 1, norm=norm)
     products = c.products.to(half)
     c.products = products.float()
     if n_sequences == 1:

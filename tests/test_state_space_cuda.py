@@ -19,9 +19,10 @@ GRANITE = [(1, 48, 1, 64, 128, 4)]
 
 
 @pytest.mark.parametrize("case", STEPS + NANO + GRANITE, ids=lambda case: "-".join(map(str, case)))
-def test_a_step(case):
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_step(case, norm):
     device = torch.device("cuda")
-    c = state_space_case(case, device)
+    c = state_space_case(case, device, norm=norm)
     expected, after = c.expected()
     step, net = StepStateSpace(c.shape, device), c.net
     for alternates in (False, True, True):  # twice: tickets are as before
@@ -44,8 +45,9 @@ def test_a_step(case):
     [*PROMPTS, (1, 500, *NANO[0][1:]), (3, 130, *GRANITE[0][1:]), (1, 200, 32, 1, 128, 256, 4)],
     ids=str,
 )
-def test_a_prompt(case, half):
-    p = prompt_case(case, half, torch.device("cuda"))
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_prompt(case, half, norm):
+    p = prompt_case(case, half, torch.device("cuda"), norm=norm)
     kernels = StateSpaceKernels(p.case.shape, half, torch.device("cuda"))
     first, again = (p.run(state_space, kernels) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))

@@ -16,8 +16,9 @@ from .state_space_reference import PROMPTS, STEPS, prompt_case, state_space_case
 
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: "-".join(map(str, case)))
-def test_a_step(case, tmp_path):
-    c = state_space_case(case, torch.device("cpu"), bias=case[0] != 3)
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_step(case, norm, tmp_path):
+    c = state_space_case(case, torch.device("cpu"), bias=case[0] != 3, norm=norm)
     expected, after = c.expected()
     kernel, net = library(tmp_path, state_space_spec(c.shape), RUN_STATE_SPACE), c.net
 
@@ -107,6 +108,13 @@ def test_many_sequences_are_launched_apart(tmp_path, monkeypatch):
     apart = p.run(prompt_state_space.state_space, kernels)
     assert launched == [30, 12, 12, 6] and torch.equal(apart[0], whole[0])
     p.check(*apart)
+
+
+def test_a_prompt_without_a_norm(tmp_path, monkeypatch):
+    p = prompt_case(PROMPTS[0], torch.float16, torch.device("cpu"), norm=False)
+    monkeypatch.setattr(prompt_state_space, "converted", lambda x, out: out.copy_(x))
+    kernels = HostKernels(tmp_path, p.case.shape, torch.float16, 2)
+    p.check(*p.run(prompt_state_space.state_space, kernels))
 
 
 @pytest.mark.parametrize(

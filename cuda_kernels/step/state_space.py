@@ -88,7 +88,7 @@ class StepStateSpace:
         dt: torch.Tensor,
         a: torch.Tensor,
         d: torch.Tensor,
-        norm: torch.Tensor,
+        norm: torch.Tensor | None,
         eps: float,
         state: StepState,
         out: torch.Tensor,
@@ -99,7 +99,7 @@ class StepStateSpace:
         products float32[rows, ...]: gates, channels of the convolution (values, vectors that write,
         vectors that read) and steps of heads. taps float32[channels, taps], the last for the
         current token; bias float32[channels]. dt, a, d float32[heads]. norm float32[groups, heads *
-        length / groups]: weights of the norms.
+        length / groups]: weights of the norms, None for none.
         """
         s = self.shape
         launch(
@@ -117,6 +117,8 @@ class StepStateSpace:
             out,
             pdl=True,
         )
+        if norm is None:
+            return
         grid = (s.groups, s.rows)
         launch(self._norm, grid, _NORM_THREADS, out, norm, np.float32(eps), pdl=True)
 

@@ -36,11 +36,12 @@ def plan_state_space(plan: Plan, module: StateSpace, x: Buffer) -> Buffer:
         *(channels.at(s.channels).address, memory.vector(module.dt)),
         *(memory.vector(module.a), memory.vector(module.d), inputs.address, mixed.address),
     )
-    plan.add(
-        operation(state_space.norm_groups),
-        *(mixed.address, s.groups, s.inner // s.groups),
-        *(memory.vector(module.norm.flatten()), float(module.eps)),
-    )
+    if module.norm is not None:
+        plan.add(
+            operation(state_space.norm_groups),
+            *(mixed.address, s.groups, s.inner // s.groups),
+            *(memory.vector(module.norm.flatten()), float(module.eps)),
+        )
     y = plan.product(module.output, mixed, "delta")
     plan.meet()
     return y

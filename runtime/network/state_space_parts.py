@@ -9,14 +9,15 @@ from ..layers.specs import StateSpaceSpec
 from .decoder import Decoder
 
 
-def state_space(d: Decoder, layer: int) -> StateSpace | AbsentMixer:
-    """`ssm_*` of a block, or nothing where this rank has no part of it. Raise ConfigError for sizes
-    that contradict each other.
+def state_space(d: Decoder, layer: int, *, may_lack_norm: bool = False) -> StateSpace | AbsentMixer:
+    """`ssm_*` of a block, or nothing where this rank has no part of it. may_lack_norm: there is no
+    norm where the file has none. Raise ConfigError for sizes that contradict each other.
     """
     at, w, s = f"blk.{layer}", d.w, _spec(d)
     local = s if w.share is None else w.share.state_space(layer, s)
     if local is None:
         return AbsentMixer()
+    read_norm = w.optional_values if may_lack_norm else w.values
     return StateSpace(
         local,
         input=w.linear(f"{at}.ssm_in", d.width, s.inputs, role="ssm_in", split="column"),
@@ -25,7 +26,7 @@ def state_space(d: Decoder, layer: int) -> StateSpace | AbsentMixer:
         dt=w.vector(f"{at}.ssm_dt.bias", s.heads),
         a=w.values(f"{at}.ssm_a", (s.heads, 1)).flatten(),
         d=w.values(f"{at}.ssm_d", (s.heads, 1)).flatten(),
-        norm=w.values(f"{at}.ssm_norm.weight", (s.groups, s.inner // s.groups)),
+        norm=read_norm(f"{at}.ssm_norm.weight", (s.groups, s.inner // s.groups)),
         eps=d.eps,
         output=w.linear(f"{at}.ssm_out", s.inner, d.width, role="ssm_out", split="row"),
     )

@@ -190,7 +190,7 @@ def plan_delta_net(module: DeltaNet, layer: int, splits: TensorSplits, parts: Pa
 
 
 def plan_state_space(module: StateSpace, layer: int, splits: TensorSplits, parts: Parts) -> Parts:
-    """Split a state-space layer by groups of heads, over each of which there is a norm."""
+    """Split a state-space layer by groups of heads, which share vectors, and a norm if any."""
     s, at = module.spec, f"blk.{layer}"
     heads, output = s.heads // s.groups, stem(module.output.name)
     of_group = heads * s.head_length
@@ -218,9 +218,10 @@ def plan_state_space(module: StateSpace, layer: int, splits: TensorSplits, parts
     splits.rows(stem(module.input.name), inputs)
     splits.rows(f"{at}.ssm_conv1d", channels)
     splits.vector(f"{at}.ssm_dt.bias", own_heads)
-    of_groups = [[held] for held in groups]
-    for name, held in (("ssm_a", own_heads), ("ssm_d", own_heads), ("ssm_norm.weight", of_groups)):
-        splits.whole_rows(f"{at}.{name}", held)
+    for name in ("ssm_a", "ssm_d"):
+        splits.whole_rows(f"{at}.{name}", own_heads)
+    if module.norm is not None:
+        splits.whole_rows(f"{at}.ssm_norm.weight", [[held] for held in groups])
     splits.columns(output, values)
     return tuple(replace(part, key_heads=held) for part, held in zip(parts, groups, strict=True))
 

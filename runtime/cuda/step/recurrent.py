@@ -31,7 +31,8 @@ class StepStateSpaceLayer(StepRecurrent):
         super().__init__(branch, context)
         net: StateSpace = branch.module
         s = net.spec
-        if any(x.device != context.device for x in (net.convolution, net.dt, net.a, net.norm)):
+        placed = [x for x in (net.convolution, net.dt, net.a, net.norm) if x is not None]
+        if any(x.device != context.device for x in placed):
             raise Placed(f"its convolution is not on {context.device}")
         self.net = net
         sizes = (s.heads, s.groups, s.head_length, s.state_length, s.convolution)

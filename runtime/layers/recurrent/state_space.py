@@ -18,15 +18,15 @@ from .state_space_rule import CHUNK, by_chunks, by_steps
 
 class StateSpace:
     """Values and the vectors that write and read memories, through a short causal convolution and
-    the recurrence of `state_space_rule`; results are gated by silu(z), normed over each group, and
-    joined by `output`.
+    the recurrence of `state_space_rule`; results are gated by silu(z), normed over each group if
+    there is a norm, and joined by `output`.
 
     input: gives gates z, values, the writing vectors of all groups, the reading ones, and a step
     for each head, in this order. convolution: float32[channels, length], the last column for the
     current token; its bias float32[channels]. dt, a, d: float32[heads]; steps are softplus(step +
     dt), the logarithm of the decay is a * step, and d times its values is added to what a head
     reads. norm: float32[groups, inner / groups], the weights of RMS norms of groups, whose epsilon
-    is `eps`.
+    is `eps`; None for none.
     """
 
     window = 0
@@ -41,7 +41,7 @@ class StateSpace:
         dt: torch.Tensor,
         a: torch.Tensor,
         d: torch.Tensor,
-        norm: torch.Tensor,
+        norm: torch.Tensor | None,
         eps: float,
         output: Linear,
     ):
@@ -106,7 +106,10 @@ class StateSpace:
             u, dt = (y[span].unflatten(0, (len(states), -1)) for y in (channels, steps))
             mixed.append(self._mix(u, dt, states).flatten(0, 1))
         y = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-        y = (y.flatten(1) * F.silu(z)).unflatten(1, (s.groups, -1))
+        y = y.flatten(1) * F.silu(z)
+        if self.norm is None:
+            return y
+        y = y.unflatten(1, (s.groups, -1))
         y = F.rms_norm(y, y.shape[-1:], None, self.eps) * self.norm
         return y.flatten(1)
 
