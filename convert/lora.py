@@ -31,6 +31,7 @@ from .source import QUANTIZATION_VERSION
 from .tensors.outtype import OUTTYPES, resolve_outtype
 from .tensors.reorder import SelectedColumns, TransposedMatrices
 from .tensors.rows import ConcatenatedRows, StoredRows, rebased
+from .tensors.scaled import ScaledRows
 from .tensors.stored import StoredTensor, TensorRows
 
 
@@ -180,7 +181,8 @@ class AdapterSource(RowsSource):
         stored: StoredTensor,
         rows: TensorRows,
     ) -> ConvertedTensor:
-        info = TensorInfo(f"{mapped.info.name}.lora_{half}", shape, self.checkpoint.type_of(stored))
+        type = rows.type if isinstance(rows, ScaledRows) else self.checkpoint.type_of(stored)
+        info = TensorInfo(f"{mapped.info.name}.lora_{half}", shape, type)
         if (rows.n_rows, rows.row_bytes) != (info.n_rows, info.row_bytes):
             raise CheckpointError(
                 f"has {rows.n_rows} rows of {rows.row_bytes} bytes, {info.n_rows} of"

@@ -77,6 +77,7 @@ class TransposedMatrices:
             raise UnsupportedTypeError(
                 f"{type.name} rows cannot be transposed without changing values"
             )
+        self.type = type
         self._n, self._size = base.n_rows // n_matrices, type.block_bytes
         self._n_cols = base.row_bytes // self._size
         self._columns = range(self._n_cols)[columns]

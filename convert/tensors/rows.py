@@ -21,7 +21,7 @@ import numpy as np
 from ...errors import UnsupportedTypeError
 from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
-from .decoded import DecodedTensor
+from .decoded import DecodedTensor, ggml_type_of
 from .stored import WIDENED_DTYPES, StoredTensor, TensorReader, TensorRows
 
 Leaf = Callable[[StoredTensor], TensorRows]
@@ -62,6 +62,11 @@ class StoredRows(MovedRows):
             else self._stored_bytes // np.dtype(self._wide).itemsize * 4
         )
         self._reader, self._tensor = reader, tensor
+
+    @property
+    def type(self) -> GGMLType:
+        """The type of its rows. UnsupportedTypeError for dtypes without one."""
+        return ggml_type_of(self._tensor)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         start, stop, _ = slice(start, stop).indices(self.n_rows)
