@@ -26,6 +26,7 @@ RUNNABLE = frozenset(
         "ernie4_5-moe",
         "exaone4",
         "exaone-moe",
+        "falcon-h1",
         "gemma2",
         "gemma3",
         "gemma4",

@@ -281,7 +281,7 @@ class Model(EvaluationPaths):
     def _check_state(self, state: State) -> State:
         arguments.instance("state", state, State)
         blocks, own = self.network.blocks, self.network.layers
-        same = len(blocks) == len(state.mixers)
+        same = len(blocks) == state.n_layers
         if not same or (own and blocks[own[0]].mixer is not state.mixers[own[0]]):
             raise UsageError("the sequence is of another model", file=self.source.path)
         return state

@@ -177,7 +177,7 @@ def split_report(
         tuple(
             name
             for kind, name in _AS_DELTA.items()
-            if any(isinstance(block.mixer, kind) for block in whole.blocks)
+            if any(isinstance(m, kind) for block in whole.blocks for m in block.mixers)
         ),
     )
 
@@ -259,7 +259,7 @@ def _work(
         experts,
         tuple(sums_of(block) for block in whole.blocks),
         tuple(exchanges_of(block) for block in whole.blocks),
-        tuple(_mixer(block.mixer) for block in whole.blocks),
+        tuple(tuple(map(_mixer, block.mixers)) for block in whole.blocks),
         n_past,
         tuple(
             sum(block.mixer.read_bytes(n_past, 1, settings) for block in network.blocks)

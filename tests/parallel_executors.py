@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iqforge.formats.values import f32, u32
-from iqforge.runtime.bench.hybrid_shapes import HybridShape, NemotronShape
+from iqforge.runtime.bench.hybrid_shapes import BesideShape, HybridShape, NemotronShape
 from iqforge.runtime.bench.mixer_sizes import ConvSizes, StateSpaceSizes
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
@@ -85,6 +85,10 @@ SHAPES["lfm2-tiny"] = HybridShape(  # with short convolutions
     last_norm="token_embd_norm",
     attending=(1,),
     recurrent=ConvSizes(),
+)
+SHAPES["falcon-tiny"] = BesideShape(  # attention and state spaces side by side
+    *("falcon-h1", "tiny", 2, 256, 2, 1, 128, 512, 512, 10000.0, 8192, 1e-5),
+    recurrent=StateSpaceSizes(16, 32, 64, 2, normed=False),
 )
 SHAPES["cohere2-tiny"] = replace(  # attention and feed-forward side by side
     SHAPES["llama-tiny"],

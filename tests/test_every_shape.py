@@ -80,6 +80,8 @@ SIZES = {
     "nemotron-h-8b": 8.1,
     "nemotron-3-nano-30b-a3b": 31.6,
     "granite-3.1-3b-a800m": 3.30,
+    "falcon-h1-7b": 7.59,
+    "falcon-h1-34b": 33.6,
     "smollm3-3b": 3.08,
     "ernie-4.5-0.3b": 0.36,
     "ernie-4.5-21b-a3b": 21.8,
@@ -106,6 +108,7 @@ SIZES = {
 LARGER = {
     "llama-70b",
     "apertus-70b",
+    "falcon-h1-34b",
     "trinity-large",
     "qwen3-235b-a22b",
     "gpt-oss-120b",
@@ -248,7 +251,7 @@ def test_attention_of_steps_has_kernels_where_a_block_has_99_kb(name):
     """With every type of cache, as on an RTX; also latent attention with `-khad`."""
     limit, types = 97 << 10, attention_shape.TYPES
     with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
-        mixers = [block.mixer for block in model.network.blocks]
+        mixers = [mixer for block in model.network.blocks for mixer in block.mixers]
     latent = {(m.spec, m.top_k) for m in mixers if isinstance(m, MLA)}
     for (s, top_k), type, turned in itertools.product(latent, types, (0, 64)):
         if turned and ggml_type(type).is_float:
@@ -274,7 +277,7 @@ def test_delta_nets_of_prompts_have_kernels_where_a_block_has_99_kb(name, monkey
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
     limit = prompt_delta.shared_limit(torch.device("cuda"))
     with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
-        mixers = [block.mixer for block in model.network.blocks]
+        mixers = [mixer for block in model.network.blocks for mixer in block.mixers]
     heads = {delta_heads(m) for m in mixers if isinstance(m, DeltaNet)}
     assert heads
     assert all(prompt_delta.fitting_stages(x, limit) for x in heads)

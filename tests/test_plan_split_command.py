@@ -49,6 +49,7 @@ def test_speeds_come_with_the_costs_behind_them(capsys):
     "shape, layers",
     [
         ("granite-4.0-h-7b", ("state-space layers",)),
+        ("falcon-h1-7b", ("state-space layers",)),
         ("lfm2-1.2b", ("short convolutions",)),
         ("llama-8b", ()),
     ],

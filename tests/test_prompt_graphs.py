@@ -53,8 +53,9 @@ def test_graphs_of_latent_attention_repeat(monkeypatch, latent, opened):
 
 
 # Keys and values that later layers use, temperatures of queries, positions that an indexer would
-# choose: graphs after other tokens, from position 0, and where nothing is kept. (Experts are in
-# none, nor are heads of 512, which have no flash attention here.)
+# choose, a state-space layer beside attention: graphs after other tokens, from position 0, and
+# where nothing is kept. (Experts are in none, nor are heads of 512, which have no flash attention
+# here.)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, later, first, alone",
@@ -64,6 +65,7 @@ def test_graphs_of_latent_attention_repeat(monkeypatch, latent, opened):
         ("glm_moe_dsa", 3, 3, 1),
         ("llama4", 8, 8, 3),
         ("ministral3", 3, 3, 1),
+        ("falcon_h1", 7, 5, 1),
     ],
 )
 def test_graphs_of_families_repeat(monkeypatch, tmp_path, name, later, first, alone):

@@ -240,6 +240,7 @@ def test_a_recurrent_state_goes_back_by_snapshots_only():
     state = pool(0).sequence()
     state.layers.append(Recurrent())
     state.windows.append(0)
+    state.n_layers += 1
     extend(state, [1, 2, 3])
     before = state.snapshot()
     extend(state, [4])

@@ -42,6 +42,7 @@ FAMILIES = (
     "internlm2",
     "deepseek_moe",
     "qwen3vl",
+    "falcon_h1",
 )
 
 
@@ -95,4 +96,5 @@ FAST = (
     "nemotron_h_latent",
     "step35",
     "apertus",
+    "falcon_h1",
 )

@@ -202,6 +202,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"head_dim": 20},
         YARN,
     ),
+    "falcon_h1": (
+        {"mamba_rms_norm": True},
+        {"mamba_conv_bias": False, "mamba_n_groups": 1},
+        {"mamba_d_ssm": None},
+        {"tie_word_embeddings": True, "lm_head_multiplier": 1.5},
+        YARN,
+    ),
     "granite_moe_shared": ({"attention_bias": True},),
     "granite4": (
         {"position_embedding_type": None},

@@ -28,7 +28,7 @@ OfLayer = Callable[[Shape], Callable[[int], Shape | None]]
 class Mamba2:
     """Sizes of state-space layers, and the stored name of one, such as `model.layers.{}.mixer`.
 
-    convolution: inputs that it sees. bias: whether it has one.
+    convolution: inputs that it sees. bias: whether it has one. normed: whether results are normed.
     """
 
     stem: str
@@ -38,6 +38,7 @@ class Mamba2:
     groups: int
     convolution: int
     bias: bool
+    normed: bool = True
 
     @property
     def inner(self) -> int:
@@ -86,8 +87,12 @@ class Mamba2:
             Weight(f"{at}.dt_bias", "blk.{}.ssm_dt.bias", heads, exact=True),
             Weight(f"{at}.A_log", "blk.{}.ssm_a", heads, exact=True),
             Weight(f"{at}.D", "blk.{}.ssm_d", heads, exact=True),
-            Weight(f"{at}.norm", "blk.{}.ssm_norm", in_layers((self.inner,))),
             Weight(f"{at}.out_proj", "blk.{}.ssm_out", in_layers((d, self.inner))),
+            *(
+                [Weight(f"{at}.norm", "blk.{}.ssm_norm", in_layers((self.inner,)))]
+                if self.normed
+                else []
+            ),
         ]
 
     def shaped(

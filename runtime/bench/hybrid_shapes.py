@@ -1,4 +1,4 @@
-"""Shapes of models whose layers are of several kinds, most of them recurrent: state-space layers of
+"""Shapes of models with recurrent layers, among others or beside attention: state-space layers of
 Mamba-2 or short convolutions.
 """
 
@@ -109,6 +109,27 @@ class HybridShape(Shape):
         return super().metadata(type) | found
 
 
+@dataclass(frozen=True)
+class BesideShape(Shape):
+    """The shape of a model with attention and a state-space layer side by side in every layer."""
+
+    recurrent: StateSpaceSizes | None = None
+
+    def _norm(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        # The only one without a suffix.
+        yield name if name == "ffn_norm" else f"{name}.weight", (self.width,)
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from super()._mixer(layer)
+        yield from cast(StateSpaceSizes, self.recurrent).tensors(self.width)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        own = cast(StateSpaceSizes, self.recurrent).keys
+        found = {f"{self.architecture}.{key}": value for key, value in own.items()}
+        return super().metadata(type) | found
+
+
 def _experts(shared: int) -> dict[str, Value]:
     return {
         "expert_shared_feed_forward_length": u32(shared),
@@ -183,6 +204,16 @@ HYBRID_SHAPES: dict[str, Shape] = {
             "residual_scale": f32(0.22),
             "logit_scale": f32(6.0),
         },
+    ),
+    "falcon-h1-7b": BesideShape(
+        *("falcon-h1", "7B", 44, 3072, 12, 2, 128, 12288, 130048),
+        *(1e11, 262144, 1e-5),
+        recurrent=StateSpaceSizes(24, 128, 256, 1, normed=False),
+    ),
+    "falcon-h1-34b": BesideShape(
+        *("falcon-h1", "34B", 72, 5120, 20, 4, 128, 21504, 261120),
+        *(1e11, 262144, 1e-5),
+        recurrent=StateSpaceSizes(32, 128, 256, 2, normed=False),
     ),
     "lfm2-1.2b": HybridShape(
         "lfm2",

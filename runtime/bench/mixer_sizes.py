@@ -55,13 +55,14 @@ class DeltaSizes:
 
 @dataclass(frozen=True)
 class StateSpaceSizes:
-    """Sizes of state-space layers, as in `StateSpaceSpec`."""
+    """Sizes of state-space layers, as in `StateSpaceSpec`. normed: results of groups are normed."""
 
     heads: int
     length: int
     state: int
     groups: int
     convolution: int = 4
+    normed: bool = True
 
     def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of the tensors of a layer without its norm."""
@@ -73,7 +74,8 @@ class StateSpaceSizes:
         yield "ssm_conv1d.weight", (channels, self.convolution)
         yield "ssm_dt.bias", (self.heads,)
         yield "ssm_in.weight", (inner + channels + self.heads, width)
-        yield "ssm_norm.weight", (self.groups, inner // self.groups)
+        if self.normed:
+            yield "ssm_norm.weight", (self.groups, inner // self.groups)
         yield "ssm_out.weight", (width, inner)
 
     @property

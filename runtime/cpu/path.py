@@ -14,7 +14,7 @@ import torch
 
 from ..layers import expert_rows, many_rows
 from ..layers.attention import Attention
-from ..layers.block import Block
+from ..layers.block import AttentionAndStateSpace, Block, Branch
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.mla import MLA
 from ..layers.moe import MoE
@@ -167,7 +167,6 @@ class StepProgram:
         plan.meet()
         delta, first, post = embedded, float(network.embedding_scale), None
         for layer, block in enumerate(network.blocks):
-            plan.layer = layer
             _check(block)
             for branch in block.branches:
                 kind = RangeName(f"blk.{layer}", type(branch.module).__name__)
@@ -175,6 +174,7 @@ class StepProgram:
                     add_and_norm(plan, h, delta, width, branch.norm, x, first=first, post=post)
                 first, post = 0.0, branch.post_norm
                 for number, module in enumerate(branch.modules):
+                    plan.place = _place_of(branch, number, layer)
                     with plan.within(RangeName(f"blk.{layer}", type(module).__name__)):
                         if number:  # reads what the one before has read
                             add_and_norm(plan, h, delta, width, None, x)
@@ -245,7 +245,7 @@ class Sequence:
                 self._places[layer] = rows, rows, self._tables[window].address
             elif isinstance(kept, RecurrentState):
                 self._places[layer, :2] = kept.inputs.data_ptr(), kept.memory.data_ptr()
-                self.recurrent.append((layer, kept))
+                self.recurrent.append((layer % state.n_layers, kept))
 
     def address(self) -> int:
         """Return where the addresses are, of blocks as they are now."""
@@ -274,14 +274,14 @@ class TableRows:
 
 def _lengths(network: Network) -> set[int]:
     """Return the lengths of contexts from which on rotations are others."""
-    mixers = [block.mixer for block in network.blocks]
+    mixers = [mixer for block in network.blocks for mixer in block.mixers]
     ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
     return {rope.long[0] for rope in ropes if isinstance(rope, Rope) and rope.long is not None}
 
 
 def _ask_for_rows(network: Network) -> None:
     """Ask for the operations of `many_rows` that layers of this network use."""
-    mixers = [block.mixer for block in network.blocks]
+    mixers = [mixer for block in network.blocks for mixer in block.mixers]
     ropes = [mixer.rope for mixer in mixers if isinstance(mixer, (Attention, MLA))]
     splits = {rope.style != "norm" for rope in ropes if isinstance(rope, Rope)}
     branches = (branch for block in network.blocks for branch in block.branches)
@@ -305,6 +305,12 @@ def _check(block: Block) -> None:
     for branch in block.branches:
         if branch.sum is not None:
             raise NotPlanned("layers of several ranks")
+
+
+def _place_of(branch: Branch, number: int, layer: int) -> int:
+    """Return the number of what a sequence keeps for one of the modules of a branch."""
+    m = branch.module
+    return m.place if number and isinstance(m, AttentionAndStateSpace) else layer
 
 
 def _range_of(norm: Norm | None, other: RangeName) -> RangeName:

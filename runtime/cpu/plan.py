@@ -35,8 +35,8 @@ class Plan:
     """Operations of a step of a network, for sequences of `context` tokens with a cache of these
     settings.
 
-    frame: int64, see `simd.step.heads`. layer: the one that is planned now. rounds: whether
-    products with quantized weights are in 8 bits.
+    frame: int64, see `simd.step.heads`. place: the number of what a sequence keeps for the layer
+    that is planned now. rounds: whether products with quantized weights are in 8 bits.
     """
 
     def __init__(self, n_threads: int, settings: CacheSettings, context: int, *, rounds: bool):
@@ -45,7 +45,7 @@ class Plan:
         # Types that are multiplied, whether in 8 bits, a matrix, and whether it is an expert's.
         self.multiplied: list[tuple[GGMLType, bool, Matrix, bool]] = []
         self.frame = np.zeros(8, dtype=np.int64)
-        self.layer = 0
+        self.place = 0
         self.names: list[str] = []  # of matrices, in order
         self._operations: list[tuple[int, np.ndarray]] = []
         self._meets: list[bool] = []
@@ -64,7 +64,7 @@ class Plan:
     @property
     def layer_offset(self) -> int:
         """Where in what belongs to a sequence this layer has its places, in bytes."""
-        return 24 * self.layer
+        return 24 * self.place
 
     def program(self) -> Program:
         """The compiled operations, in order."""

@@ -17,7 +17,7 @@ from ...cuda_kernels.peer.rows import memory_bytes
 from ...cuda_kernels.prompt import few
 from ...cuda_kernels.prompt import grouped as prompt_grouped
 from ..layers.attention import Attention
-from ..layers.block import AttentionAndFFN, Block, Branch
+from ..layers.block import AttentionAndFFN, AttentionAndStateSpace, Block, Branch
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.layer_input import LayerInputs
@@ -130,8 +130,9 @@ def _of_branch(
     device: torch.device,
 ) -> Sizes:
     m = branch.module
-    if isinstance(m, AttentionAndFFN):
-        found: Sizes = {"delta of ffn": rows * width * _HALF}
+    if isinstance(m, (AttentionAndFFN, AttentionAndStateSpace)):
+        second = "delta of ffn" if isinstance(m, AttentionAndFFN) else "delta of attention"
+        found: Sizes = {second: rows * width * _HALF}
         for module in branch.modules:
             part = Branch(branch.norm, module)
             for name, n_bytes in _of_branch(part, width, rows, keys, settings, device).items():

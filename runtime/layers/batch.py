@@ -25,7 +25,8 @@ class Batch:
     With `states`, one for each sequence, a sequence has `starts[s]` tokens already; mixers read
     what they kept of these and add the new ones. Without, sequences begin here, and a mixer uses
     keys and values as a cache with `settings` would return them (None: as they are). `layer` is the
-    layer that runs, `inputs` what an architecture computes from the tokens for all layers.
+    layer that runs, `place` the number of what it keeps of a sequence where that is another one,
+    `inputs` what an architecture computes from the tokens for all layers.
     `scratch` is shared by the layers of one pass: rotations, and what one layer leaves for others.
     """
 
@@ -35,6 +36,7 @@ class Batch:
     states: tuple[State, ...] | None = None
     settings: CacheSettings | None = None
     layer: int = 0
+    place: int | None = None
     inputs: torch.Tensor | None = None
     scratch: dict[Any, Any] = field(default_factory=dict)
 
@@ -73,7 +75,7 @@ class Batch:
     def at(self, layer: int, device: torch.device) -> Batch:
         """The same rows as `layer` on `device` sees them."""
         positions = self.positions if self.positions.device == device else self.positions.to(device)
-        return replace(self, positions=positions, layer=layer)
+        return replace(self, positions=positions, layer=layer, place=None)
 
     @property
     def n_sequences(self) -> int:
@@ -110,7 +112,11 @@ class Batch:
         if self.states is None:
             return None
         [state] = self.states
-        return state.layers[self.layer]
+        return self.kept(state)
+
+    def kept(self, state: State) -> Any:
+        """What this layer keeps of a sequence."""
+        return state.layers[self.layer if self.place is None else self.place]
 
     @property
     def contexts(self) -> list[int]:
@@ -146,7 +152,7 @@ class Batch:
         for i, (rows, start) in enumerate(self.spans()):
             state = None
             if self.states is not None:
-                state = self.states[i].layers[self.layer]
+                state = self.kept(self.states[i])
                 if not isinstance(state, RecurrentState):
                     raise TypeError(f"layer {self.layer} keeps no recurrent state")
                 state.check(start, self.layer)

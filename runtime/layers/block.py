@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -129,6 +129,57 @@ class AttentionAndFFN:
         return y
 
 
+class AttentionAndStateSpace:
+    """attention(x) + states(x): both read the same rows (Falcon-H1, TII, 2025). A tensor-parallel
+    rank may have no part of one of them.
+
+    What a sequence keeps for `states` has a place of its own, the number `place` (`Batch.place`).
+    """
+
+    def __init__(self, attention: Mixer, states: Mixer, place: int):
+        self.attention, self.states, self.place = attention, states, place
+
+    @property
+    def window(self) -> int:
+        """That of attention: what `states` keeps belongs to no positions."""
+        return self.attention.window
+
+    def new_storage(
+        self, n_rows: int, settings: CacheSettings, device: torch.device
+    ) -> Storage | None:
+        """Return that of attention."""
+        return self.attention.new_storage(n_rows, settings, device)
+
+    def new_state(
+        self, storage: Storage | None, table: Table, device: torch.device
+    ) -> LayerState | None:
+        """Return that of attention."""
+        return self.attention.new_state(storage, table, device)
+
+    def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
+        """Return the bytes that a sequence takes for both."""
+        return sum(x.state_bytes(capacity, settings) for x in (self.attention, self.states))
+
+    def score_bytes(self, rows: int, keys: int, precision: str) -> int:
+        """Return the bytes of the one that takes more: they run one after the other."""
+        return max(x.score_bytes(rows, keys, precision) for x in (self.attention, self.states))
+
+    def flop(self, n_past: int, n: int) -> float:
+        """Return the operations of both."""
+        return self.attention.flop(n_past, n) + self.states.flop(n_past, n)
+
+    def read_bytes(self, n_past: int, n: int, settings: CacheSettings) -> float:
+        """Return the bytes of both that n tokens read one by one."""
+        return sum(x.read_bytes(n_past, n, settings) for x in (self.attention, self.states))
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """x float32[rows, width] to float32[rows, width], rows as `batch` says."""
+        with opened("", type(self.attention).__name__):
+            y = self.attention(x, batch)
+        with opened("", type(self.states).__name__):
+            return y + self.states(x, replace(batch, place=self.place))
+
+
 @dataclass(frozen=True)
 class Branch:
     """One step of the residual stream: h += post_norm(module(norm(h))); a norm that is None does
@@ -140,7 +191,7 @@ class Branch:
     """
 
     norm: Norm | None
-    module: Mixer | FeedForward | RowLayer | AttentionAndFFN
+    module: Mixer | FeedForward | RowLayer | AttentionAndFFN | AttentionAndStateSpace
     post_norm: Norm | None = None
     mixer: bool = False
     takes_batch: bool = False
@@ -154,7 +205,17 @@ class Branch:
         """The module, or both of two side by side, of which the mixer is the first."""
         if isinstance(self.module, AttentionAndFFN):
             return self.module.attention, self.module.ffn
+        if isinstance(self.module, AttentionAndStateSpace):
+            return self.module.attention, self.module.states
         return (self.module,)
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The modules that mix tokens: none, one, or two side by side."""
+        if not self.mixer:
+            return ()
+        both = isinstance(self.module, AttentionAndStateSpace)
+        return self.modules if both else self.modules[:1]  # pyright: ignore[reportReturnType]  `mixer` says so
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return what the branch adds to h float32[rows, width]."""
@@ -179,7 +240,11 @@ class Block:
         output_scale: torch.Tensor | None = None,
     ):
         self.branches, self.device, self.output_scale = tuple(branches), device, output_scale
-        mixers = [branch.modules[0] for branch in self.branches if branch.mixer]
+        mixers = [
+            x.module if isinstance(x.module, AttentionAndStateSpace) else x.modules[0]
+            for x in self.branches
+            if x.mixer
+        ]
         [mixer] = mixers or [AbsentMixer()]
         self._mixer: Mixer = mixer  # pyright: ignore[reportAttributeAccessIssue]  `mixer` says so
 
@@ -189,9 +254,15 @@ class Block:
         return self._mixer
 
     @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The module that mixes tokens, or both of two side by side."""
+        m = self._mixer
+        return (m.attention, m.states) if isinstance(m, AttentionAndStateSpace) else (m,)
+
+    @property
     def row_layers(self) -> list[FeedForward | RowLayer]:
         """The modules that work on every row alone."""
-        modules = (branch.modules[branch.mixer :] for branch in self.branches)
+        modules = (branch.modules[len(branch.mixers) :] for branch in self.branches)
         return [x for some in modules for x in some]  # pyright: ignore[reportReturnType]  see `mixer`
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -19,8 +19,13 @@ class RMSNorm:
 
     split = "replicated"
 
-    def __init__(self, weight: torch.Tensor, eps: float, name: str = ""):
-        self.weight, self.eps, self.name = weight, eps, name
+    def __init__(self, weight: torch.Tensor, eps: float, name: str = "", suffix: str = ".weight"):
+        self.weight, self.eps, self.name, self._suffix = weight, eps, name, suffix
+
+    @property
+    def tensor(self) -> str:
+        """The name of the tensor with its weights."""
+        return self.name + self._suffix
 
     @property
     def range(self) -> RangeName:
@@ -44,6 +49,11 @@ class LayerNorm:
         self.weight, self.bias, self.eps, self.name = weight, bias, eps, name
 
     @property
+    def tensor(self) -> str:
+        """The name of the tensor with its weights."""
+        return f"{self.name}.weight"
+
+    @property
     def range(self) -> RangeName:
         """The name of its range in profiles."""
         return _range(self.name)
@@ -62,6 +72,11 @@ class HeadLayerNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float, name: str = ""):
         self.weight, self.eps, self.name = weight, eps, name
+
+    @property
+    def tensor(self) -> str:
+        """The name of the tensor with its weights."""
+        return f"{self.name}.weight"
 
     @property
     def range(self) -> RangeName:

@@ -14,7 +14,7 @@ import torch
 from ...errors import ConfigError
 from ..layers.absent import AbsentMixer, AbsentRows
 from ..layers.attention import Attention
-from ..layers.block import AttentionAndFFN, Block, Branch
+from ..layers.block import AttentionAndFFN, AttentionAndStateSpace, Block, Branch
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
@@ -100,6 +100,12 @@ class Decoder(DecoderSizes):
         branch = Branch(self.norm(f"blk.{layer}.attn_norm"), module, mixer=True, sum=total)
         return Block((branch,), self.w.placement.layer(layer))
 
+    def side_by_side(self, layer: int, attention: Any, states: Any) -> Any:
+        """Attention and a state-space layer that read the same rows."""
+        if isinstance(attention, AbsentMixer) and isinstance(states, AbsentMixer):
+            return attention
+        return AttentionAndStateSpace(attention, states, self.n_layers + layer)
+
     def norm(self, name: str, n: int | None = None) -> Norm:
         """Return the norm `<name>.weight` over `n` elements (default: the width)."""
         if not self.layer_norm:
@@ -110,7 +116,9 @@ class Decoder(DecoderSizes):
 
     def rms_norm(self, name: str, n: int | None = None) -> RMSNorm:
         """Return the RMS norm `<name>.weight` over `n` elements (default: the width)."""
-        return RMSNorm(self.w.vector(f"{name}.weight", n or self.width), self.eps, name)
+        # Some of those that llama.cpp writes have no suffix.
+        suffix = "" if self.w.has(name) else ".weight"
+        return RMSNorm(self.w.vector(name + suffix, n or self.width), self.eps, name, suffix)
 
     def rope(
         self,

@@ -69,7 +69,14 @@ class Network:
             (block.mixer if layer in self.layers else AbsentMixer(), block.device)
             for layer, block in enumerate(self.blocks)
         ]
-        return Pool(mixers, settings, n_tokens, n_sequences, ubatch)
+        # What layers with two mixers keep for the second one follows (`Decoder.side_by_side`).
+        if any(len(block.mixers) > 1 for block in self.blocks):
+            seconds = [(*block.mixers[1:], AbsentMixer())[0] for block in self.blocks]
+            mixers += [
+                (second if layer in self.layers else AbsentMixer(), device)
+                for layer, (second, (_, device)) in enumerate(zip(seconds, mixers, strict=True))
+            ]
+        return Pool(mixers, settings, n_tokens, n_sequences, ubatch, len(self.blocks))
 
     def new_state(self, capacity: int, settings: CacheSettings, ubatch: int = 512) -> State:
         """Return an empty sequence of at most `capacity` tokens, with its own memory."""

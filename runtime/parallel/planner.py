@@ -70,7 +70,7 @@ def plan_split(
         for branch in block.branches:
             for norm in (branch.norm, branch.post_norm):
                 if norm is not None:
-                    splits.copy(f"{norm.name}.weight")
+                    splits.copy(norm.tensor)
             for module in branch.modules:
                 match module:
                     case Attention():

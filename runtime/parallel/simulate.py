@@ -101,8 +101,8 @@ class Work:
 
     width: of the residual stream. n_vocab: logits of a row. n_used, n_experts: of each layer; 0 for
     layers without experts. sums: partial results of each layer; exchanges: those in which a step
-    adds them up. mixers: of each layer, `attention`, `delta`, `latent` or `none`. n_past: tokens
-    before.
+    adds them up. mixers: of each layer, the kinds of its mixers: `attention`, `delta`, `latent` or
+    `none`. n_past: tokens before.
     cache_read, attended: bytes of the cache that a step reads, and operations of attention that a
     prompt takes because of these tokens, by rank.
     """
@@ -113,7 +113,7 @@ class Work:
     n_experts: tuple[int, ...]
     sums: tuple[int, ...]
     exchanges: tuple[int, ...]
-    mixers: tuple[str, ...]
+    mixers: tuple[tuple[str, ...], ...]
     n_past: int
     cache_read: tuple[float, ...]
     attended: tuple[float, ...]
@@ -191,7 +191,8 @@ def simulate(
         for layer in range(n_layers):
             steps[layer][rank] += work.cache_read[rank] / n_layers / costs.cache
             steps[layer][rank] += _step_besides(work, layer, costs)
-            attend = costs.attend_latent if "latent" in work.mixers else costs.attend
+            latent = any("latent" in kinds for kinds in work.mixers)
+            attend = costs.attend_latent if latent else costs.attend
             prompts[layer][rank] += work.attended[rank] / n_layers / attend
             prompts[layer][rank] += n_prompt * _row_besides(work, layer, n_ranks, costs)
     n_sums = sum(work.sums) if n_ranks > 1 else 0
@@ -219,10 +220,9 @@ def simulate(
 
 def _step_besides(work: Work, layer: int, costs: Costs) -> float:
     """Return the seconds that a layer of a step takes besides products."""
-    of_mixer = {"delta": costs.delta, "latent": costs.latent}.get(work.mixers[layer], 0.0)
-    if work.mixers[layer] in ("attention", "latent"):
-        of_mixer += costs.deep * min(1.0, work.n_past / DEEP)
-    return of_mixer
+    deep = costs.deep * min(1.0, work.n_past / DEEP)
+    of_kind = {"delta": costs.delta, "latent": costs.latent + deep, "attention": deep}
+    return sum(of_kind.get(kind, 0.0) for kind in work.mixers[layer])
 
 
 def _row_besides(work: Work, layer: int, n_ranks: int, costs: Costs) -> float:
@@ -230,8 +230,9 @@ def _row_besides(work: Work, layer: int, n_ranks: int, costs: Costs) -> float:
     seconds = work.width * (costs.row + costs.expert_row * work.n_used[layer])
     split = work.width * costs.split_row
     of_mixer = {"delta": costs.delta_row, "latent": costs.latent_row}
-    if own := of_mixer.get(work.mixers[layer]):
-        seconds, split = seconds + own[0], split + own[1]
+    for kind in work.mixers[layer]:
+        own, own_split = of_mixer.get(kind, (0.0, 0.0))
+        seconds, split = seconds + own, split + own_split
     return seconds + split / n_ranks
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Pool:
     """Keys and values of `n_tokens` positions for each layer, in blocks that sequences take as they
     grow. Layers with a sliding window have the window and `ubatch` positions of `n_sequences`
-    sequences, unless `settings.swa_full`.
+    sequences, unless `settings.swa_full`. n_layers: of the model, fewer than `mixers` where layers
+    have two.
     """
 
     def __init__(
@@ -29,7 +30,9 @@ class Pool:
         n_tokens: int,
         n_sequences: int,
         ubatch: int,
+        n_layers: int | None = None,
     ):
+        self.n_layers = n_layers or len(mixers)
         self.mixers, self.settings, self.n_tokens = mixers, settings, padded(n_tokens)
         self.windows = [window_of(mixer, settings, self.n_tokens, ubatch) for mixer, _ in mixers]
         self._blocks = {
@@ -82,6 +85,7 @@ class Pool:
             self.windows,
             context or capacity,
             [mixer for mixer, _ in self.mixers],
+            self.n_layers,
         )
 
     def end(self, state: State) -> None:

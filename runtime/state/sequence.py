@@ -31,8 +31,8 @@ class State:
     keeps of them (None for nothing), in the rows that one of the `tables`, by window, says.
 
     context: the tokens that were asked for, of which `capacity` is rounded up. mixers: those of the
-    network that it belongs to. ended: the pool has the memory back. A pass calls `reserve` before
-    and `advance` after it.
+    network that it belongs to, the second ones of its `n_layers` after the first. ended: the pool
+    has the memory back. A pass calls `reserve` before and `advance` after it.
     """
 
     capacity: int
@@ -42,6 +42,7 @@ class State:
     windows: list[int]  # of each layer, as in `tables`
     context: int
     mixers: list[Any]
+    n_layers: int
     n_past: int = 0
     ended: bool = False
     _snapshots: WeakSet[Snapshot] = field(default_factory=WeakSet)
@@ -87,8 +88,8 @@ class State:
         for i, layer in enumerate(self.layers):
             if layer is not None and not layer.by_position:
                 raise UsageError(
-                    f"layer {i} has a recurrent state, which cannot go back from token"
-                    f" {self.n_past} to {n}: restore a snapshot"
+                    f"layer {i % self.n_layers} has a recurrent state, which cannot go back from"
+                    f" token {self.n_past} to {n}: restore a snapshot"
                 )
         for window, table in self.tables.items():
             if table.first_kept > table.first_needed(n):
@@ -190,7 +191,7 @@ class State:
                 continue
             if layer.by_position:
                 if {len(rows) for rows in values} != {n - first}:
-                    raise UsageError(f"layer {i} was saved with other positions")
+                    raise UsageError(f"layer {i % self.n_layers} was saved with other positions")
                 needed = table.first_needed(n) if table.window else 0
                 skipped = max(0, needed - first)
                 first, values = first + skipped, tuple(rows[skipped:] for rows in values)

@@ -15,7 +15,7 @@ import torch
 
 from ...layers.absent import AbsentMixer, AbsentRows
 from ...layers.attention import Attention
-from ...layers.block import AttentionAndFFN, Block, Branch
+from ...layers.block import AttentionAndFFN, AttentionAndStateSpace, Block, Branch
 from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.layer_input import LayerInput
@@ -162,6 +162,9 @@ def check_description(branch: Branch) -> None:
         return
     if isinstance(module, AttentionAndFFN):
         _check_side_by_side(branch, module)
+    elif isinstance(module, AttentionAndStateSpace):
+        for part in (module.attention, module.states):
+            check_description(Branch(branch.norm, part, branch.post_norm))
     elif isinstance(module, DenseAndExperts):
         _check_dense_and_experts(module)
     elif isinstance(module, LayerInput):

@@ -28,6 +28,7 @@ from ..common.registry import PROMPT, PlacedBranch, Slow, choose_all, placed
 from . import (  # noqa: F401, see below
     absent,
     attention_and_ffn,
+    attention_and_state_space,
     dense_and_experts,
     ffn,
     layer_input,

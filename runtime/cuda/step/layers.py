@@ -141,16 +141,22 @@ class StepBranch(Executor):
 class StepRecurrent(StepBranch):
     """An executor of a layer with a recurrent state. The state is updated in place, or moves to and
     fro between its own memory and a copy that the sequence keeps for its steps.
+
+    place: the number of what a sequence keeps for it; None for that of the layer.
     """
 
     repeatable = False
+
+    def __init__(self, branch: PlacedBranch, context: Context, place: int | None = None):
+        super().__init__(branch, context)
+        self.place = self.layer if place is None else place
 
     def check(self, state: State) -> None:
         self.state(state)
 
     def state(self, state: State) -> RecurrentState:
         """Return what a sequence keeps for this layer."""
-        found = state.layers[self.layer]
+        found = state.layers[self.place]
         if not isinstance(found, RecurrentState):
             raise Slow("no recurrent state")
         return found
@@ -163,7 +169,7 @@ class StepRecurrent(StepBranch):
 
     def other(self, state: State, sequence: StepSequence) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the second place for the state of a sequence."""
-        key, held = ("recurrent", self.layer), self.state(state)
+        key, held = ("recurrent", self.place), self.state(state)
         if key not in sequence.kept:
             sequence.kept[key] = torch.empty_like(held.inputs), torch.empty_like(held.memory)
         return sequence.kept[key]  # pyright: ignore[reportReturnType]  what is under this key

@@ -35,6 +35,7 @@ from .launches import StepLaunches
 from .layers import SlowBranch, StepExecutor, StepRecurrent
 from .links import named_waits
 from .offloaded import answers_of
+from .recurrent import recurrent_of
 
 AHEAD = 4  # steps that run before the host waits for the token of the first one
 # The same where a recurrent state has two places: the second step leaves the state that the first
@@ -52,9 +53,11 @@ class StepPath:
         self.frame = Frame(network, context, STEP_ROWS)
         self._launches = StepLaunches(network, context, self.frame)
         self._links, self._branches = self._launches.links, self._launches.branches
-        self._recurrent: list[StepRecurrent] = [
-            x for x in self._branches if isinstance(x, StepRecurrent)
-        ]
+        self._recurrent: dict[int, StepRecurrent] = {
+            number: found
+            for number, x in enumerate(self._branches)
+            if (found := recurrent_of(x)) is not None
+        }
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         # Steps are captured if a sequence's caches suit.
         self.captures = self._launches.captured
@@ -176,22 +179,23 @@ class StepPath:
             return 1
         if all(branch.repeatable for branch in self._branches):
             return AHEAD if self._offloaded is None else _OFFLOADED_AHEAD
-        others = [x for x in self._branches if not isinstance(x, StepRecurrent)]
+        others = [x for x in self._branches if recurrent_of(x) is None]
         sequence.alternates = all(branch.repeatable for branch in others)
         return _RECURRENT_AHEAD if sequence.alternates else 1
 
     def _settle(self, sequence: StepSequence, state: State) -> None:
         """Put recurrent states where they belong after steps that alternate."""
-        held = [layer.state(state) for layer in self._recurrent]
+        recurrent = self._recurrent.values()
+        held = [layer.state(state) for layer in recurrent]
         if (state.n_past - sequence.start) % 2:
-            places = [layer.other(state, sequence) for layer in self._recurrent]
+            places = [layer.other(state, sequence) for layer in recurrent]
             # Torch has no public name for it.
             torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                [x for recurrent in held for x in (recurrent.inputs, recurrent.memory)],
+                [x for one in held for x in (one.inputs, one.memory)],
                 [x for place in places for x in place],
             )
-        for recurrent in held:
-            recurrent.n_seen = state.n_past
+        for one in held:
+            one.n_seen = state.n_past
 
     def _sequence(self, state: State) -> StepSequence:
         held = self._sequences.get(id(state))
@@ -239,12 +243,13 @@ class StepPath:
 
     def _check_recurrent(self, state: State) -> None:
         """UsageError if recurrent states are not those of the tokens that are in the sequence."""
-        for layer in self._recurrent:
+        for layer in self._recurrent.values():
             layer.state(state).check(state.n_past, layer.layer)
 
     def _run(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
-        for layer in self._recurrent:
-            layer.state(state).n_seen += n
+        for number, layer in self._recurrent.items():
+            if number not in sequence.instead:  # the reference path counts for itself
+                layer.state(state).n_seen += n
         key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
         stage, launches = self.network.stage, self._launches
         with torch.cuda.device(self.context.device):

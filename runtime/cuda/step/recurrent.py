@@ -1,4 +1,6 @@
-"""The executors of state-space layers and of gated short convolutions in a decoding step."""
+"""The executors of state-space layers, alone and beside attention, and of gated short convolutions
+in a decoding step.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ....cuda_kernels.step import short_conv as step_conv
 from ....cuda_kernels.step.state_space import StateSpaceShape, StepStateSpace
+from ...layers.attention import Attention
+from ...layers.block import AttentionAndStateSpace, Branch
 from ...layers.recurrent.short_conv import ShortConv
 from ...layers.recurrent.state_space import StateSpace
 from ...state.sequence import State
@@ -17,8 +21,9 @@ from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.registry import STEP, Placed, PlacedBranch, Slow, executor
+from .attention import StepAttentionLayer
 from .frame import Frame
-from .layers import StepRecurrent, StepSum, on_device
+from .layers import StepBranch, StepExecutor, StepRecurrent, StepSum, on_device
 
 
 @executor(STEP, StateSpace)
@@ -27,8 +32,8 @@ class StepStateSpaceLayer(StepRecurrent):
     groups in one; the output projection onto h.
     """
 
-    def __init__(self, branch: PlacedBranch, context: Context):
-        super().__init__(branch, context)
+    def __init__(self, branch: PlacedBranch, context: Context, place: int | None = None):
+        super().__init__(branch, context, place)
         net: StateSpace = branch.module
         s = net.spec
         placed = [x for x in (net.convolution, net.dt, net.a, net.norm) if x is not None]
@@ -44,9 +49,17 @@ class StepStateSpaceLayer(StepRecurrent):
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None:
-        net, shape = self.net, replace(self.shape, rows=frame.n)
+        self.add(frame, self.products(frame, h), h, state)
+
+    def products(self, frame: Frame, h: torch.Tensor) -> torch.Tensor:
+        """Launch the product of inputs, and return what it gives."""
         products = frame.buffer("state space inputs", self.input.rows)
         operation(matvec.norm_matvec, h, self.norm, self.eps, [self.input], [products])
+        return products
+
+    def add(self, frame: Frame, products: torch.Tensor, h: torch.Tensor, state: State) -> None:
+        """Launch the rest: what follows the product of inputs."""
+        net, shape = self.net, replace(self.shape, rows=frame.n)
         mixed = frame.buffer("mixed", net.spec.inner)
         mix = frame.once(("state space", shape), lambda: StepStateSpace(shape, frame.device))
         mix(
@@ -62,6 +75,50 @@ class StepStateSpaceLayer(StepRecurrent):
             mixed,
         )
         self.output(frame, mixed, h)
+
+
+@executor(STEP, AttentionAndStateSpace)
+class StepAttentionAndStateSpace(StepBranch):
+    """The inputs of the state-space layer, which read the stream before attention adds to it;
+    attention; the rest of the state-space layer. A rank may have no part of one of them.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        m: AttentionAndStateSpace = branch.module
+        self.attention: StepAttentionLayer | None = None
+        self.recurrent: StepStateSpaceLayer | None = None
+        if isinstance(m.attention, Attention):
+            self.attention = StepAttentionLayer(_with(branch, m.attention), context)
+        if isinstance(m.states, StateSpace):
+            self.recurrent = StepStateSpaceLayer(_with(branch, m.states), context, m.place)
+        self.repeatable = self.recurrent is None
+
+    def check(self, state: State) -> None:
+        """Slow if one of them cannot run on what a sequence keeps for it."""
+        for part in (self.attention, self.recurrent):
+            if part is not None:
+                part.check(state)
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None:
+        products = None if self.recurrent is None else self.recurrent.products(frame, h)
+        if self.attention is not None:
+            self.attention(frame, h, state)
+        if self.recurrent is not None and products is not None:
+            self.recurrent.add(frame, products, h, state)
+
+
+def recurrent_of(executor: StepExecutor) -> StepRecurrent | None:
+    """Return the executor, or that of both side by side, whose layer has a recurrent state."""
+    if isinstance(executor, StepAttentionAndStateSpace):
+        return executor.recurrent
+    return executor if isinstance(executor, StepRecurrent) else None
+
+
+def _with(branch: PlacedBranch, module: Attention | StateSpace) -> PlacedBranch:
+    """Return a branch of one of both."""
+    return PlacedBranch(branch.layer, Branch(branch.norm, module, mixer=True), branch.device)
 
 
 @executor(STEP, ShortConv)

@@ -214,9 +214,7 @@ class Stream:
 
     def _joined(self, parts: list[dict[str, Any]]) -> torch.Tensor:
         """Return the sum of the parts of this rank, in half or float32, in a buffer."""
-        parts = [
-            {"delta": part["product"](part["x"])} if "product" in part else part for part in parts
-        ]
+        parts = [_multiplied(part) for part in parts]
         if len(parts) == 1 and "weights" not in parts[0]:
             return parts[0]["delta"]
         total = self.context.buffer("part of a sum", tuple(self.h.shape), torch.float32)
@@ -262,11 +260,21 @@ class Stream:
         if self._parts is None:
             self.settled()
 
+    def multiply_parts(self) -> None:
+        """Multiply what is left to the sum over ranks, before what it reads changes."""
+        if self._parts is not None:
+            self._parts = [_multiplied(part) for part in self._parts]
+
     def keep_last(self, n_sequences: int) -> None:
         """Keep only the last row of each of so many sequences, in a buffer."""
         if len(self.h) > n_sequences:
             h = last_rows(self.settled(), n_sequences)
             self.h = self.context.buffer("last rows", tuple(h.shape), h.dtype).copy_(h)
+
+
+def _multiplied(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a part of a sum over ranks whose product is done."""
+    return {"delta": part["product"](part["x"])} if "product" in part else part
 
 
 def last_rows(x: torch.Tensor, n_sequences: int) -> torch.Tensor:

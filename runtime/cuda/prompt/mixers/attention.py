@@ -43,10 +43,10 @@ class PromptAttention(Staged):
     bfloat16.
 
     If only last rows are needed after it, only these have queries; the other rows only have keys
-    and values.
+    and values. delta: the buffer of what it adds.
     """
 
-    def __init__(self, branch: PlacedBranch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context, delta: str = "delta"):
         m: Attention = branch.module
         check_norm(branch.branch.norm, context)
         linears = [x for x in ((m.q, m.k, m.v) if m.qkv is None else (m.qkv,)) if x is not None]
@@ -74,7 +74,7 @@ class PromptAttention(Staged):
             self.q = Product("last queries", linears, context, slice(0, n))
             self.kv = Product("qkv", linears, context, slice(n, None))
         self.gate = None if m.gate is None else Product("gates", [m.gate], context, uneven=True)
-        self.output = Product("delta", [m.output], context)
+        self.output = Product(delta, [m.output], context)
         self.heads, self.post_norm = Heads(m, context), branch.post_norm
         self.sinks = None if m.sinks is None else m.sinks.float()
 
