@@ -44,6 +44,7 @@ RUNNABLE = frozenset(
         "lfm2moe",
         "llama",
         "llama4",
+        "mamba2",
         "mimo2",
         "minimax-m2",
         "mistral3",

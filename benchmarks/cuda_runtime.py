@@ -149,6 +149,8 @@ ARCHITECTURES = [
     Row("granite-4.0-h-7b", "IQ4_K"),
     Row("nemotron-h-8b", "IQ4_K"),
     Row("nemotron-3-nano-30b-a3b", "IQ4_K"),
+    Row("codestral-mamba-7b", "IQ4_K"),
+    Row("mamba2-2.7b", "IQ4_K"),
     Row("falcon-h1-7b", "IQ4_K"),
     Row("falcon-h1-34b", "IQ4_K"),
     Row("ling-mini-2.0", "IQ4_K"),

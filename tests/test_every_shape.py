@@ -80,6 +80,8 @@ SIZES = {
     "nemotron-h-8b": 8.1,
     "nemotron-3-nano-30b-a3b": 31.6,
     "granite-3.1-3b-a800m": 3.30,
+    "codestral-mamba-7b": 7.285,
+    "mamba2-2.7b": 2.70,
     "falcon-h1-7b": 7.59,
     "falcon-h1-34b": 33.6,
     "smollm3-3b": 3.08,

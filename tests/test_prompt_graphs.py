@@ -66,6 +66,7 @@ def test_graphs_of_latent_attention_repeat(monkeypatch, latent, opened):
         ("llama4", 8, 8, 3),
         ("ministral3", 3, 3, 1),
         ("falcon_h1", 7, 5, 1),
+        ("mamba2", 9, 5, 1),
     ],
 )
 def test_graphs_of_families_repeat(monkeypatch, tmp_path, name, later, first, alone):

@@ -43,6 +43,7 @@ FAMILIES = (
     "deepseek_moe",
     "qwen3vl",
     "falcon_h1",
+    "mamba2",
 )
 
 
@@ -97,4 +98,5 @@ FAST = (
     "step35",
     "apertus",
     "falcon_h1",
+    "mamba2",
 )

@@ -209,6 +209,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"tie_word_embeddings": True, "lm_head_multiplier": 1.5},
         YARN,
     ),
+    "mamba2": (
+        {"tie_word_embeddings": True},
+        {"n_groups": 1, "use_conv_bias": False},
+        {"conv_kernel": 3, "expand": 3, "num_heads": 9, "n_groups": 3},
+    ),
     "granite_moe_shared": ({"attention_bias": True},),
     "granite4": (
         {"position_embedding_type": None},

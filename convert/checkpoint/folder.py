@@ -76,9 +76,12 @@ class Checkpoint:
 
     @cached_property
     def architecture(self) -> str:
-        """The model class, `architectures[0]` of config.json. Raise CheckpointError if it is not
-        there.
+        """The model class, `architectures[0]` of config.json, or that of a Mamba model as its first
+        code stores it. Raise CheckpointError if neither is there.
         """
+        mamba = None if "architectures" in self.config else self.config.section("ssm_cfg")
+        if mamba is not None:
+            return mamba.string("layer", default="Mamba1") + "ForCausalLM"
         names = self.config.strings("architectures")
         if not names:
             raise CheckpointError("key 'architectures' is empty", file=self.config.file)

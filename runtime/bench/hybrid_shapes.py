@@ -205,6 +205,19 @@ HYBRID_SHAPES: dict[str, Shape] = {
             "logit_scale": f32(6.0),
         },
     ),
+    "codestral-mamba-7b": NemotronShape(
+        *("mamba2", "7B", 64, 4096, 0, 0, 64, 0, 32768),
+        *(10000.0, 1 << 20, 1e-5),
+        pattern="M" * 64,
+        recurrent=StateSpaceSizes(128, 64, 128, 8),
+    ),
+    "mamba2-2.7b": NemotronShape(
+        *("mamba2", "2.7B", 64, 2560, 0, 0, 64, 0, 50288),
+        *(10000.0, 1 << 20, 1e-5),
+        tied=True,
+        pattern="M" * 64,
+        recurrent=StateSpaceSizes(80, 64, 128, 1),
+    ),
     "falcon-h1-7b": BesideShape(
         *("falcon-h1", "7B", 44, 3072, 12, 2, 128, 12288, 130048),
         *(1e11, 262144, 1e-5),

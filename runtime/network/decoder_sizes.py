@@ -43,23 +43,25 @@ class DecoderSizes:
         n_layers = n_blocks - p.integer("nextn_predict_layers", 0, least=0, most=n_blocks - 1)
         if n_layers < n_blocks:
             w.skip_layers(n_layers)
-        heads = p.per_layer("attention.head_count", n_blocks)
+        heads = p.per_layer("attention.head_count", n_blocks, least=0 if hybrid else 1)
         kv_heads = p.per_layer("attention.head_count_kv", n_blocks, heads, least=0 if hybrid else 1)
         for layer, (h, kv) in enumerate(zip(heads, kv_heads, strict=True)):
-            if kv and h % kv:
+            if kv and (h % kv or not h):
                 raise ConfigError(
                     f"layer {layer} has {h} heads for {kv} key/value heads, expected a multiple",
                     file=p.file,
                 )
-        if width % heads[0] and not (
-            p.has("attention.key_length") and p.has("attention.value_length")
+        if (
+            heads[0]
+            and width % heads[0]
+            and not (p.has("attention.key_length") and p.has("attention.value_length"))
         ):
             raise ConfigError(
                 f"embedding length {width} is not a multiple of {heads[0]} heads and no head size"
                 " is given",
                 file=p.file,
             )
-        head_size = max(1, width // heads[0])
+        head_size = max(1, width // max(1, heads[0]))
         epsilon, of_rms = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
         # Files of hybrids may have either key, or both, of which llama.cpp takes that of RMS norms.
         if not layer_norm and (p.has(of_rms) or not (hybrid and p.has(epsilon))):
