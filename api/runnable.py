@@ -40,6 +40,7 @@ RUNNABLE = frozenset(
         "hunyuan-dense",
         "hunyuan-moe",
         "internlm2",
+        "kimi-linear",
         "lfm2",
         "lfm2moe",
         "llama",

@@ -50,6 +50,7 @@ MODULES = (
     "rounding",
     "step.between",
     "step.delta",
+    "step.kimi_delta",
     "step.offload",
     "step.router",
     "step.sample",

@@ -45,6 +45,9 @@ _SENSITIVE = (
     "position_embd",
     "token_types",
     "ssm_conv1d",
+    "ssm_conv1d_q",
+    "ssm_conv1d_k",
+    "ssm_conv1d_v",
     "shortconv.conv",
     "indexer.proj",
 )

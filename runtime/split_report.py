@@ -12,6 +12,7 @@ from .layers.absent import AbsentMixer
 from .layers.block import Mixer
 from .layers.mla import MLA
 from .layers.recurrent.delta_net import DeltaNet
+from .layers.recurrent.kimi_delta import KimiDelta
 from .layers.recurrent.short_conv import ShortConv
 from .layers.recurrent.state_space import StateSpace
 from .network.network import Network
@@ -28,7 +29,11 @@ from .weights.switches import Switches
 
 _ONE = SplitPlan((1.0,), {}, ())  # all on one GPU
 # What they cost has not been measured.
-_AS_DELTA = {StateSpace: "state-space layers", ShortConv: "short convolutions"}
+_AS_DELTA = {
+    StateSpace: "state-space layers",
+    ShortConv: "short convolutions",
+    KimiDelta: "Kimi delta attention",
+}
 
 
 @dataclass(frozen=True)

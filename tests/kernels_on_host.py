@@ -148,6 +148,20 @@ extern "C" void run(const float* products, const float* taps, const float* bias,
 """
 
 
+RUN_KIMI_DELTA = """
+extern "C" void run(const float* q, const float* k, const float* v, const float* decays,
+                    const float* gates, const float* betas, const float* taps, const float* dt,
+                    const float* a, const float* norm, float eps, float* inputs, float* memory,
+                    float* other_inputs, float* other_memory, const int* position,
+                    const int* begun, float* out) {
+    launch_on_host(HEADS, 1, THREADS, [&] {
+        kimi_delta(q, k, v, decays, gates, betas, taps, dt, a, norm, eps, inputs, memory,
+                   other_inputs, other_memory, position, begun, out);
+    });
+}
+"""
+
+
 RUN_PROMPT_DELTA = """
 extern "C" void run_heads(const u16* products, int pitch, int tokens, int padded,
                           const float* past, const float* taps, u16* q, u16* k, float* v,

@@ -18,7 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iqforge.formats.values import f32, u32
 from iqforge.runtime.bench.hybrid_shapes import BesideShape, HybridShape, NemotronShape
-from iqforge.runtime.bench.mixer_sizes import ConvSizes, StateSpaceSizes
+from iqforge.runtime.bench.mixer_sizes import (
+    ConvSizes,
+    KimiDeltaSizes,
+    LatentSizes,
+    StateSpaceSizes,
+)
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.offloaded import OffloadedExperts
@@ -89,6 +94,17 @@ SHAPES["lfm2-tiny"] = HybridShape(  # with short convolutions
 SHAPES["falcon-tiny"] = BesideShape(  # attention and state spaces side by side
     *("falcon-h1", "tiny", 2, 256, 2, 1, 128, 512, 512, 10000.0, 8192, 1e-5),
     recurrent=StateSpaceSizes(16, 32, 64, 2, normed=False),
+)
+SHAPES["kimi-tiny"] = HybridShape(  # Kimi delta attention
+    *("kimi-linear", "tiny", 2, 256, 8, 1, 64, 256, 512, 10000.0, 8192, 1e-5, 2, 2),
+    n_dense=1,
+    dense_hidden=512,
+    shared=256,
+    rotated=64,
+    choice_bias=True,
+    latent=LatentSizes(0, 512, 128, 64, 128),
+    recurrent=KimiDeltaSizes(8, 32),
+    keys={"expert_gating_func": u32(2), "expert_shared_count": u32(1)},
 )
 SHAPES["cohere2-tiny"] = replace(  # attention and feed-forward side by side
     SHAPES["llama-tiny"],

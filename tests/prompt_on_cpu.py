@@ -27,6 +27,7 @@ from iqforge.runtime.cuda.prompt import expert_products
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.common.stream import Stream
 from iqforge.runtime.cuda.prompt.mixers import delta as prompt_delta
+from iqforge.runtime.cuda.prompt.mixers import kimi_delta as prompt_kimi_delta
 from iqforge.runtime.cuda.prompt.mixers import state_space as prompt_state_space
 from iqforge.runtime.layers.attend import attend, visible
 from iqforge.runtime.layers.batch import Batch
@@ -467,6 +468,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_state_space, "shared_limit", lambda device: 232448)
     monkeypatch.setattr(prompt_state_space, "_kernels", lambda shape, half, device: shape)
     monkeypatch.setattr(state_space_kernels, "state_space", state_space_rule)
+    monkeypatch.setattr(prompt_kimi_delta, "rates_product", rates_product)
     monkeypatch.setattr(prompt_conv, "short_conv", short_conv)
     monkeypatch.setattr(torch, "bmm", bmm)
     monkeypatch.setattr(torch, "mm", partial(mm, torch.mm))

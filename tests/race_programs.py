@@ -89,6 +89,20 @@ int main() {
 }
 """
 )
+MAIN_KIMI_DELTA = (
+    NUMBERS
+    + """
+int main() {
+    auto x = numbers(ROWS * INNER), beta = numbers(ROWS * HEADS), taps = numbers(CHANNELS * TAPS);
+    auto dt = numbers(INNER), a = numbers(HEADS), norm = numbers(LENGTH);
+    auto inputs = numbers(PAST * CHANNELS), memory = numbers(HEADS * LENGTH * LENGTH);
+    std::vector<float> out(ROWS * INNER);
+    run(x.data(), x.data(), x.data(), x.data(), x.data(), beta.data(), taps.data(), dt.data(),
+        a.data(), norm.data(), 1e-6f, inputs.data(), memory.data(), nullptr, nullptr, nullptr,
+        nullptr, out.data());
+}
+"""
+)
 MAIN_DELTA = (
     NUMBERS
     + """

@@ -16,6 +16,7 @@ from iqforge.runtime.layers.specs import DeltaNetSpec
 from iqforge.runtime.state.recurrent import RecurrentState
 from torch.nn import functional as F
 
+from .kimi_delta_reference import kimi_delta, mixed
 from .state_space_reference import state_space
 from .step_graphs_on_cpu import CPU, Launched, kernel
 from .step_rows_on_cpu import normed
@@ -130,8 +131,25 @@ class StateSpace(Launched):
         mix(net.mixed, products, *places_of(state), out)
 
 
+class KimiDelta(Launched):
+    """Kimi delta attention on the reference path."""
+
+    def __init__(self, shape, device):
+        self.shape = shape
+
+    def run(self, q, k, v, decay, gate, beta, taps, dt, a, norm, eps, state, out):
+        net = kimi_delta(self.shape, convolution=taps, dt=dt, a=a, norm=RMSNorm(norm, eps))
+        held, to = places_of(state)
+        found = RecurrentState(*held[0].shape, tuple(held[1].shape), CPU)
+        found.load(0, (0, *held))
+        out.copy_(mixed(net, [q, k, v, decay, gate, beta], found))
+        for place, new in zip(to, (found.inputs, found.memory)):
+            place.copy_(new)
+
+
 REPLACED = (
     (step_delta, "StepDelta", Delta),
     (step_recurrent, "StepStateSpace", StateSpace),
+    (step_recurrent, "StepKimiDelta", KimiDelta),
     (step_conv, "short_conv", short_conv),
 )

@@ -36,6 +36,11 @@ OTHER_TYPES = {
     ("token_embd", 256, "IQ4_K_R4"): "IQ4_K",
     ("per_layer_token_embd", 1024, "IQ4_K_R4"): "IQ4_K",
     ("attn_k_b", 192, "IQ4_K"): "Q5_0",
+    **{
+        (f"ssm_{part}_b", 128, type): other
+        for part in "fg"
+        for type, other in (("IQ4_K", "Q5_0"), ("IQ4_KS", "IQ4_NL"), ("IQ4_K_R4", "Q5_0"))
+    },
     ("attn_k_b", 192, "IQ4_KS"): "IQ4_NL",
     ("attn_k_b", 192, "IQ4_K_R4"): "Q5_0",
 }

@@ -10,6 +10,7 @@ import pytest
 import torch
 from iqforge.errors import NonFiniteError, UsageError
 from iqforge.formats.kernel import inlined_function
+from iqforge.runtime.bench.mixer_sizes import KimiDeltaSizes
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cpu.choice import Largest
@@ -66,9 +67,11 @@ def assert_close(found, expected, tolerance: float = CLOSE) -> None:
 def small(name: str, monkeypatch) -> str:
     """Give a spec of a model with this shape, but few and narrow layers."""
     shape = shortened(name, all_experts=True)
-    sizes = {"width": 256, "n_vocab": 512}
+    sizes: dict[str, Any] = {"width": 256, "n_vocab": 512}
     if shape.latent is not None:
         sizes["n_heads"] = 8
+        if isinstance(recurrent := getattr(shape, "recurrent", None), KimiDeltaSizes):
+            sizes["recurrent"] = replace(recurrent, heads=8)
     if shape.dense_hidden:
         sizes["dense_hidden"] = 256
     if not shape.shared:

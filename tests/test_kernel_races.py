@@ -22,6 +22,7 @@ from iqforge.cuda_kernels.prompt import state_space as prompt_state_space
 from iqforge.cuda_kernels.prompt.experts import _EXPERTS_SPEC
 from iqforge.cuda_kernels.step import delta as step_delta
 from iqforge.cuda_kernels.step.delta import DeltaShape
+from iqforge.cuda_kernels.step.kimi_delta import KimiDeltaShape, kimi_delta_spec
 from iqforge.cuda_kernels.step.router import router_spec
 from iqforge.cuda_kernels.step.sample import SAMPLE
 from iqforge.cuda_kernels.step.state_space import StateSpaceShape, state_space_spec
@@ -33,6 +34,7 @@ from .kernels_on_host import (
     RUN_ATTENTION,
     RUN_DELTA,
     RUN_EXPERTS,
+    RUN_KIMI_DELTA,
     RUN_PROMPT_DELTA,
     RUN_PROMPT_STATE_SPACE,
     RUN_ROUTER,
@@ -43,6 +45,7 @@ from .race_programs import (
     MAIN_ATTENTION,
     MAIN_DELTA,
     MAIN_EXPERTS,
+    MAIN_KIMI_DELTA,
     MAIN_PROMPT_DELTA,
     MAIN_PROMPT_STATE_SPACE,
     MAIN_ROUTER,
@@ -125,6 +128,11 @@ def test_experts_of_a_prompt(tmp_path):
 def test_a_delta_net(rows, tmp_path):
     shape = DeltaShape(rows, 64, DeltaHeads(1, 2, 16, 16, 4, True, False))
     assert not races(tmp_path, step_delta.delta_spec(shape), RUN_DELTA, MAIN_DELTA)
+
+
+def test_kimi_delta(tmp_path):
+    spec = kimi_delta_spec(KimiDeltaShape(3, 2, 20, 4))
+    assert not races(tmp_path, spec, RUN_KIMI_DELTA, MAIN_KIMI_DELTA)
 
 
 def test_a_state_space(tmp_path):

@@ -156,6 +156,7 @@ def test_other_options_on_ranks(three):
                 "olmo-tiny:Q8_0",
                 "lfm2-tiny:Q8_0",
                 "falcon-tiny:Q8_0",
+                "kimi-tiny:Q8_0",
                 "qwen3moe-tiny:Q8_0@columns+cpu",
                 "qwen35-tiny:Q8_0@auto+cpu",
                 "gemma4-tiny:IQ4_K@auto+cpu",

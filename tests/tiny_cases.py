@@ -44,6 +44,7 @@ FAMILIES = (
     "qwen3vl",
     "falcon_h1",
     "mamba2",
+    "kimi_linear",
 )
 
 
@@ -99,4 +100,5 @@ FAST = (
     "apertus",
     "falcon_h1",
     "mamba2",
+    "kimi_linear",
 )

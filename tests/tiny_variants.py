@@ -214,6 +214,19 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"n_groups": 1, "use_conv_bias": False},
         {"conv_kernel": 3, "expand": 3, "num_heads": 9, "n_groups": 3},
     ),
+    "kimi_linear": (
+        {"q_lora_rank": 36},
+        {"num_hidden_layers": 3, "first_k_dense_replace": 0, "layer_types": None}
+        | {
+            "linear_attn_config": {
+                "full_attn_layers": [1],
+                "kda_layers": [2, 3],
+                "head_dim": 24,
+                "num_heads": 4,
+                "short_conv_kernel_size": 3,
+            }
+        },
+    ),
     "granite_moe_shared": ({"attention_bias": True},),
     "granite4": (
         {"position_embedding_type": None},

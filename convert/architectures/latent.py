@@ -167,7 +167,8 @@ class LatentAttention(RoutedExperts):
 
     # --- tensors
 
-    def weights(self) -> list[Weight]:
+    def attention(self) -> list[Weight]:
+        """Return the rows of latent attention."""
         d, heads, attn = self.n_embd, self.n_heads, f"{LAYER}.self_attn"
         query = heads * (self.n_nope + self.n_rot)
         if self.q_rank is None:
@@ -179,8 +180,6 @@ class LatentAttention(RoutedExperts):
                 Weight(f"{attn}.q_b_proj", "blk.{}.attn_q_b", (query, self.q_rank)),
             ]
         return [
-            *embedding_and_head(self),
-            *norms(self),
             *queries,
             Weight(
                 f"{attn}.kv_a_proj_with_mqa", "blk.{}.attn_kv_a_mqa", (self.kv_rank + self.n_rot, d)
@@ -188,6 +187,13 @@ class LatentAttention(RoutedExperts):
             Weight(f"{attn}.kv_a_layernorm", "blk.{}.attn_kv_a_norm", (self.kv_rank,)),
             Weight(_KV_B, "blk.{}.attn_kv_b", (heads * (self.n_nope + self.n_value), self.kv_rank)),
             Weight(f"{attn}.o_proj", "blk.{}.attn_output", (d, heads * self.n_value)),
+        ]
+
+    def weights(self) -> list[Weight]:
+        return [
+            *embedding_and_head(self),
+            *norms(self),
+            *self.attention(),
             *dense_then_experts(
                 self, self.n_dense, self.n_shared, choice_bias=self.has_selection_bias
             ),

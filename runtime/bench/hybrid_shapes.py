@@ -1,5 +1,5 @@
 """Shapes of models with recurrent layers, among others or beside attention: state-space layers of
-Mamba-2 or short convolutions.
+Mamba-2, short convolutions or Kimi delta attention.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import cast
 
 from ...formats.types import GGMLType
 from ...formats.values import Value, ValueType, array, boolean, f32, u32
-from .mixer_sizes import ConvSizes, StateSpaceSizes
+from .mixer_sizes import ConvSizes, KimiDeltaSizes, LatentSizes, StateSpaceSizes
 from .shape import Shape
 
 _NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
@@ -79,11 +79,11 @@ class NemotronShape(Shape):
 @dataclass(frozen=True)
 class HybridShape(Shape):
     """The shape of a model with attention in the layers `attending`, and in others a recurrent
-    mixer, `recurrent`: state-space layers or short convolutions.
+    mixer, `recurrent`: state-space layers, short convolutions or Kimi delta attention.
     """
 
     attending: tuple[int, ...] = ()
-    recurrent: StateSpaceSizes | ConvSizes | None = None
+    recurrent: StateSpaceSizes | ConvSizes | KimiDeltaSizes | None = None
 
     @property
     def least_layers(self) -> int:
@@ -91,8 +91,8 @@ class HybridShape(Shape):
         return max(min(self.attending) + 1, super().least_layers)
 
     @property
-    def _other(self) -> StateSpaceSizes | ConvSizes:
-        return cast(StateSpaceSizes | ConvSizes, self.recurrent)
+    def _other(self) -> StateSpaceSizes | ConvSizes | KimiDeltaSizes:
+        return cast(StateSpaceSizes | ConvSizes | KimiDeltaSizes, self.recurrent)
 
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         if layer in self.attending:
@@ -227,6 +227,23 @@ HYBRID_SHAPES: dict[str, Shape] = {
         *("falcon-h1", "34B", 72, 5120, 20, 4, 128, 21504, 261120),
         *(1e11, 262144, 1e-5),
         recurrent=StateSpaceSizes(32, 128, 256, 2, normed=False),
+    ),
+    "kimi-linear-48b-a3b": HybridShape(
+        *("kimi-linear", "48B.A3B", 27, 2304, 32, 1, 192, 1024, 163840),
+        *(10000.0, 1 << 20, 1e-5, 256, 8),
+        n_dense=1,
+        dense_hidden=9216,
+        shared=1024,
+        rotated=64,
+        choice_bias=True,
+        latent=LatentSizes(0, 512, 128, 64, 128),
+        attending=(3, 7, 11, 15, 19, 23, 26),
+        recurrent=KimiDeltaSizes(32, 128),
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(1),
+            "expert_weights_scale": f32(2.446),
+        },
     ),
     "lfm2-1.2b": HybridShape(
         "lfm2",

@@ -91,6 +91,35 @@ class StateSpaceSizes:
 
 
 @dataclass(frozen=True)
+class KimiDeltaSizes:
+    """Sizes of Kimi delta attention, as in `KimiDeltaSpec`."""
+
+    heads: int
+    length: int
+    convolution: int = 4
+
+    def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of a layer without its norm."""
+        inner = self.heads * self.length
+        for part in "qkv":
+            yield f"ssm_conv1d_{part}.weight", (1, inner, 1, self.convolution)
+            yield f"attn_{part}.weight", (inner, width)
+        for part in "fg":
+            yield f"ssm_{part}_a.weight", (self.length, width)
+            yield f"ssm_{part}_b.weight", (inner, self.length)
+        yield "ssm_a", (1, 1, self.heads, 1)
+        yield "ssm_dt.bias", (inner,)
+        yield "ssm_beta.weight", (self.heads, width)
+        yield "ssm_norm.weight", (self.length,)
+        yield "attn_output.weight", (width, inner)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of these layers, without the architecture's name."""
+        return {"ssm.conv_kernel": u32(self.convolution), "kda.head_dim": u32(self.length)}
+
+
+@dataclass(frozen=True)
 class ConvSizes:
     """Sizes of gated short convolutions."""
 

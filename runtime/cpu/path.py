@@ -20,6 +20,7 @@ from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.norm import Norm
 from ..layers.recurrent.delta_net import DeltaNet
+from ..layers.recurrent.kimi_delta import KimiDelta
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..layers.rope import Rope
@@ -42,6 +43,7 @@ from .attention import plan_attention
 from .choice import Largest
 from .delta import plan_delta_net
 from .feed_forward import plan_gated, plan_moe, plan_plain
+from .kimi_delta import plan_kimi_delta
 from .latent import plan_latent
 from .memory import Buffer
 from .norms import add_and_norm
@@ -53,6 +55,7 @@ _PLANS: list[tuple[type, Callable[[Plan, Any, Buffer], Buffer]]] = [
     (Attention, plan_attention),
     (MLA, plan_latent),
     (DeltaNet, plan_delta_net),
+    (KimiDelta, plan_kimi_delta),
     (ShortConv, plan_short_conv),
     (StateSpace, plan_state_space),
     (GatedFFN, plan_gated),

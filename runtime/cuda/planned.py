@@ -24,6 +24,7 @@ from ..layers.layer_input import LayerInputs
 from ..layers.mla import MLA
 from ..layers.moe import Experts, MoE
 from ..layers.recurrent.delta_net import DeltaNet
+from ..layers.recurrent.kimi_delta import KimiDelta
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..parallel.payload import FEW_ROWS
@@ -116,8 +117,10 @@ def kept_bytes(blocks: Iterable[Block], settings: CacheSettings) -> int:
         elif isinstance(m, DeltaNet):
             rates = 2 * m.spec.value_heads * m.output.rows
             found += rates * (_FLOAT + _HALF) + m.state_bytes(0, settings)
-        elif isinstance(m, (ShortConv, StateSpace)):
+        elif isinstance(m, (KimiDelta, ShortConv, StateSpace)):
             found += m.state_bytes(0, settings)
+            if isinstance(m, KimiDelta):
+                found += m.spec.heads * m.output.rows * _HALF
     return found + 2 * largest + (COPY_BYTES + STREAM_BYTES if largest else 0)
 
 
@@ -146,6 +149,8 @@ def _of_branch(
         return _delta(m, width, rows)
     if isinstance(m, StateSpace):
         return _state_space(m, width, rows)
+    if isinstance(m, KimiDelta):
+        return _kimi_delta(m, width, rows)
     if isinstance(m, ShortConv):
         return _short_conv(m, width, rows)
     if isinstance(m, (GatedFFN, PlainFFN)):
@@ -187,6 +192,20 @@ def _state_space(m: StateSpace, width: int, rows: int) -> Sizes:
         "state space results": rows * s.inner * _FLOAT,
         "weights": max(s.inputs, s.inner) * width * _HALF,
         **_recurrent(m, s.inner, width, rows),
+    }
+
+
+def _kimi_delta(m: KimiDelta, width: int, rows: int) -> Sizes:
+    s = m.spec
+    return {
+        "kimi delta inputs": rows * (s.channels + 2 * s.length) * _HALF,
+        "kimi delta beta": rows * s.heads * _FLOAT,
+        "kimi delta decay": rows * s.inner * _HALF,
+        "kimi delta gate": rows * s.inner * _HALF,
+        "recurrence": m.score_bytes(rows, rows, "f32"),  # what torch allocates
+        "mixed": rows * s.inner * _HALF,
+        "delta": rows * width * _HALF,
+        "weights": (s.channels + 2 * s.length) * width * _HALF,
     }
 
 

@@ -99,6 +99,11 @@ class Rope:
         self.rates = rates.to(device)
         self._rates_on = {self.rates.device: self.rates}
 
+    @classmethod
+    def none(cls, style: str, n_rot: int) -> Rope:
+        """Return a rotation by nothing, which changes no bit, for kernels that rotate."""
+        return cls(style, n_rot, 1.0, torch.full((n_rot // 2,), float("inf")))
+
     def of_context(self, n_tokens: int) -> Rope:
         """Return the rotation for a context of so many tokens."""
         return self.long[1] if self.long is not None and n_tokens > self.long[0] else self

@@ -239,6 +239,27 @@ class DeltaNetSpec:
 
 
 @dataclass(frozen=True)
+class KimiDeltaSpec:
+    """Kimi delta attention (Kimi Team, 2025): the delta rule with a decay for each element of a
+    key. Keys and values of a head have the same length.
+    """
+
+    heads: int
+    length: int
+    convolution: int
+
+    @property
+    def inner(self) -> int:
+        """Elements of the queries, keys or values of all heads."""
+        return self.heads * self.length
+
+    @property
+    def channels(self) -> int:
+        """Rows of the convolutions: queries, keys and values."""
+        return 3 * self.inner
+
+
+@dataclass(frozen=True)
 class StateSpaceSpec:
     """A state-space layer of Mamba-2 (Dao and Gu, 2024): every head has a memory of state_length x
     head_length elements. Head j is in group j // (heads / groups); the heads of a group write and

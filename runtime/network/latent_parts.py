@@ -40,8 +40,10 @@ class LatentParts:
     dense: int
 
     @classmethod
-    def read(cls, d: Decoder, temperature: Temperature | None = None) -> LatentParts:
-        """ConfigError for sizes that contradict each other."""
+    def read(
+        cls, d: Decoder, temperature: Temperature | None = None, *, rotates: bool = True
+    ) -> LatentParts:
+        """rotates: heads know their positions. ConfigError for sizes that contradict each other."""
         p = d.p
         key_length = p.integer("attention.key_length_mla", d.key_length)
         rotated = p.integer("rope.dimension_count", least=2, most=key_length - 1)
@@ -63,7 +65,7 @@ class LatentParts:
             absorb=d.w.switches.absorb,
             temperature=temperature,
         )
-        rope = cls._rope(d, rotated, "norm")
+        rope = cls._rope(d, rotated, "norm") if rotates else Rope.none("norm", rotated)
         dense = p.integer("leading_dense_block_count", 0, least=0)
         return cls(d, spec, rope, min(dense, d.n_layers))
 

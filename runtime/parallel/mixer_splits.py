@@ -1,6 +1,6 @@
-"""How mixers are split: softmax attention by groups of query heads, latent attention by heads,
-delta nets by key heads with their value heads, state-space layers by groups of heads, short
-convolutions by channels.
+"""How mixers are split: softmax attention by groups of query heads, latent and Kimi delta attention
+by heads, delta nets by key heads with their value heads, state-space layers by groups of heads,
+short convolutions by channels.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..layers.latent import Joined, PerHead
 from ..layers.mla import MLA
 from ..layers.norm import HeadLayerNorm
 from ..layers.recurrent.delta_net import DeltaNet
+from ..layers.recurrent.kimi_delta import KimiDelta
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..weights.split_plan import NOTHING, LayerShare, Range
@@ -187,6 +188,32 @@ def plan_delta_net(module: DeltaNet, layer: int, splits: TensorSplits, parts: Pa
     splits.copy(f"{module.norm.name}.weight")
     splits.columns(stem(module.output.name), values)
     return tuple(replace(part, key_heads=held) for part, held in zip(parts, key_heads, strict=True))
+
+
+def plan_kimi_delta(module: KimiDelta, layer: int, splits: TensorSplits, parts: Parts) -> Parts:
+    """Split Kimi delta attention by heads. Every rank has the first of two products."""
+    s, at, output = module.spec, f"blk.{layer}", stem(module.output.name)
+    (f_a, f_b), (g_a, g_b) = module.decay, module.gate
+    by_element = [*module.qkv, f_b, g_b]
+    unit = multiple(s.length, splits.column_unit(module.output.name))
+    for product in by_element:
+        unit = least_common(unit, multiple(s.length, splits.row_unit(product.name)))
+    unit = fitting(least_common(unit, splits.row_unit(module.beta.name)), s.heads)
+    heads = ranges(splits.apportion.units(s.heads // unit, "key_heads"), unit)
+    own_heads = [[held] for held in heads]
+    elements = [[scaled(held, s.length)] for held in heads]
+    for product in by_element:
+        splits.rows(stem(product.name), elements)
+    for product in (f_a, g_a):
+        splits.copy(product.name)
+    splits.rows(stem(module.beta.name), own_heads)
+    splits.vector(f"{at}.ssm_dt.bias", elements)
+    splits.whole_rows(f"{at}.ssm_a", own_heads)
+    for part in "qkv":
+        splits.whole_rows(f"{at}.ssm_conv1d_{part}.weight", elements)
+    splits.copy(module.norm.tensor)
+    splits.columns(output, elements)
+    return tuple(replace(part, key_heads=held) for part, held in zip(parts, heads, strict=True))
 
 
 def plan_state_space(module: StateSpace, layer: int, splits: TensorSplits, parts: Parts) -> Parts:

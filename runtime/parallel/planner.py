@@ -19,6 +19,7 @@ from ..layers.layer_input import LayerInput
 from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.recurrent.delta_net import DeltaNet
+from ..layers.recurrent.kimi_delta import KimiDelta
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..weights.split_plan import LayerShare, SplitPlan, TensorSplit
@@ -27,6 +28,7 @@ from .expert_mode import ExpertChoice
 from .mixer_splits import (
     plan_attention,
     plan_delta_net,
+    plan_kimi_delta,
     plan_latent,
     plan_short_conv,
     plan_state_space,
@@ -79,6 +81,8 @@ def plan_split(
                         parts = plan_latent(module, splits, parts)
                     case DeltaNet():
                         parts = plan_delta_net(module, layer, splits, parts)
+                    case KimiDelta():
+                        parts = plan_kimi_delta(module, layer, splits, parts)
                     case StateSpace():
                         parts = plan_state_space(module, layer, splits, parts)
                     case ShortConv():

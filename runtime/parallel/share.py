@@ -13,6 +13,7 @@ import torch
 from ..layers.specs import (
     AttentionSpec,
     DeltaNetSpec,
+    KimiDeltaSpec,
     MLASpec,
     OwnHeads,
     ShortConvSpec,
@@ -134,6 +135,10 @@ class Share:
         n = length(self.layer(layer).key_heads)
         value_heads = spec.value_heads // spec.key_heads * n
         return replace(spec, key_heads=n, value_heads=value_heads) if n else None
+
+    def kimi_delta(self, layer: int, spec: KimiDeltaSpec) -> KimiDeltaSpec | None:
+        n = length(self.layer(layer).key_heads)
+        return replace(spec, heads=n) if n else None
 
     def state_space(self, layer: int, spec: StateSpaceSpec) -> StateSpaceSpec | None:
         n = length(self.layer(layer).key_heads)

@@ -53,8 +53,11 @@ class TensorSplits:
             self._add(name, "rows", ranges, -1)
 
     def whole_rows(self, name: str, ranges: Ranges) -> None:
-        """Split the rows of a matrix that is no matrix of products."""
-        self._add(name, "rows", ranges, -2)
+        """Split the rows of a matrix that is no matrix of products. It may have a dimension of 1
+        between rows and columns.
+        """
+        shape = self.tensors[name].shape
+        self._add(name, "rows", ranges, -3 if len(shape) > 2 and shape[-1] > 1 else -2)
 
     def columns(self, name: str, ranges: Ranges) -> None:
         """Split the columns of each matrix of `<name>.weight`. Its bias belongs to the first rank

@@ -23,6 +23,7 @@ from ...layers.mla import MLA
 from ...layers.moe import MoE
 from ...layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
 from ...layers.recurrent.delta_net import DeltaNet
+from ...layers.recurrent.kimi_delta import KimiDelta
 from ...layers.recurrent.short_conv import ShortConv
 from ...layers.recurrent.state_space import StateSpace
 from .context import Context
@@ -179,7 +180,9 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared", "xielu"):
             raise Slow(f"activation {module.spec.activation}")
-    elif not isinstance(module, (DeltaNet, ShortConv, StateSpace, MLA, AbsentMixer, AbsentRows)):
+    elif not isinstance(
+        module, (DeltaNet, KimiDelta, ShortConv, StateSpace, MLA, AbsentMixer, AbsentRows)
+    ):
         raise Slow("no kernels for this kind of layer")
 
 

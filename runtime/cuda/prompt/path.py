@@ -40,7 +40,7 @@ from .common.weights import PromptOutput, packed
 from .dense_and_experts import copies_experts
 from .layer_input import PromptLayerInputs
 from .links import Summed, row_links_of
-from .mixers import attention, delta, mla, short_conv, state_space  # noqa: F401, they declare executors, as do those above
+from .mixers import attention, delta, kimi_delta, mla, short_conv, state_space  # noqa: F401, they declare executors, as do those above
 from .together import Piece, fits, most_pieces, run_layers
 
 _Made = TypeVar("_Made")

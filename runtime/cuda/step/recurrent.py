@@ -1,5 +1,5 @@
-"""The executors of state-space layers, alone and beside attention, and of gated short convolutions
-in a decoding step.
+"""The executors of state-space layers, alone and beside attention, of gated short convolutions and
+of Kimi delta attention in a decoding step.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import torch
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ....cuda_kernels.step import short_conv as step_conv
+from ....cuda_kernels.step.kimi_delta import KimiDeltaShape, StepKimiDelta
 from ....cuda_kernels.step.state_space import StateSpaceShape, StepStateSpace
 from ...layers.attention import Attention
 from ...layers.block import AttentionAndStateSpace, Branch
+from ...layers.recurrent.kimi_delta import KimiDelta
 from ...layers.recurrent.short_conv import ShortConv
 from ...layers.recurrent.state_space import StateSpace
 from ...state.sequence import State
@@ -152,6 +154,61 @@ class StepShortConv(StepRecurrent):
             self.other(state, frame.sequence)[0] if frame.alternates else None,
             frame.positions,
             frame.sequence.begun,
+            mixed,
+        )
+        self.output(frame, mixed, h)
+
+
+@executor(STEP, KimiDelta)
+class StepKimiDeltaLayer(StepRecurrent):
+    """The products that read the stream, up to three of a type in a launch; the second ones of the
+    decay and of the gate; convolutions, the rule, norm and gates in one; the output projection onto
+    h.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        net: KimiDelta = branch.module
+        s = net.spec
+        if any(x.device != context.device for x in (net.convolution, net.dt, net.a)):
+            raise Placed(f"its convolution is not on {context.device}")
+        self.net, self.shape = net, KimiDeltaShape(1, s.heads, s.length, s.convolution)
+        if not self.shape.fits:
+            raise Slow(f"heads of {s.length} elements")
+        firsts = (*net.qkv, net.beta, net.decay[0], net.gate[0])
+        self.inputs = [on_device(linear, context, NORM_MATVEC) for linear in firsts]
+        self.decay, self.gate = (
+            on_device(x, context, NORM_MATVEC) for x in (net.decay[1], net.gate[1])
+        )
+        self.output = StepSum(net.output, branch, context)
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None:
+        net, shape = self.net, replace(self.shape, rows=frame.n)
+        names = ("q", "k", "v", "beta", "first of decay", "first of gate")
+        outs = [
+            frame.buffer(f"kimi delta {name}", matrix.rows)
+            for name, matrix in zip(names, self.inputs, strict=True)
+        ]
+        operation(matvec.norm_matvec, h, self.norm, self.eps, self.inputs, outs)
+        *qkv, beta, first_of_decay, first_of_gate = outs
+        decay = frame.buffer("kimi delta decay", net.spec.inner)
+        gate = frame.buffer("kimi delta gate", net.spec.inner)
+        operation(matvec.plain_matvec, first_of_decay, [self.decay], [decay])
+        operation(matvec.plain_matvec, first_of_gate, [self.gate], [gate])
+        mixed = frame.buffer("mixed", net.spec.inner)
+        mix = frame.once(("kimi delta", shape), lambda: StepKimiDelta(shape, frame.device))
+        mix(
+            *qkv,
+            decay,
+            gate,
+            beta,
+            net.convolution,
+            net.dt,
+            net.a,
+            net.norm.weight,
+            net.norm.eps,
+            self.places(frame, state),
             mixed,
         )
         self.output(frame, mixed, h)

@@ -50,7 +50,7 @@ def convolve(arguments, thread, threads):
 
 
 @part_function
-def _unit_factor(x, n):
+def unit_factor(x, n):
     """Return what n numbers are multiplied by to have a sum of squares of 1."""
     a = v.splat(np.float32(0))
     for i in range(0, 4 * n, 64):
@@ -90,7 +90,7 @@ def apply_rule(arguments, thread, threads):
         decay = math.exp(v.float_at(rates + 4 * head) * np.float32(soft))
         decay, beta = v.splat(np.float32(decay)), v.splat(np.float32(beta))
         scale = np.float32(1 / math.sqrt(n_key))
-        q_factor, k_factor = _unit_factor(q, n_key) * scale, _unit_factor(k, n_key)
+        q_factor, k_factor = unit_factor(q, n_key) * scale, unit_factor(k, n_key)
         for at in range(0, 4 * n_value, 64):
             known = v.splat(np.float32(0))
             for i in range(n_key):
