@@ -69,8 +69,10 @@ class KimiLinear(LatentAttention):
                 file=config.file,
             )
         check_flag(config, self.gguf_name, "mla_use_nope", True)
-        check_flag(config, self.gguf_name, "norm_topk_prob", True)
-        check_name(config, self.gguf_name, "scoring_func", ("sigmoid",))
+        for key in ("moe_renormalize", "norm_topk_prob"):  # either, the name that a file has first
+            check_flag(config, self.gguf_name, key, True)
+        for key in ("moe_router_activation_func", "scoring_func"):
+            check_name(config, self.gguf_name, key, ("sigmoid",))
         if config.integer("n_group", default=1) != 1:
             raise ConfigError(
                 f"key 'num_expert_group' is not 1; GGUF's {self.gguf_name} has one group of"
@@ -104,10 +106,11 @@ class KimiLinear(LatentAttention):
         config, kinds = self.config, self.config.strings("layer_types", default=[])
         if (linear := config.section("linear_attn_config")) is not None:
             full, kda = (set(linear.integers(key)) for key in ("full_attn_layers", "kda_layers"))
-            if full & kda or full | kda != set(range(1, self.n_layers + 1)):
+            both, n = full | kda, self.n_layers
+            if full & kda or len(both) != n or min(both) < 1 or max(both) > n:
                 raise ConfigError(
                     "keys 'full_attn_layers' and 'kda_layers' of 'linear_attn_config' do not name"
-                    f" each of {self.n_layers} layers once",
+                    f" each of {n} layers once",
                     file=config.file,
                 )
             kinds = [GLOBAL if layer + 1 in full else _LINEAR for layer in range(self.n_layers)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -84,6 +85,10 @@ class StreamBeside(Stream):
     def keep_last(self, n_sequences: int) -> None:
         """Keep as many rows as the stream does."""
         self.h = self.h[:n_sequences]
+
+    def add(self, delta: torch.Tensor, *more: Any, **kinds: Any) -> None:
+        """Add to the stream."""
+        self._stream.add(delta, *more, **kinds)
 
     def add_product(self, product: Product, x: torch.Tensor, post_norm: Norm | None) -> None:
         """Add the product to the stream."""
