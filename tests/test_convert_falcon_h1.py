@@ -7,11 +7,12 @@ import json
 import iqforge
 import numpy as np
 import pytest
-from iqforge.errors import CheckpointError, ConfigError
+from iqforge.errors import ConfigError
 from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 
 from .family_checkpoint import FF, HEAD, HEADS, KV, KV_HEADS, LAYER, VOCAB, D, Q, convert, write
+from .family_checks import check_missing, keys_of
 from .tiny_cases_falcon_h1 import MULTIPLIERS
 from .tiny_checkpoint import write_safetensors
 
@@ -95,24 +96,21 @@ def test_factors_are_in_the_matrices(tmp_path):
     made, metadata = convert(tmp_path)
     check(made, made_of(stored))
     assert made["blk.0.ssm_conv1d.weight"].shape == (CHANNELS, 4)
-    keys = {k: v for k, v in metadata.items() if k.startswith("falcon-h1.")}
     sizes = {"conv_kernel": 4, "state_size": STATE, "group_count": GROUPS}
     sizes |= {"inner_size": INNER, "time_step_rank": MAMBA_HEADS}
-    assert keys == {f"falcon-h1.ssm.{key}": value for key, value in sizes.items()} | {
-        f"falcon-h1.{key}": value
-        for key, value in {
-            "block_count": 1,
-            "context_length": 64,
-            "embedding_length": D,
-            "feed_forward_length": FF,
-            "attention.head_count": HEADS,
-            "attention.head_count_kv": KV_HEADS,
-            "attention.key_length": HEAD,
-            "attention.value_length": HEAD,
-            "attention.layer_norm_rms_epsilon": pytest.approx(1e-6),
-            "rope.freq_base": 1e4,
-            "vocab_size": VOCAB,
-        }.items()
+    keys = {f"ssm.{key}": value for key, value in sizes.items()}
+    assert keys_of(metadata, "falcon-h1") == keys | {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": D,
+        "feed_forward_length": FF,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "attention.layer_norm_rms_epsilon": pytest.approx(1e-6),
+        "rope.freq_base": 1e4,
+        "vocab_size": VOCAB,
     }
 
 
@@ -177,10 +175,7 @@ def test_adapters_have_the_factors_too(tmp_path):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_missing_tensor_is_named(tmp_path, name):
-    without = {other: shape for other, shape in SHAPES.items() if other != name}
-    write(tmp_path, "FalconH1ForCausalLM", CONFIG, without)
-    with pytest.raises(CheckpointError, match=f"'{name}': is missing"):
-        convert(tmp_path)
+    check_missing(tmp_path, "FalconH1ForCausalLM", CONFIG, SHAPES, name)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from iqforge.errors import CheckpointError, ConfigError
+from iqforge.errors import ConfigError
 
 from .family_checkpoint import EMBEDDING, FF, HEADS, VOCAB, D, convert, write
+from .family_checks import check_missing, expert_stacks, keys_of, shapes_of
 
 SIZE, RANK, NOPE, ROT, VALUE, EXPERTS, EXPERT = 8, 24, 12, 4, 16, 3, 20
 INNER = HEADS * SIZE
@@ -80,7 +81,13 @@ SPARSE = {
         for x in ("gate", "up", "down")
     },
 }
-PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
+STACKS = expert_stacks(
+    "model.layers.{layer}.block_sparse_moe.experts.{expert}.{part}.weight",
+    {"gate": (EXPERT, D), "down": (D, EXPERT), "up": (EXPERT, D)},
+    (1, 2),
+    {"gate": "w1", "down": "w2", "up": "w3"},
+    EXPERTS,
+)
 
 
 def table(dense: str = "mlp") -> dict[str, tuple[tuple[int, ...], str]]:
@@ -100,15 +107,7 @@ def table(dense: str = "mlp") -> dict[str, tuple[tuple[int, ...], str]]:
     return found
 
 
-EXPERT_SHAPES = {
-    f"model.layers.{layer}.block_sparse_moe.experts.{x}.{part}.weight": (
-        (D, EXPERT) if part == "w2" else (EXPERT, D)
-    )
-    for layer in (1, 2)
-    for x in range(EXPERTS)
-    for part in PARTS
-}
-SHAPES = {name: shape for name, (shape, _) in table().items()} | EXPERT_SHAPES
+SHAPES = shapes_of(table(), STACKS)
 HF_CLASS = "KimiLinearForCausalLM"
 
 
@@ -126,11 +125,8 @@ def check(made: dict[str, np.ndarray], stored: dict[str, np.ndarray], rows: dict
             wanted["blk.1.attn_v_b.weight"] = v
         else:
             wanted[gguf] = values
-    for layer in (1, 2):
-        stem = f"model.layers.{layer}.block_sparse_moe.experts"
-        for part, gguf in PARTS.items():
-            each = [stored[f"{stem}.{x}.{part}.weight"] for x in range(EXPERTS)]
-            wanted[f"blk.{layer}.ffn_{gguf}_exps.weight"] = np.stack(each)
+    for gguf, experts in STACKS.items():
+        wanted[gguf] = np.stack([stored[name] for name in experts])
     assert made.keys() == wanted.keys()
     for name, values in wanted.items():
         assert np.array_equal(made[name].ravel(), values.ravel()), name
@@ -140,14 +136,11 @@ def check(made: dict[str, np.ndarray], stored: dict[str, np.ndarray], rows: dict
 @pytest.mark.parametrize("dense", ["mlp", "block_sparse_moe"])
 def test_tensors_and_keys(tmp_path, dense):
     rows = table(dense)
-    shapes = {name: shape for name, (shape, _) in rows.items()} | EXPERT_SHAPES
-    stored = write(tmp_path, HF_CLASS, CONFIG, shapes)
+    stored = write(tmp_path, HF_CLASS, CONFIG, shapes_of(rows, STACKS))
     made, metadata = convert(tmp_path)
     check(made, stored, rows)
     assert made["blk.0.ssm_a"].shape == (1, 1, HEADS, 1)
-    prefix = "kimi-linear."
-    keys = {k.removeprefix(prefix): v for k, v in metadata.items() if k.startswith(prefix)}
-    assert keys == {
+    assert keys_of(metadata, "kimi-linear") == {
         "block_count": 3,
         "context_length": 96,
         "embedding_length": D,
@@ -187,11 +180,8 @@ def test_convolutions_may_have_two_dimensions(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if ".experts." not in name])
 def test_a_missing_tensor_is_named(tmp_path, name):
-    without = {other: shape for other, shape in SHAPES.items() if other != name}
-    write(tmp_path, HF_CLASS, CONFIG, without)
-    wanted = name.replace("block_sparse_moe", "mlp")
-    with pytest.raises(CheckpointError, match=f"'{wanted}': is missing"):
-        convert(tmp_path)
+    words = f"'{name.replace('block_sparse_moe', 'mlp')}': is missing"
+    check_missing(tmp_path, HF_CLASS, CONFIG, SHAPES, name, words)
 
 
 def kda(**changes) -> dict:

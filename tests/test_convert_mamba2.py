@@ -6,9 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from iqforge.errors import ArchitectureError, CheckpointError, ConfigError
+from iqforge.errors import ArchitectureError, ConfigError
 
 from .family_checkpoint import D, convert, write
+from .family_checks import check_missing, keys_of, shapes_of
 
 HEADS, HEAD, STATE, GROUPS, VOCAB = 4, 16, 10, 2, 304
 INNER, CHANNELS = 2 * D, 2 * D + 2 * GROUPS * STATE
@@ -30,7 +31,7 @@ TABLE = {
     f"{LAYER}norm.weight": ((D,), "blk.0.attn_norm.weight"),
     **{f"{LAYER}mixer.{name}": (shape, f"blk.0.{gguf}") for name, (shape, gguf) in MIXER.items()},
 }
-SHAPES = {name: shape for name, (shape, _) in TABLE.items()}
+SHAPES = shapes_of(TABLE)
 CONFIG = {
     "vocab_size": VOCAB,
     "num_heads": HEADS,
@@ -58,14 +59,12 @@ def check(made: dict[str, np.ndarray], stored: dict[str, np.ndarray], names: dic
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_codestral(tmp_path, prefix):
     table = {prefix + name: row for name, row in TABLE.items()}
-    shapes = {name: shape for name, (shape, _) in table.items()}
-    stored = write(tmp_path, HF_CLASS, CONFIG, shapes)
+    stored = write(tmp_path, HF_CLASS, CONFIG, shapes_of(table))
     made, metadata = convert(tmp_path)
     check(made, stored, table)
     assert made["blk.0.ssm_norm.weight"].shape == (GROUPS, INNER // GROUPS)
     assert made["blk.0.ssm_a"].shape == made["blk.0.ssm_d"].shape == (HEADS, 1)
-    keys = {k.removeprefix("mamba2."): v for k, v in metadata.items() if k.startswith("mamba2.")}
-    assert keys == {
+    assert keys_of(metadata, "mamba2") == {
         "context_length": 1 << 20,
         "embedding_length": D,
         "feed_forward_length": 0,
@@ -107,7 +106,7 @@ def publish(folder, config=PUBLISHED, ssm=None, groups=1):
         for name, (shape, gguf) in TABLE.items()
         if name != "lm_head.weight"
     }
-    stored = write(folder, HF_CLASS, {}, {name: shape for name, (shape, _) in table.items()})
+    stored = write(folder, HF_CLASS, {}, shapes_of(table))
     config = config | {"ssm_cfg": config["ssm_cfg"] | (ssm or {})}
     (folder / "config.json").write_text(json.dumps(config))
     return stored, table
@@ -127,10 +126,7 @@ def test_the_first_code(tmp_path, groups):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_missing_tensor_is_named(tmp_path, name):
-    without = {other: shape for other, shape in SHAPES.items() if other != name}
-    write(tmp_path, HF_CLASS, CONFIG, without)
-    with pytest.raises(CheckpointError, match=f"'{name}': is missing"):
-        convert(tmp_path)
+    check_missing(tmp_path, HF_CLASS, CONFIG, SHAPES, name)
 
 
 @pytest.mark.parametrize(
