@@ -64,6 +64,7 @@ SIZES = {
     "gpt-oss-20b": 20.9,
     "deepseek-v2-lite": 15.7,
     "deepseek-v3": 671,
+    "deepseek-v3.2": 672,
     "mistral-small-4": 119,
     "phi3-mini": 3.82,
     "phi4": 14.7,
