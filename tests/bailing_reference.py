@@ -6,12 +6,13 @@ tensors under the names of published checkpoints.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
+
+from .plain_models import CausalModel, FeedForward, Norm
 
 
 class BailingMoeV2Config(PretrainedConfig):
@@ -24,30 +25,6 @@ class BailingMoeV2Config(PretrainedConfig):
         super().__init__(**keys)
         for key, value in keys.items():
             setattr(self, key, value)
-
-
-class Norm(nn.Module):
-    """Divide by the root mean square of the last dimension, and multiply by the weight."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
-
-
-class FeedForward(nn.Module):
-    """down(silu(gate x) * up x)."""
-
-    def __init__(self, width: int, hidden: int):
-        super().__init__()
-        self.gate_proj = nn.Linear(width, hidden, bias=False)
-        self.up_proj = nn.Linear(width, hidden, bias=False)
-        self.down_proj = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Gate(nn.Module):
@@ -139,32 +116,8 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Body(nn.Module):
-    """Embedding, layers and last norm."""
-
-    def __init__(self, c: BailingMoeV2Config):
-        super().__init__()
-        self.word_embeddings = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = nn.ModuleList(Layer(c, number) for number in range(c.num_hidden_layers))
-        self.norm = Norm(c.hidden_size, c.rms_norm_eps)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.word_embeddings(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x)
-
-
-class BailingMoeV2ForCausalLM(PreTrainedModel):
+class BailingMoeV2ForCausalLM(CausalModel):
     """Logits [1, n, vocabulary] of one sequence of token ids [1, n]."""
 
-    config_class = BailingMoeV2Config
-
-    def __init__(self, config: BailingMoeV2Config):
-        super().__init__(config)
-        self.model = Body(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.lm_head(self.model(input_ids[0]))[None])
+    config_class, layer = BailingMoeV2Config, Layer
+    embedding = "word_embeddings"

@@ -6,12 +6,13 @@ under the names of published checkpoints.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
+
+from .plain_models import CausalModel, FeedForward, Norm
 
 
 class InternLM2Config(PretrainedConfig):
@@ -30,31 +31,6 @@ class InternLM2Config(PretrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         keys = super().to_dict()
         return keys | {"rope_scaling": keys.pop("scaling")}
-
-
-class Norm(nn.Module):
-    """Divide by the root mean square of the last dimension, and multiply by the weight."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
-
-
-class FeedForward(nn.Module):
-    """w2(silu(w1 x) * w3 x)."""
-
-    def __init__(self, width: int, hidden: int):
-        super().__init__()
-        self.w1 = nn.Linear(width, hidden, bias=False)
-        self.w3 = nn.Linear(width, hidden, bias=False)
-        self.w2 = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate = self.w1(x)
-        return self.w2(gate * gate.sigmoid() * self.w3(x))
 
 
 class Heads(nn.Module):
@@ -98,10 +74,10 @@ class Heads(nn.Module):
 class Layer(nn.Module):
     """x += attention(norm(x)); x += feed-forward(norm(x))."""
 
-    def __init__(self, c: InternLM2Config):
+    def __init__(self, c: InternLM2Config, number: int):
         super().__init__()
         self.attention = Heads(c)
-        self.feed_forward = FeedForward(c.hidden_size, c.intermediate_size)
+        self.feed_forward = FeedForward(c.hidden_size, c.intermediate_size, ("w1", "w3", "w2"))
         self.attention_norm = Norm(c.hidden_size, c.rms_norm_eps)
         self.ffn_norm = Norm(c.hidden_size, c.rms_norm_eps)
 
@@ -110,32 +86,8 @@ class Layer(nn.Module):
         return x + self.feed_forward(self.ffn_norm(x))
 
 
-class Body(nn.Module):
-    """Embedding, layers and last norm."""
-
-    def __init__(self, c: InternLM2Config):
-        super().__init__()
-        self.tok_embeddings = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
-        self.norm = Norm(c.hidden_size, c.rms_norm_eps)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tok_embeddings(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x)
-
-
-class InternLM2ForCausalLM(PreTrainedModel):
+class InternLM2ForCausalLM(CausalModel):
     """Logits [1, n, vocabulary] of one sequence of token ids [1, n]."""
 
-    config_class = InternLM2Config
-
-    def __init__(self, config: InternLM2Config):
-        super().__init__(config)
-        self.model = Body(config)
-        self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.output(self.model(input_ids[0]))[None])
+    config_class, layer = InternLM2Config, Layer
+    embedding, head = "tok_embeddings", "output"

@@ -8,12 +8,13 @@ under the names of published checkpoints.
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
+
+from .plain_models import CausalModel
 
 LOCAL = "sliding_attention"
 
@@ -185,32 +186,7 @@ class Layer(nn.Module):
         return x + (self.moe(y) + self.share_expert(y) if self.sparse else self.mlp(y))
 
 
-class Body(nn.Module):
-    """Embedding, layers and last norm."""
-
-    def __init__(self, c: Step3p5Config):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = nn.ModuleList(Layer(c, number) for number in range(c.num_hidden_layers))
-        self.norm = Norm(c.hidden_size, c.rms_norm_eps)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x)
-
-
-class Step3p5ForCausalLM(PreTrainedModel):
+class Step3p5ForCausalLM(CausalModel):
     """Logits [1, n, vocabulary] of one sequence of token ids [1, n]."""
 
-    config_class = Step3p5Config
-
-    def __init__(self, config: Step3p5Config):
-        super().__init__(config)
-        self.model = Body(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.lm_head(self.model(input_ids[0]))[None])
+    config_class, layer, norm = Step3p5Config, Layer, Norm

@@ -10,7 +10,8 @@ import pytest
 import torch
 from iqforge.cuda_kernels.step.kimi_delta import kimi_delta_spec
 from iqforge.runtime.layers.recurrent import delta_rule
-from iqforge.runtime.layers.recurrent.kimi_delta_rule import by_chunks, by_steps
+from iqforge.runtime.layers.recurrent.delta_rule import by_steps
+from iqforge.runtime.layers.recurrent.kimi_delta_rule import by_chunks
 
 from .kernels_on_host import RUN_KIMI_DELTA, library, pointer
 from .kimi_delta_reference import STEPS, kimi_delta_case

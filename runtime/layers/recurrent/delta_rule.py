@@ -28,11 +28,14 @@ def by_steps(
     beta: torch.Tensor,
     memory: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Evaluate the rule token by token. Shapes: see the module."""
+    """Evaluate the rule token by token. Shapes: see the module; the decay may also be that of each
+    row of the memory, float32[sequences, n, heads, key_length].
+    """
+    decay = decay if decay.ndim == 4 else decay[..., None]
     out = torch.empty_like(v)
     for t in range(v.shape[1]):
         key = k[:, t, :, None]  # [sequences, heads, 1, key_length]
-        memory = memory * decay[:, t, :, None, None].exp()
+        memory = memory * decay[:, t, ..., None].exp()
         error = beta[:, t, :, None] * (v[:, t] - (key @ memory)[:, :, 0])
         memory = memory + key.transpose(-1, -2) * error[:, :, None]
         out[:, t] = (q[:, t, :, None] @ memory)[:, :, 0]

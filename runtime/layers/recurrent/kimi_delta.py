@@ -14,7 +14,8 @@ from ..batch import Batch
 from ..norm import RMSNorm
 from ..specs import KimiDeltaSpec
 from .delta_net import convolved_silu, l2_norm
-from .kimi_delta_rule import CHUNK, by_chunks, by_steps
+from .delta_rule import by_steps
+from .kimi_delta_rule import CHUNK, by_chunks
 
 
 class KimiDelta:

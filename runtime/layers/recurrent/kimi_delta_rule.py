@@ -6,9 +6,9 @@
     S <- S + k_t e_t^T                 correct it
     o_t = S^T q_t                      read
 
-Arguments of both forms: q, k, v and decay (g) float32[sequences, n, heads, length], beta
-float32[sequences, n, heads], memory float32[sequences, heads, length, length]. Both return o, of
-the shape of v, and the memory after the last token.
+`delta_rule.by_steps` evaluates it token by token. Arguments: q, k, v and decay (g)
+float32[sequences, n, heads, length], beta float32[sequences, n, heads], memory float32[sequences,
+heads, length, length]. Both return o, of the shape of v, and the memory after the last token.
 """
 
 from __future__ import annotations
@@ -18,25 +18,6 @@ import torch
 from .delta_rule import in_chunks
 
 CHUNK = 16  # tokens that are solved for together: pairs of them have products of each element
-
-
-def by_steps(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
-    memory: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Evaluate the rule token by token. Shapes: see the module."""
-    out = torch.empty_like(v)
-    for t in range(v.shape[1]):
-        key = k[:, t, :, None]  # [sequences, heads, 1, length]
-        memory = memory * decay[:, t, :, :, None].exp()
-        error = beta[:, t, :, None] * (v[:, t] - (key @ memory)[:, :, 0])
-        memory = memory + key.transpose(-1, -2) * error[:, :, None]
-        out[:, t] = (q[:, t, :, None] @ memory)[:, :, 0]
-    return out, memory
 
 
 def by_chunks(

@@ -4,6 +4,8 @@ results are joined.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 
 from ....layers.batch import Batch
@@ -35,11 +37,13 @@ class PromptRecurrent(Staged):
             mix = [*load, *mix, (False, self._store)]
         return [(True, self._project), *mix, (self._joins_in_a_graph(), self._join)]
 
+    @abstractmethod
     def _project(self, stream: Stream, batch: Batch) -> None:
-        raise NotImplementedError
+        """Compute the first products."""
 
+    @abstractmethod
     def _mix(self, stream: Stream, batch: Batch) -> None:
-        raise NotImplementedError
+        """Compute what `_join` reads, and the state after it where one is kept."""
 
     def _load(self, stream: Stream, batch: Batch) -> None:
         """Bring the state to where `_mix` changes it."""
@@ -70,6 +74,9 @@ class PromptRecurrent(Staged):
         new ones, taps - 1 or all.
         """
         past = self._held()[0]
+        if len(inputs) == len(past):
+            past.copy_(inputs)
+            return
         if batch.begins:
             past.zero_()
         past.copy_(torch.cat([past[batch.n_tokens :], inputs]))
