@@ -297,6 +297,6 @@ def _mixer(mixer: Any) -> str:
 def _experts(layers: Sequence[Any]) -> tuple[int, int]:
     """Return how many experts a token uses in a block, and how many there are."""
     for layer in layers:
-        if layer.expert_share < 1:
+        if layer.expert_share < 1 or layer.experts_used > 1:
             return layer.experts_used, round(layer.experts_used / layer.expert_share)
     return 0, 0

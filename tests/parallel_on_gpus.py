@@ -10,6 +10,7 @@ SPEC, experts are on the CPU. Results are files of FOLDER, named by `case`.
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels.prompt import experts as prompt_experts
-from iqforge.runtime.bench.mixer_sizes import StateSpaceSizes
+from iqforge.runtime.bench.mixer_sizes import KimiDeltaSizes, StateSpaceSizes
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.step.links import SharedMemoryLinks
@@ -50,6 +51,23 @@ SHAPES["gemma4-e-tiny"] = replace(
     shared_kv=3,
     layer_input=256,
     **SMALL,
+)
+SHAPES["falcon-h1-tiny"] = replace(
+    SHAPES["falcon-h1-7b"],
+    n_layers=2,
+    recurrent=StateSpaceSizes(8, 32, 64, 2, normed=False),  # pyright: ignore[reportCallIssue]
+    **SMALL,
+)
+SHAPES["kimi-linear-tiny"] = replace(
+    SHAPES["kimi-linear-48b-a3b"],
+    n_layers=3,
+    attending=(1,),  # pyright: ignore[reportCallIssue]
+    recurrent=KimiDeltaSizes(4, 64),
+    n_experts=8,
+    n_used=8,
+    dense_hidden=512,
+    shared=256,
+    **(SMALL | {"n_kv_heads": 1, "head": 192, "hidden": 256}),
 )
 GREEDY = Sampling(temperature=0.0)
 # No piece of a prompt is so small that ranks, which take pieces one by one, compute it on the CPU.
@@ -150,8 +168,9 @@ def main() -> int:
     rank = 0 if ranks is None else ranks.rank
     for spec in specs:
         for precision, moved in PRECISIONS[mode]:
-            found = results(mode, shares, spec, precision, moved)
-            torch.save(found, Path(folder, case(mode, shares, spec, precision, moved, rank)))
+            name, started = case(mode, shares, spec, precision, moved, rank), time.monotonic()
+            torch.save(results(mode, shares, spec, precision, moved), Path(folder, name))
+            print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
     return 0
 
 

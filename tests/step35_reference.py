@@ -26,7 +26,7 @@ class Step3p5Config(PretrainedConfig):
 
     def __init__(self, **keys: Any):
         super().__init__(tie_word_embeddings=False)
-        self.scaling = keys.pop("rope_scaling")  # transformers would put it elsewhere
+        self.scaling = keys.pop("rope_scaling", None)  # transformers would put it elsewhere
         for key, value in keys.items():
             setattr(self, key, value)
 

@@ -141,7 +141,11 @@ def test_a_snapshot_brings_a_sequence_back(made):
 PLACEMENTS = (
     Request(gpu_layers=1),
     Request(overrides=parse_overrides(r"blk\.1\.=CPU")),
-    Request(overrides=parse_overrides(r"attn_(output|k|v|q_b|k_b|v_b)\.=CPU,ffn_down=CPU")),
+    Request(
+        overrides=parse_overrides(
+            r"attn_(output|k|v|q_b|k_b|v_b)\.=CPU,ffn_down=CPU,(ssm_out|out_proj)=CPU"
+        )
+    ),
     Request(cpu_experts=99),
 )
 

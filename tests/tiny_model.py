@@ -15,7 +15,7 @@ from iqforge.formats.source import Source, TensorInfo
 from iqforge.formats.types import ggml_type
 
 # Matrices that products do not read as they are.
-_WITHOUT_SCALE = re.compile("token_embd|attn_[kv]_b$|conv1d|ssm_norm")
+_WITHOUT_SCALE = re.compile("token_embd|attn_[kv]_b$|conv1d|shortconv.conv|ssm_norm")
 
 
 def write_gguf(
