@@ -37,6 +37,7 @@ MODULES = (
     "prompt.attention",
     "prompt.cached",
     "prompt.delta",
+    "prompt.kimi_delta",
     "prompt.experts",
     "prompt.few",
     "prompt.flash",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
-from iqforge.cuda_kernels.prompt.delta import DeltaWeights
+from iqforge.cuda_kernels.prompt.delta_chunks import DeltaWeights
 from iqforge.cuda_kernels.step.delta import DeltaShape
 from iqforge.runtime.cuda.common.delta_shapes import rates_in_order
 from iqforge.runtime.layers.batch import Batch

@@ -162,21 +162,13 @@ extern "C" void run(const float* q, const float* k, const float* v, const float*
 """
 
 
-RUN_PROMPT_DELTA = """
+_RUN_CHUNKS = """
 extern "C" void run_heads(const u16* products, int pitch, int tokens, int padded,
                           const float* past, const float* taps, u16* q, u16* k, float* v,
                           int sequences) {
     launch_on_host(padded / (HEAD_WARPS * HEAD_TOKENS),
                    sequences * (2 * KEY_HEADS + VALUE_HEADS), 32 * HEAD_WARPS, [&] {
         heads(products, pitch, tokens, padded, past, taps, q, k, v);
-    });
-}
-extern "C" void run_solve(const float* rates, const float* dt, const float* a, int tokens,
-                          const u16* q, const u16* k, const float* v, float* values,
-                          u16* keys, u16* qk, float* since, float* until, int n_chunks,
-                          int n_heads) {
-    launch_on_host(n_chunks, n_heads, THREADS, [&] {
-        solve(rates, dt, a, tokens, q, k, v, values, keys, qk, since, until);
     });
 }
 extern "C" void run_chunks(float* values, const u16* keys, const u16* k, const float* since,
@@ -198,6 +190,33 @@ extern "C" void shared_floats(int* of) {
     of[0] = SOLVE_FLOATS, of[1] = CHUNK_FLOATS, of[2] = PART_FLOATS;
 }
 """
+
+RUN_PROMPT_DELTA = (
+    _RUN_CHUNKS
+    + """
+extern "C" void run_solve(const float* rates, const float* dt, const float* a, int tokens,
+                          const u16* q, const u16* k, const float* v, float* values,
+                          u16* keys, u16* qk, float* since, float* until, int n_chunks,
+                          int n_heads) {
+    launch_on_host(n_chunks, n_heads, THREADS, [&] {
+        solve(rates, dt, a, tokens, q, k, v, values, keys, qk, since, until);
+    });
+}
+"""
+)
+RUN_PROMPT_KIMI_DELTA = (
+    _RUN_CHUNKS
+    + """
+extern "C" void run_solve(const u16* decay, int pitch, const float* rates, const float* dt,
+                          const float* a, int tokens, u16* q, u16* k, const float* v,
+                          float* values, u16* keys, u16* qk, float* whole, int n_chunks,
+                          int n_heads) {
+    launch_on_host(n_chunks, n_heads, THREADS, [&] {
+        solve(decay, pitch, rates, dt, a, tokens, q, k, v, values, keys, qk, whole);
+    });
+}
+"""
+)
 
 
 RUN_PROMPT_STATE_SPACE = """

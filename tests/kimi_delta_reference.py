@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
+from iqforge.cuda_kernels.prompt.delta_chunks import DeltaWeights
 from iqforge.cuda_kernels.step.kimi_delta import KimiDeltaShape
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.norm import RMSNorm
@@ -16,6 +18,9 @@ from iqforge.runtime.state.recurrent import RecurrentState
 
 # rows, heads, length of keys and values, taps
 STEPS = [(1, 4, 16, 4), (8, 3, 20, 3), (3, 2, 36, 2)]
+
+# sequences, tokens of each, heads, length, taps
+PROMPTS = [(1, 150, 2, 16, 4), (2, 64, 3, 20, 3), (1, 1, 1, 132, 2)]
 
 
 @dataclass
@@ -48,6 +53,60 @@ def mixed(net: KimiDelta, products: list[torch.Tensor], state: RecurrentState) -
     states: Any = (SimpleNamespace(layers=[state]),)
     batch = Batch((len(q),), (0,), torch.arange(len(q), device=q.device), states)
     return net.mixed(torch.cat([q, k, v], dim=1), decay, gate, beta, batch)
+
+
+@dataclass
+class Prompt:
+    """The layer of `case` on new sequences, or after what the only one kept: products half[rows,
+    ...], the logarithms of rates float32[rows, heads], the result and the memory after it.
+    """
+
+    case: Case
+    heads: DeltaHeads
+    n_sequences: int
+    products: torch.Tensor
+    decay: torch.Tensor
+    gate: torch.Tensor
+    beta: torch.Tensor
+    expected: torch.Tensor
+    after: RecurrentState
+
+    @property
+    def weights(self) -> DeltaWeights:
+        net = self.case.net
+        return DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
+
+    def check(self, out: torch.Tensor, memory: torch.Tensor) -> None:
+        """Check half[rows, ...] and the memory: factors are rounded to 10 bits, results to a
+        half.
+        """
+        limit = 1.5e-3 if out.dtype == torch.float16 else 4e-3
+        error = (out.float() - self.expected).norm()
+        assert error < limit * self.expected.norm()
+        assert (memory - self.after.memory).norm() <= 1e-3 * self.after.memory.norm()
+
+
+def prompt_case(case: tuple, half: torch.dtype, device: torch.device, decay: float = 1) -> Prompt:
+    """A random layer on random rows, as in PROMPTS. What one sequence kept is not empty. decay: a
+    factor of the logarithms of decays.
+    """
+    n_sequences, tokens, *shape = case
+    c = kimi_delta_case((n_sequences * tokens, *shape), device)
+    c.net.a *= decay
+    q, k, v, *rest = (x.to(half) for x in c.products)
+    decays, gate, _ = rest
+    beta = c.products[-1]
+    inputs = [x.float() for x in (torch.cat([q, k, v], dim=1), decays, gate)]
+    s = c.shape
+    heads = DeltaHeads(s.heads, s.heads, s.length, s.length, s.taps, True, False)
+    if n_sequences == 1:
+        after = c.copied()
+        expected = mixed(c.net, [q.float(), k.float(), v.float(), *inputs[1:], beta], after)
+    else:
+        after = c.state
+        expected = c.net.mixed(*inputs, beta, Batch.of(n_sequences, tokens, 0, device))
+    products = torch.cat([q, k, v, decays[:, :4]], dim=1)  # and something else
+    return Prompt(c, heads, n_sequences, products, decays, gate, beta, expected, after)
 
 
 def kimi_delta(shape: KimiDeltaShape, **tensors) -> KimiDelta:

@@ -23,6 +23,7 @@ from iqforge.cuda_kernels.prompt import rounded as prompt_rounded
 from iqforge.cuda_kernels.prompt import rows as prompt_rows
 from iqforge.cuda_kernels.prompt import short_conv as prompt_conv
 from iqforge.cuda_kernels.prompt import state_space as state_space_kernels
+from iqforge.cuda_kernels.step.kimi_delta import KimiDeltaShape
 from iqforge.runtime.cuda.prompt import expert_products
 from iqforge.runtime.cuda.prompt.common import graphs as prompt_graphs
 from iqforge.runtime.cuda.prompt.common.stream import Stream
@@ -42,6 +43,7 @@ from iqforge.runtime.state.recurrent import RecurrentState
 from torch.nn import functional as F
 
 from . import step_on_cpu
+from .kimi_delta_reference import kimi_delta
 from .permuted_columns import permutation
 from .state_space_reference import state_space
 from .step_attention_on_cpu import rotated, seen_of
@@ -327,6 +329,19 @@ def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, 
     evaluate_after(net, products, n_sequences, (past, before), after, out, weights.taps)
 
 
+def kimi_delta_rule(
+    heads, weights, products, decay, z, rates, n_sequences, past, before, after, out, buffer
+):
+    w, shape = weights, KimiDeltaShape(len(products), heads.key_heads, heads.key_length, heads.taps)
+    net = kimi_delta(shape, convolution=w.taps, dt=w.dt, a=w.a, norm=RMSNorm(w.norm, w.eps))
+
+    def evaluated(products, batch):
+        return net.mixed(products, decay.float(), z.float(), rates, batch)
+
+    inputs = products[:, : len(w.taps)].float()
+    evaluate_after(evaluated, inputs, n_sequences, (past, before), after, out, w.taps)
+
+
 def state_space_rule(shape, weights, products, n_sequences, past, before, after, out, buffer):
     w = weights
     tensors = {"convolution": w.taps, "bias": w.bias, "dt": w.dt, "a": w.a, "d": w.d}
@@ -468,6 +483,9 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_state_space, "shared_limit", lambda device: 232448)
     monkeypatch.setattr(prompt_state_space, "_kernels", lambda shape, half, device: shape)
     monkeypatch.setattr(state_space_kernels, "state_space", state_space_rule)
+    monkeypatch.setattr(prompt_kimi_delta, "shared_limit", lambda device: 232448)
+    monkeypatch.setattr(prompt_kimi_delta, "_kernels", lambda heads, half, device: heads)
+    monkeypatch.setattr(prompt_kimi_delta, "kimi_delta_rule", kimi_delta_rule)
     monkeypatch.setattr(prompt_kimi_delta, "rates_product", rates_product)
     monkeypatch.setattr(prompt_conv, "short_conv", short_conv)
     monkeypatch.setattr(torch, "bmm", bmm)

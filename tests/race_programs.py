@@ -148,6 +148,36 @@ int main() {
 )
 
 
+MAIN_PROMPT_KIMI_DELTA = (
+    NUMBERS
+    + """
+int main() {
+    const int tokens = 70, n_chunks = 2, padded = n_chunks * CHUNK;
+    std::vector<u16> products(tokens * CHANNELS), decay(tokens * VALUE_HEADS * VALUE);
+    auto z = decay, out = decay;
+    auto taps = numbers(CHANNELS * TAPS), past = numbers(PAST * CHANNELS), a = numbers(VALUE_HEADS);
+    std::vector<u16> q(KEY_HEADS * padded * KEY), k = q, keys = q;
+    std::vector<u16> qk(VALUE_HEADS * padded * CHUNK);
+    auto v = numbers(VALUE_HEADS * padded * VALUE), values = v;
+    auto rates = numbers(tokens * VALUE_HEADS), dt = numbers(VALUE_HEADS * KEY);
+    auto whole = numbers(VALUE_HEADS * n_chunks * KEY);
+    auto memory = numbers(VALUE_HEADS * KEY * VALUE), weight = numbers(VALUE);
+    std::vector<float> states(n_chunks * memory.size());
+    run_heads(products.data(), CHANNELS, tokens, padded, past.data(), taps.data(), q.data(),
+              k.data(), v.data(), 1);
+    run_solve(decay.data(), VALUE_HEADS * VALUE, rates.data(), dt.data(), a.data(), tokens, q.data(),
+              k.data(), v.data(), values.data(), keys.data(), qk.data(), whole.data(), n_chunks,
+              VALUE_HEADS);
+    run_chunks(values.data(), keys.data(), k.data(), whole.data(), whole.data(), n_chunks,
+               memory.data(), memory.data(), states.data(), VALUE_HEADS);
+    run_results(q.data(), states.data(), qk.data(), values.data(), whole.data(), z.data(),
+                VALUE_HEADS * VALUE, weight.data(), 1e-6f, tokens, out.data(), n_chunks,
+                VALUE_HEADS);
+}
+"""
+)
+
+
 MAIN_PROMPT_STATE_SPACE = (
     NUMBERS
     + """

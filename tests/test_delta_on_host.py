@@ -9,9 +9,11 @@ import torch
 from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
 from iqforge.cuda_kernels.prompt import delta as prompt_delta
 from iqforge.cuda_kernels.prompt import recurrent
-from iqforge.cuda_kernels.prompt.delta import SharedBytes, delta_rule, fitting_stages
+from iqforge.cuda_kernels.prompt.delta import delta_rule, fitting_stages
+from iqforge.cuda_kernels.prompt.delta_chunks import SharedBytes
 from iqforge.cuda_kernels.step.delta import delta_spec
 
+from .chunks_on_host import HostChunkKernels, nans
 from .delta_reference import PROMPTS, STEPS, delta_case, prompt_case
 from .kernels_on_host import RUN_DELTA, RUN_PROMPT_DELTA, library, pointer
 from .recurrent_steps import check_steps
@@ -48,50 +50,17 @@ def test_a_step(case, tmp_path):
     check_steps(run, c, expected, after)
 
 
-class HostKernels:
+class HostKernels(HostChunkKernels):
     """`DeltaKernels` compiled by g++."""
 
     def __init__(self, folder, heads, half, stages):
         spec = prompt_delta.delta_spec(heads, half, stages)
-        self.heads, self.library = heads, library(folder, spec, RUN_PROMPT_DELTA)
-
-    def split(self, products, tokens, past, taps, q, k, v):
-        sequences, _, padded, _ = q.shape
-        self.library.run_heads(
-            pointer(products),
-            products.stride(0),
-            tokens,
-            padded,
-            *map(pointer, (past, taps, q, k, v)),
-            sequences,
-        )
+        super().__init__(heads, library(folder, spec, RUN_PROMPT_DELTA))
 
     def solve(self, rates, tokens, dt, a, *tensors):
         n_heads, n_chunks = tensors[5].shape[:2]
         self.library.run_solve(
             *map(pointer, (rates, dt, a)), tokens, *map(pointer, tensors), n_chunks, n_heads
-        )
-
-    def chunks(self, values, keys, k, since, until, before, after, states):
-        n_heads, n_chunks = states.shape[:2]
-        self.library.run_chunks(
-            *map(pointer, (values, keys, k, since, until)),
-            n_chunks,
-            *map(pointer, (before, after, states)),
-            n_heads,
-        )
-
-    def results(self, q, states, qk, errors, since, z, weight, eps, tokens, out):
-        n_heads, n_chunks = states.shape[:2]
-        self.library.run_results(
-            *map(pointer, (q, states, qk, errors, since, z)),
-            z.stride(0),
-            pointer(weight),
-            ctypes.c_float(eps),
-            tokens,
-            pointer(out),
-            n_chunks,
-            n_heads,
         )
 
 
@@ -110,9 +79,6 @@ def test_a_prompt(case, half, stages, tmp_path):
     out = torch.full(p.expected.shape, float("nan"), dtype=half)
     state = p.case.copied()
 
-    def buffer(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.full(shape, float("nan"), dtype=dtype)
-
     kept = (state.inputs, state.memory, state.memory)
     delta_rule(
         kernels,
@@ -123,7 +89,7 @@ def test_a_prompt(case, half, stages, tmp_path):
         p.n_sequences,
         *(kept if p.n_sequences == 1 else (None, None, None)),
         out,
-        buffer,
+        nans,
     )
     p.check(out, state.memory)
     found = torch.zeros(3, dtype=torch.int32)

@@ -18,6 +18,7 @@ from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
 from iqforge.cuda_kernels.common.routing import Routing
 from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
 from iqforge.cuda_kernels.prompt import delta as prompt_delta
+from iqforge.cuda_kernels.prompt import kimi_delta as prompt_kimi_delta
 from iqforge.cuda_kernels.prompt import state_space as prompt_state_space
 from iqforge.cuda_kernels.prompt.experts import _EXPERTS_SPEC
 from iqforge.cuda_kernels.step import delta as step_delta
@@ -36,6 +37,7 @@ from .kernels_on_host import (
     RUN_EXPERTS,
     RUN_KIMI_DELTA,
     RUN_PROMPT_DELTA,
+    RUN_PROMPT_KIMI_DELTA,
     RUN_PROMPT_STATE_SPACE,
     RUN_ROUTER,
     RUN_SAMPLE,
@@ -47,6 +49,7 @@ from .race_programs import (
     MAIN_EXPERTS,
     MAIN_KIMI_DELTA,
     MAIN_PROMPT_DELTA,
+    MAIN_PROMPT_KIMI_DELTA,
     MAIN_PROMPT_STATE_SPACE,
     MAIN_ROUTER,
     MAIN_SAMPLE,
@@ -152,6 +155,13 @@ def test_delta_nets_of_a_prompt(stages, tmp_path):
     heads = DeltaHeads(1, 2, 20, 12, 3, False, False)
     spec = prompt_delta.delta_spec(heads, torch.bfloat16, stages)
     assert not races(tmp_path, spec, RUN_PROMPT_DELTA, MAIN_PROMPT_DELTA)
+
+
+def test_kimi_delta_of_a_prompt(tmp_path):
+    spec = prompt_kimi_delta.kimi_delta_spec(
+        DeltaHeads(2, 2, 20, 20, 3, True, False), torch.bfloat16, 2
+    )
+    assert not races(tmp_path, spec, RUN_PROMPT_KIMI_DELTA, MAIN_PROMPT_KIMI_DELTA)
 
 
 BARRIERS = {

@@ -196,16 +196,17 @@ def _state_space(m: StateSpace, width: int, rows: int) -> Sizes:
 
 
 def _kimi_delta(m: KimiDelta, width: int, rows: int) -> Sizes:
-    s = m.spec
+    s, padded = m.spec, -(-rows // _CHUNK) * _CHUNK
+    chunks, by_head = padded // _CHUNK, padded * s.heads
     return {
         "kimi delta inputs": rows * (s.channels + 2 * s.length) * _HALF,
         "kimi delta beta": rows * s.heads * _FLOAT,
         "kimi delta decay": rows * s.inner * _HALF,
         "kimi delta gate": rows * s.inner * _HALF,
-        "recurrence": m.score_bytes(rows, rows, "f32"),  # what torch allocates
-        "mixed": rows * s.inner * _HALF,
-        "delta": rows * width * _HALF,
+        "delta parts": by_head * ((3 * s.length + _CHUNK) * _HALF + 2 * s.length * _FLOAT),
+        "delta states": chunks * s.inner * (s.length + 1) * _FLOAT,
         "weights": (s.channels + 2 * s.length) * width * _HALF,
+        **_recurrent(m, s.inner, width, rows),
     }
 
 
@@ -218,7 +219,9 @@ def _short_conv(m: ShortConv, width: int, rows: int) -> Sizes:
     }
 
 
-def _recurrent(m: DeltaNet | StateSpace | ShortConv, mixed: int, width: int, rows: int) -> Sizes:
+def _recurrent(
+    m: DeltaNet | StateSpace | KimiDelta | ShortConv, mixed: int, width: int, rows: int
+) -> Sizes:
     taps = m.spec.taps if isinstance(m, ShortConv) else m.spec.convolution
     inputs = (taps - 1) * m.spec.channels * _FLOAT
     return {

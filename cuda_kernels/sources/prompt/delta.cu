@@ -16,24 +16,9 @@
 //
 // Compiled per shape: HALF (see prompt/common.cuh); KEY_HEADS, VALUE_HEADS, their lengths KEY and
 // VALUE (multiples of 4), TAPS, TILED, JOINED as in step/delta.cu; STAGES of `chunks`.
-#include "prompt/recurrent.cuh"
+#include "prompt/delta_common.cuh"
 
-constexpr int GROUP = VALUE_HEADS / KEY_HEADS, PAST = TAPS - 1;
-constexpr int CHANNELS = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE;
-constexpr int TURN = 2 * KEY + 2 * GROUP * VALUE;  // elements of a key head if JOINED
-static_assert(KEY % 4 == 0 && VALUE % 4 == 0 && VALUE_HEADS % KEY_HEADS == 0 && TAPS >= 2, "a shape this is made for");
-
-// The key head of value head `head`.
-__device__ __forceinline__ int key_head(int head) { return TILED ? head % KEY_HEADS : head / GROUP; }
-
-__device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
-    return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
-}
-
-__device__ __forceinline__ float4 scaled(float4 a, float s) { return make_float4(a.x * s, a.y * s, a.z * s, a.w * s); }
-
-constexpr int THREADS = 256;  // of all kernels but `heads`
-constexpr int KEYS = (KEY + 15) / 16 * 16, VALUES = (VALUE + 15) / 16 * 16;  // lengths in shared memory, with zeros at the end
+constexpr bool BY_CHANNEL = false;  // a head has one decay
 
 #include "prompt/delta_heads.cuh"
 #include "prompt/delta_solve.cuh"

@@ -1,6 +1,7 @@
 // `chunks` of delta.cu: the memory of a head from chunk to chunk.
 #pragma once
 
+constexpr int SINCE = BY_CHANNEL ? KEY : CHUNK;  // factors of a chunk
 constexpr int ERROR_PITCH = second_pitch(SLICE);
 constexpr int STAGE_HALVES = 2 * CHUNK * KEY_PITCH;
 constexpr int MEMORY_PITCH = exchanged_pitch(KEYS);
@@ -9,7 +10,8 @@ constexpr int CHUNK_FLOATS = STAGES * STAGE_HALVES / 2 + SLICE * MEMORY_PITCH + 
 // The chunks of a head one after the other, SLICE columns of its memory per block: ((VALUE + SLICE - 1) / SLICE, sequences * VALUE_HEADS)
 // blocks. values T beta V, become E; keys T beta exp(G) K; k as `heads` leaves it; since, until as in `solve`; before and after
 // float32[sequences, VALUE_HEADS, KEY, VALUE], the memory before the first and after the last token, perhaps the same, null for zeros and
-// for nowhere; states float32[sequences, VALUE_HEADS, chunks, KEY, VALUE], that before each chunk.
+// for nowhere; states float32[sequences, VALUE_HEADS, chunks, KEY, VALUE], that before each chunk. BY_CHANNEL: k times `until`, as `solve` leaves it, since
+// float32[sequences, VALUE_HEADS, chunks, KEY], exp(G[last]), and `until` is not read.
 extern "C" __global__ void __launch_bounds__(THREADS)
 chunks(float* values, const u16* keys, const u16* k, const float* since, const float* until, int n_chunks, const float* before,
        float* after, float* states) {
@@ -23,7 +25,7 @@ chunks(float* values, const u16* keys, const u16* k, const float* since, const f
     const long long head = blockIdx.y, first = head * n_chunks;
     const long long key_first = (head / VALUE_HEADS * KEY_HEADS + key_head((int)(head % VALUE_HEADS))) * n_chunks;
     values += first * CHUNK * VALUE + slice, keys += first * CHUNK * KEY, k += key_first * CHUNK * KEY;
-    since += first * CHUNK, until += first * CHUNK, states += first * KEY * VALUE + slice;
+    since += first * SINCE, until += first * CHUNK, states += first * KEY * VALUE + slice;
 
     auto load = [&](int chunk) {
         u16* to = tiles + chunk % STAGES * STAGE_HALVES;
@@ -38,13 +40,14 @@ chunks(float* values, const u16* keys, const u16* k, const float* since, const f
     // Of 16 tokens and half of the columns: what a thread computes errors of.
     const int row = warp % 4 * 16 + g, half = warp / 4 * (SLICE / 2) + two;
     float2 v[SLICE / 16][2];
-    float to_end[2], whole;
+    float to_end[2];
+    Decay<KEYS, BY_CHANNEL> whole;
     auto read = [&](int chunk) {
-        whole = since[chunk * CHUNK + CHUNK - 1];
+        whole.load<KEY>(since + (long long)chunk * SINCE);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const long long token = (long long)chunk * CHUNK + row + 8 * h;
-            to_end[h] = until[token];
+            to_end[h] = BY_CHANNEL ? 1.f : until[token];
 #pragma unroll
             for (int i = 0; i < SLICE / 16; i++) {
                 v[i][h] = make_float2(0.f, 0.f);
@@ -80,7 +83,7 @@ chunks(float* values, const u16* keys, const u16* k, const float* since, const f
                     *(float2*)(values + ((long long)chunk * CHUNK + row + 8 * h) * VALUE + column) = make_float2(rounded(x), rounded(y));
                 *(float2*)(errors + (row + 8 * h) * ERROR_PITCH + column) = make_float2(rounded(x * to_end[h]), rounded(y * to_end[h]));
             }
-        const float decay = whole;
+        const auto decay = whole;
         if (chunk + 1 < n_chunks) read(chunk + 1);
         __syncthreads();
         decay_and_write<KEYS>(s, decay, k_here, KEY_PITCH, errors, ERROR_PITCH);

@@ -4,8 +4,11 @@
 constexpr int LEFT_PITCH = first_halves_pitch(CHUNK);
 constexpr int PART_FLOATS = CHUNK * (LEFT_PITCH / 2 + VALUE_PITCH);  // of a factor's 64 columns and the other's 64 rows
 
-// out half[sequences * tokens, VALUE_HEADS, VALUE] = norm(exp(G) (Q S) + (Q K^T D) E) * silu(z): q as `heads` leaves it, qk and since as `solve`
-// does, states and errors (E) as `chunks` does; z half, of rows `pitch` elements apart; weight float32[VALUE]. One block for a chunk of a head:
+// A gate: its SiLU, or its sigmoid.
+__device__ __forceinline__ float gated(float x) { return BY_CHANNEL ? 1.f / (1.f + expf(-x)) : silu(x); }
+
+// out half[sequences * tokens, VALUE_HEADS, VALUE] = norm(exp(G) (Q S) + (Q K^T D) E) * gated(z): q as `heads` leaves it, qk and since as `solve`
+// does (BY_CHANNEL: q times exp(G), and `since` is not read), states and errors (E) as `chunks` does; z half, of rows `pitch` elements apart; weight float32[VALUE]. One block for a chunk of a head:
 // (chunks, sequences * VALUE_HEADS) blocks.
 extern "C" __global__ void __launch_bounds__(THREADS, VALUE > 128 ? 2 : 4)
 results(const u16* q, const float* states, const u16* qk, const float* errors, const float* since, const u16* z, int pitch,
@@ -45,7 +48,7 @@ results(const u16* q, const float* states, const u16* qk, const float* errors, c
     end_of_copies();
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float factor = since[pair * CHUNK + row + g + 8 * h];
+        const float factor = BY_CHANNEL ? 1.f : since[pair * CHUNK + row + g + 8 * h];
 #pragma unroll
         for (int i = 0; i < VALUES / 16; i++) o[i][2 * h] *= factor, o[i][2 * h + 1] *= factor;
     }
@@ -76,8 +79,8 @@ results(const u16* q, const float* states, const u16* qk, const float* errors, c
             if (c >= VALUE) continue;
             const u32 gate = *(const u32*)(gates + c);
             const float2 w = *(const float2*)(weight + c);
-            *(u32*)(out + (to * VALUE_HEADS + head) * VALUE + c) = to_half(o[i][2 * h] * scale * w.x * silu(from_half(gate & 0xffff))) |
-                                                                   to_half(o[i][2 * h + 1] * scale * w.y * silu(from_half(gate >> 16))) << 16;
+            *(u32*)(out + (to * VALUE_HEADS + head) * VALUE + c) = to_half(o[i][2 * h] * scale * w.x * gated(from_half(gate & 0xffff))) |
+                                                                   to_half(o[i][2 * h + 1] * scale * w.y * gated(from_half(gate >> 16))) << 16;
         }
     }
 }

@@ -52,9 +52,35 @@ __device__ __forceinline__ void each_pair(Memory<ROWS>& s, int slice, Work work)
             }
 }
 
-// s <- decay s + the columns of a, which has CHUNK rows, times the rows of b[CHUNK][SLICE].
+// By what a memory decays: one factor, or BY_ROW those of a thread's rows.
+template <int ROWS, bool BY_ROW>
+struct Decay {
+    float one;
+    __device__ __forceinline__ float of(int, int) const { return one; }
+    // from: the factors at all tokens of a chunk.
+    template <int DEPTH>
+    __device__ __forceinline__ void load(const float* from) { one = from[CHUNK - 1]; }
+};
 template <int ROWS>
-__device__ __forceinline__ void decay_and_write(Memory<ROWS>& s, float decay, const u16* a, int a_pitch, const float* b, int b_pitch) {
+struct Decay<ROWS, true> {
+    float rows[(ROWS + 127) / 128][2];
+    __device__ __forceinline__ float of(int band, int h) const { return rows[band][h]; }
+    // from: the factors of DEPTH rows; others are zero.
+    template <int DEPTH>
+    __device__ __forceinline__ void load(const float* from) {
+#pragma unroll
+        for (int b = 0; b < (ROWS + 127) / 128; b++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int row = 128 * b + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h;
+                rows[b][h] = row < DEPTH ? from[row] : 0.f;
+            }
+    }
+};
+
+// s <- decay s + the columns of a, which has CHUNK rows, times the rows of b[CHUNK][SLICE].
+template <int ROWS, bool BY_ROW>
+__device__ __forceinline__ void decay_and_write(Memory<ROWS>& s, const Decay<ROWS, BY_ROW>& decay, const u16* a, int a_pitch, const float* b, int b_pitch) {
 #pragma unroll
     for (int n = 0; n < (ROWS + 127) / 128; n++) {
         const int band = 128 * n + threadIdx.x / 32 * 16;
@@ -62,7 +88,7 @@ __device__ __forceinline__ void decay_and_write(Memory<ROWS>& s, float decay, co
 #pragma unroll
         for (int i = 0; i < SLICE / 8; i++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[n][i][e] *= decay;
+            for (int e = 0; e < 4; e++) s[n][i][e] *= decay.of(n, e / 2);
         by_columns<SLICE / 8, true>(s[n], a + band, a_pitch, b, b_pitch, CHUNK);
     }
 }

@@ -172,7 +172,7 @@ chunks(const u16* x, const u16* b, const float* until, const double* totals, int
         }
         __syncthreads();
         if (STAGES > 1) load(chunk + STAGES - 1);  // all warps have read the chunk before, which was there
-        decay_and_write<STATES>(s, decay, (const u16*)(tiles + chunk % STAGES * STAGE_FLOATS), B_PITCH, here, WRITTEN_PITCH);
+        decay_and_write<STATES, false>(s, {decay}, (const u16*)(tiles + chunk % STAGES * STAGE_FLOATS), B_PITCH, here, WRITTEN_PITCH);
         if (STAGES == 1) __syncthreads();
     }
     if (after != nullptr) store_memory<STATES, STATE, LENGTH>(s, slice, after + head * STATE * LENGTH);

@@ -9,14 +9,9 @@ import functools
 import torch
 
 from .....cuda_kernels.common.delta_heads import DeltaHeads
-from .....cuda_kernels.prompt.delta import (
-    DeltaKernels,
-    DeltaWeights,
-    delta_rule,
-    fitting_stages,
-    rates_product,
-    shared_limit,
-)
+from .....cuda_kernels.prompt.delta import DeltaKernels, delta_rule, fitting_stages
+from .....cuda_kernels.prompt.delta_chunks import DeltaWeights, rates_product
+from .....cuda_kernels.prompt.recurrent import shared_limit
 from ....layers.batch import Batch
 from ....layers.recurrent.delta_net import DeltaNet
 from ...common.context import Context

@@ -1,18 +1,22 @@
 """Kimi delta attention over many rows: products on tensor cores, and between them the rule in
-chunks in float32, by torch.
+chunks in float32.
 """
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from .....cuda_kernels.prompt.delta import rates_product
+from .....cuda_kernels.common.delta_heads import DeltaHeads
+from .....cuda_kernels.prompt.delta_chunks import DeltaWeights, rates_product
+from .....cuda_kernels.prompt.kimi_delta import KimiDeltaKernels, fitting_stages, kimi_delta_rule
+from .....cuda_kernels.prompt.recurrent import shared_limit
 from ....layers.batch import Batch
 from ....layers.recurrent.kimi_delta import KimiDelta
 from ...common.context import Context
 from ...common.held import held_decoded
-from ...common.registry import PROMPT, Placed, PlacedBranch, executor
-from ..common.graphs import Stage
+from ...common.registry import PROMPT, Placed, PlacedBranch, Slow, executor
 from ..common.stream import Stream, check_norm
 from ..common.weights import Product
 from .recurrent import PromptRecurrent
@@ -24,10 +28,15 @@ class PromptKimiDelta(PromptRecurrent):
 
     def __init__(self, branch: PlacedBranch, context: Context):
         net: KimiDelta = branch.module
+        s = net.spec
         check_norm(branch.norm, context)
         if net.convolution.device != context.device:
             raise Placed(f"its convolution is not on {context.device}")
+        self.heads = DeltaHeads(s.heads, s.heads, s.length, s.length, s.convolution, True, False)
+        if not fitting_stages(self.heads, shared_limit(context.device)):
+            raise Slow(f"heads of {s.length}")
         self.branch, self.norm, self.net, self.context = branch, branch.norm, net, context
+        self.kept = (s.convolution - 1, s.channels), (s.heads, s.length, s.length)
         firsts = [net.decay[0], net.gate[0]]
         # Exact: in 8 bits, errors of the inputs add up in the state.
         self.inputs = Product("kimi delta inputs", [*net.qkv, *firsts], context, exact=True)
@@ -36,31 +45,42 @@ class PromptKimiDelta(PromptRecurrent):
         self.decay = Product("kimi delta decay", [net.decay[1]], context, exact=True)
         self.gate = Product("kimi delta gate", [net.gate[1]], context, exact=True)
         self.output = Product("delta", [net.output], context, exact=True)
-
-    def stages(self, batch: Batch) -> list[tuple[bool, Stage]]:
-        return [(True, self._project), (False, self._mix), (self._joins_in_a_graph(), self._join)]
+        self.weights = DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
 
     def _project(self, stream: Stream, batch: Batch) -> None:
-        x = stream.normed(self.norm)
+        s, x = self.net.spec, stream.normed(self.norm)
         self.context.taps.show(self.net.beta.observed, x)
         rates_product(x, self.beta, self._beta(len(x)))
-        _, decay, gate = self._parts(self.inputs(x))
+        _, decay, gate = self.inputs(x).split([s.channels, s.length, s.length], dim=1)
         self.decay(decay.contiguous())
         self.gate(gate.contiguous())
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
-        """Read the products from their buffers: a graph may have computed them. It is in none: the
-        state changes where it is, and torch allocates.
-        """
-        n = batch.n_sequences * batch.n_tokens
-        inputs, *_ = self._parts(self.inputs.out(n))
-        decay, gate = (product.out(n).float() for product in (self.decay, self.gate))
-        mixed = self.net.mixed(inputs.float(), decay, gate, self._beta(n), batch)
-        self._mixed(stream).copy_(mixed)
-
-    def _parts(self, products: torch.Tensor) -> list[torch.Tensor]:
-        s = self.net.spec
-        return list(products.split([s.channels, s.length, s.length], dim=1))
+        """Read the products from their buffers: a graph may have computed them."""
+        n, s = batch.n_sequences * batch.n_tokens, self.net.spec
+        products = self.inputs.out(n)
+        past, before = self._before(batch)
+        kimi_delta_rule(
+            _kernels(self.heads, self.context.dtype, self.context.device),
+            self.weights,
+            products,
+            self.decay.out(n),
+            self.gate.out(n),
+            self._beta(n),
+            batch.n_sequences,
+            past,
+            before,
+            self._after(batch),
+            self._mixed(stream),
+            self.context.buffer,
+        )
+        if batch.states is not None:
+            self._keep_last(batch, products[1 - s.convolution :, : s.channels].float())
 
     def _beta(self, rows: int) -> torch.Tensor:
         return self.context.buffer("kimi delta beta", (rows, len(self.beta)), torch.float32)
+
+
+@functools.cache
+def _kernels(heads: DeltaHeads, half: torch.dtype, device: torch.device) -> KimiDeltaKernels:
+    return KimiDeltaKernels(heads, half, device)
