@@ -165,9 +165,9 @@ int main() {
     std::vector<float> states(n_chunks * memory.size());
     run_heads(products.data(), CHANNELS, tokens, padded, past.data(), taps.data(), q.data(),
               k.data(), v.data(), 1);
-    run_solve(decay.data(), VALUE_HEADS * VALUE, rates.data(), dt.data(), a.data(), tokens, q.data(),
-              k.data(), v.data(), values.data(), keys.data(), qk.data(), whole.data(), n_chunks,
-              VALUE_HEADS);
+    run_solve(decay.data(), VALUE_HEADS * VALUE, rates.data(), dt.data(), a.data(), tokens,
+              q.data(), k.data(), v.data(), values.data(), keys.data(), qk.data(), whole.data(),
+              n_chunks, VALUE_HEADS);
     run_chunks(values.data(), keys.data(), k.data(), whole.data(), whole.data(), n_chunks,
                memory.data(), memory.data(), states.data(), VALUE_HEADS);
     run_results(q.data(), states.data(), qk.data(), values.data(), whole.data(), z.data(),

@@ -32,7 +32,7 @@ def compiled(monkeypatch, tmp_path):
             loaded[spec.name] = library(folder, spec_, RUN_LATENT_PROMPT)
         return getattr(loaded[spec.name], NAMES[name])
 
-    def launch(kernel, grid, block, *arguments):
+    def launch(kernel, grid, block, *arguments, pdl):
         types = {np.int32: ctypes.c_int, np.int64: ctypes.c_longlong, np.float32: ctypes.c_float}
         kernel(
             *(

@@ -37,7 +37,7 @@ def on_host(monkeypatch, tmp_path):
         folder.mkdir(exist_ok=True)
         return getattr(library(folder, spec, RUN), name.removesuffix("_rows"))
 
-    def launch(kernel, blocks, threads, first, second, *numbers):
+    def launch(kernel, blocks, threads, first, second, *numbers, pdl):
         kinds = {"int32": ctypes.c_int, "int64": ctypes.c_longlong}
         sizes = [kinds[str(n.dtype)](int(n)) for n in numbers]
         assert type(blocks) is int

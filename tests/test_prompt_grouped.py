@@ -121,7 +121,7 @@ def test_against_float64(type, half, counts):
     [
         ("MXFP4", 2880, 2880, FFNSpec("swiglu_oai", limit=7.0)),
         ("MXFP4", 544, 352, FFNSpec("swiglu_oai", limit=1.0)),
-        ("Q4_K", 512, 352, FFNSpec("capped_silu", limit=1.0)),
+        ("Q4_0", 512, 352, FFNSpec("capped_silu", limit=1.0)),
         ("NVFP4", 576, 192, FFNSpec()),
         ("IQ4_NL", 1440, 1408, FFNSpec("silu", limit=0.5)),
         ("Q8_0", 96, 160, FFNSpec("gelu")),

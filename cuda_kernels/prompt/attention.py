@@ -11,6 +11,7 @@ import torch
 from ...errors import ShapeError
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .overlap import overlap
 from .rows import HALVES, UNIT, short
 
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -142,6 +143,7 @@ def rotate_heads(
         k,
         v,
         np.int64(first),
+        pdl=overlap(tokens),
     )
 
 
@@ -180,4 +182,5 @@ def softmax_scores(
         np.float32(scale),
         np.float32(softcap),
         sinks,
+        pdl=overlap(queries),
     )

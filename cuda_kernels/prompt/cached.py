@@ -11,6 +11,7 @@ from ..attention.shape import CACHE_TILE as TILE
 from ..attention.shape import TYPES
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .overlap import overlap
 
 _WARPS, _THREADS, _UNIT = 8, 256, 8
 
@@ -70,7 +71,7 @@ def store_rows(
     if n:
         kernel = function(_spec(type, length, hadamard, alone), "store_rows", x.device)
         blocks, numbers = -(-n * heads // _WARPS), map(np.int32, (first, heads, n * heads))
-        launch(kernel, blocks, 32 * _WARPS, x, cache, *numbers)
+        launch(kernel, blocks, 32 * _WARPS, x, cache, *numbers, pdl=overlap(n))
 
 
 def read_rows(
@@ -84,4 +85,14 @@ def read_rows(
     if units:
         kernel = function(_spec(type, out.shape[2], alone=alone), "read_rows", out.device)
         at, heads = np.int32(first), np.int32(out.shape[1])
-        launch(kernel, -(-units // _THREADS), _THREADS, cache, out, at, heads, np.int64(units))
+        launch(
+            kernel,
+            -(-units // _THREADS),
+            _THREADS,
+            cache,
+            out,
+            at,
+            heads,
+            np.int64(units),
+            pdl=overlap(len(out)),
+        )

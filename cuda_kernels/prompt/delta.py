@@ -24,6 +24,7 @@ from .delta_chunks import (
     DeltaWeights,
     SharedBytes,
 )
+from .overlap import overlap
 from .recurrent import CHUNK, Buffer, launched_apart, parts_of, shared_limit
 
 MOST_LENGTH = 256
@@ -101,6 +102,7 @@ class DeltaKernels(ChunkKernels):
             since,
             until,
             shared=self._shared.solve,
+            pdl=overlap(n_chunks * CHUNK),
         )
 
 

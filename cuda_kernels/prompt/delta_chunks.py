@@ -14,6 +14,7 @@ import torch
 from ..common.delta_heads import DeltaHeads
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .overlap import overlap
 from .recurrent import CHUNK, SLICE, Buffer, pitch
 
 THREADS, _HEAD_TOKENS, _HEAD_THREADS = 256, 32, 128
@@ -84,6 +85,7 @@ class ChunkKernels:
             q,
             k,
             v,
+            pdl=overlap(padded),
         )
 
     def chunks(
@@ -116,6 +118,7 @@ class ChunkKernels:
             after,
             states,
             shared=self._shared.chunks,
+            pdl=overlap(n_chunks * CHUNK),
         )
 
     def results(
@@ -152,6 +155,7 @@ class ChunkKernels:
             np.int32(tokens),
             out,
             shared=self._shared.results,
+            pdl=overlap(n_chunks * CHUNK),
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from ..common.routing import Routing
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .overlap import overlap
 
 _PER_LANE = (1, 2, 4, 8, 16)
 _ROUTE_WARPS = 4
@@ -76,6 +77,7 @@ def route(
         choice_bias,
         ids,
         weights,
+        pdl=overlap(tokens),
     )
 
 
@@ -99,4 +101,5 @@ def group_rows(
         ends,
         sources,
         rows,
+        pdl=overlap(len(ids)),
     )

@@ -197,6 +197,7 @@ def few_product(
         x,
         *(np.int32(size) for size in (len(x), cols, x.stride(0))),
         space.x,
+        pdl=True,
     )
     launch(
         function(spec(type, x.dtype, plan), "few_product", x.device),

@@ -13,6 +13,7 @@ from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from . import flash_plan
 from .flash_plan import PLANS, Plan, division, plan_of
+from .overlap import overlap
 from .rows import HALVES, short
 
 ARCHS = ("sm_90a",)
@@ -114,9 +115,16 @@ def flash_attention(
         work.threads,
         *arguments,
         shared=work.shared,
+        pdl=overlap(q.shape[0] * q.shape[1]),
     )
     if partial is not None:
-        launch(function(work.kernels, "flash_join", q.device), work.joining, 128, *arguments)
+        launch(
+            function(work.kernels, "flash_join", q.device),
+            work.joining,
+            128,
+            *arguments,
+            pdl=overlap(q.shape[0] * q.shape[1]),
+        )
 
 
 _NONE, _NO_GATES = np.uint32(0), (np.int64(0), np.int64(0), np.int32(1))

@@ -21,7 +21,9 @@ from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from ..layouts.table import packed_types, unit_header
 from ..packed.matrix import PackedMatrix
+from .overlap import overlap
 
+_USED = 8  # experts of a token, about: for `overlap`
 HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024
 # In bfloat16, pairs of values of these types are looked up in a table in shared memory.
@@ -207,6 +209,7 @@ def grouped_product(
             out,
             np.int32(either),
             shared=plan.shared,
+            pdl=overlap(len(out) // _USED),
         )
 
 
@@ -251,6 +254,7 @@ def grouped_gate_up(
             out,
             np.int32(either),
             shared=plan.shared,
+            pdl=overlap(len(out) // _USED),
         )
 
 

@@ -23,6 +23,7 @@ from .delta_chunks import (
     DeltaWeights,
     SharedBytes,
 )
+from .overlap import overlap
 from .recurrent import CHUNK, Buffer, launched_apart, parts_of, pitch, shared_limit
 
 _PART, _PARTS = 16, 4  # tokens of a part of a chunk, and parts
@@ -99,6 +100,7 @@ class KimiDeltaKernels(ChunkKernels):
             *(b.q, b.k, b.v, b.values, b.keys, b.qk),
             whole,
             shared=self._shared.solve,
+            pdl=overlap(n_chunks * CHUNK),
         )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .overlap import overlap
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -55,6 +56,7 @@ def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tens
         weight,
         np.float32(eps),
         out,
+        pdl=overlap(len(x)),
     )
 
 
@@ -89,6 +91,7 @@ def latent_rows(
         np.int32(len(cos)),
         rows,
         np.int64(first),
+        pdl=overlap(len(x)),
     )
 
 
@@ -120,6 +123,7 @@ def latent_heads(
         np.int32(len(cos)),
         factors,
         out,
+        pdl=overlap(tokens),
     )
 
 
@@ -139,4 +143,5 @@ def latent_keys(rows: torch.Tensor, rope: int, keys: torch.Tensor) -> None:
         np.int32(size - rope),
         np.int32(rope),
         keys,
+        pdl=overlap(positions),
     )

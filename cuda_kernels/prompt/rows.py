@@ -16,6 +16,7 @@ from ...errors import ShapeError
 from ..common.gating import ACTIVATIONS, Gating
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .overlap import overlap
 
 HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _NORM_UNITS, _NORM_THREADS, UNIT = (1, 2, 4, 8), 256, 8
@@ -129,6 +130,7 @@ def add_norm(
         np.int32(width),
         *((extra, shares, plain) if more else ()),
         *post,
+        pdl=overlap(len(h)),
     )
 
 
@@ -150,6 +152,7 @@ def join_gate(
         np.int32(cols),
         np.int32(gate.stride(0)),
         np.float32(gating.limit),
+        pdl=overlap(rows),
     )
 
 
@@ -163,6 +166,7 @@ def xielu(x: torch.Tensor, alpha_p: float, alpha_n: float, beta: float, eps: flo
         x,
         np.int64(units),
         *map(np.float32, (alpha_p, alpha_n, beta, eps)),
+        pdl=overlap(len(x)),
     )
 
 
@@ -177,6 +181,7 @@ def converted(x: torch.Tensor, out: torch.Tensor) -> None:
             x,
             out,
             np.int64(units),
+            pdl=overlap(len(out)),
         )
     else:
         out.view(x.shape).copy_(x)
@@ -204,6 +209,7 @@ def take_sinks(x: torch.Tensor, log_sums: torch.Tensor, sinks: torch.Tensor) -> 
         np.int64(x.stride(0)),
         np.int64(x.stride(1)),
         np.int64(x.stride(2)),
+        pdl=overlap(sequences * n),
     )
 
 
@@ -224,6 +230,7 @@ def row_factors(
         np.int32(keys // UNIT),
         np.float32(eps),
         out,
+        pdl=overlap(len(products)),
     )
 
 
@@ -241,4 +248,5 @@ def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch
         np.int32(n_slots),
         out,
         np.int32(units),
+        pdl=overlap(len(sources)),
     )

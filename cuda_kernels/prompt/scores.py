@@ -10,6 +10,7 @@ import torch
 
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .overlap import overlap
 
 _TOKENS, _COLUMNS, _DEPTH = 64, 128, 32  # of a block's tile
 _THREADS = 256
@@ -85,6 +86,7 @@ def scores(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         np.int32(depth),
         out,
         shared=_shared_bytes(weights.dtype),
+        pdl=overlap(len(x)),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
+from .overlap import overlap
 from .rows import HALVES, UNIT, short
 
 MOST_TAPS, THREADS, TOKENS = 8, 128, 32
@@ -51,6 +52,7 @@ def short_conv(
         np.int32(tokens),
         np.int32(units),
         np.int32(pieces),
+        pdl=overlap(rows),
     )
 
 

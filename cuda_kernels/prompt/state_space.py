@@ -17,6 +17,7 @@ import torch
 from ..compile.launch import function, launch
 from ..compile.spec import KernelSpec
 from ..step.state_space import StateSpaceShape
+from .overlap import overlap
 from .recurrent import CHUNK, SLICE, Buffer, launched_apart, parts_of, pitch, shared_limit
 from .rows import HALVES, converted, short
 
@@ -119,6 +120,7 @@ class StateSpaceKernels:
             x,
             b,
             c,
+            pdl=overlap(padded),
         )
 
     def decays(
@@ -146,6 +148,7 @@ class StateSpaceKernels:
             steps,
             until,
             totals,
+            pdl=overlap(padded),
         )
 
     def chunks(
@@ -176,6 +179,7 @@ class StateSpaceKernels:
             after,
             states,
             shared=self._chunks_shared,
+            pdl=overlap(n_chunks * CHUNK),
         )
 
     def results(
@@ -210,12 +214,22 @@ class StateSpaceKernels:
             np.int32(tokens),
             out,
             shared=self._results_shared,
+            pdl=overlap(n_chunks * CHUNK),
         )
 
     def norm(self, y: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
         """Compute out half[rows, heads * length]: RMS norms of the groups of y float32."""
         grid = (len(y), self.shape.groups)
-        launch(self._norm, grid, _NORM_THREADS, y, weight, np.float32(eps), out)
+        launch(
+            self._norm,
+            grid,
+            _NORM_THREADS,
+            y,
+            weight,
+            np.float32(eps),
+            out,
+            pdl=overlap(len(y)),
+        )
 
 
 def state_space(

@@ -3,6 +3,7 @@
 // Compiled per ROW_TYPE (of the cache), LENGTH (elements of a row), HADAMARD (block of the transform, or 0) and ALONE (rows one after the other, as of
 // latent attention, not in tiles).
 #include "attention/encode.cuh"
+#include "prompt/overlap.cuh"
 #include "attention/rows.cuh"
 
 constexpr int WARPS = 8, UNITS = LENGTH / 8;
@@ -15,6 +16,7 @@ __device__ __forceinline__ Fields<Byte> row_of(Byte* cache, int position, int he
 
 // x float32[rows / heads, heads, LENGTH] to positions from `position` of the cache; a warp for each row.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) store_rows(const float* x, u8* cache, int position, int heads, int rows) {
+    follow_launch_before();
     __shared__ __align__(16) float held[WARPS][LENGTH];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = blockIdx.x * WARPS + warp;
@@ -28,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) store_rows(const float*
 
 // out float16[rows, heads, LENGTH] of positions from `position`; a thread for each 8 elements.
 extern "C" __global__ void __launch_bounds__(256) read_rows(const u8* cache, uint4* out, int position, int heads, long long units) {
+    follow_launch_before();
     const long long i = (long long)blockIdx.x * 256 + threadIdx.x;
     if (i >= units) return;
     const int row = (int)(i / UNITS);

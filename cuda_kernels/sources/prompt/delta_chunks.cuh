@@ -15,6 +15,7 @@ constexpr int CHUNK_FLOATS = STAGES * STAGE_HALVES / 2 + SLICE * MEMORY_PITCH + 
 extern "C" __global__ void __launch_bounds__(THREADS)
 chunks(float* values, const u16* keys, const u16* k, const float* since, const float* until, int n_chunks, const float* before,
        float* after, float* states) {
+    follow_launch_before();
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif

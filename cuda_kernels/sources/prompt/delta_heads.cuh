@@ -72,6 +72,7 @@ __device__ __forceinline__ void convolved(const u16* products, int pitch, int to
 // Blocks: (padded / (HEAD_WARPS * HEAD_TOKENS), sequences * (2 * KEY_HEADS + VALUE_HEADS)).
 extern "C" __global__ void __launch_bounds__(32 * HEAD_WARPS)
 heads(const u16* products, int pitch, int tokens, int padded, const float* past, const float* taps, u16* q, u16* k, float* v) {
+    follow_launch_before();
     constexpr int JOBS = 2 * KEY_HEADS + VALUE_HEADS;
     const int job = blockIdx.y % JOBS, sequence = blockIdx.y / JOBS;
     const int first = (blockIdx.x * HEAD_WARPS + threadIdx.x / 32) * HEAD_TOKENS;

@@ -13,6 +13,7 @@ __device__ __forceinline__ float gated(float x) { return BY_CHANNEL ? 1.f / (1.f
 extern "C" __global__ void __launch_bounds__(THREADS, VALUE > 128 ? 2 : 4)
 results(const u16* q, const float* states, const u16* qk, const float* errors, const float* since, const u16* z, int pitch,
         const float* weight, float eps, int tokens, u16* out) {
+    follow_launch_before();
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif

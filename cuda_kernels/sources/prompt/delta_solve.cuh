@@ -12,6 +12,7 @@ constexpr int SOLVE_FLOATS = CHUNK * (KEY_PITCH / 2 + OF_QUERIES + SQUARE_PITCH)
 extern "C" __global__ void __launch_bounds__(THREADS, VALUE > 128 ? 1 : 3)
 solve(const float* rates, const float* dt, const float* a, int tokens, const u16* q, const u16* k, const float* v, float* values,
       u16* keys, u16* qk, float* since, float* until) {
+    follow_launch_before();
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif

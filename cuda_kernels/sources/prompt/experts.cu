@@ -1,6 +1,7 @@
 // Choose the experts of each token, and order rows by expert. There are no atomics, so a run
 // repeats bit for bit.
 #include "prompt/common.cuh"
+#include "prompt/overlap.cuh"
 
 constexpr int ROUTE_WARPS = 4;
 constexpr int GROUP_THREADS = 1024;
@@ -131,6 +132,7 @@ __device__ __forceinline__ void route(const float* logits, int parts, const floa
     extern "C" __global__ void __launch_bounds__(32 * ROUTE_WARPS) \
     route_##PER_LANE(const float* logits, int parts, const float* bias, int tokens, int n_experts, int n_used, int always, float threshold, int sigmoid, int norm, \
                      float scale, int groups, int groups_used, int group_best, const float* choice_bias, int* ids, float* weights) { \
+        follow_launch_before(); \
         const Routing r = {n_experts, n_used, always, threshold, sigmoid, norm, scale, groups, groups_used, group_best}; \
         route<PER_LANE>(logits, parts, bias, tokens, r, choice_bias, ids, weights); \
     }
@@ -209,6 +211,7 @@ __device__ __forceinline__ Scanned scan_ids(const int (&own)[MOST_IDS], int expe
 // ids without a row, the last one sources without an id.
 extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
 group_rows(const int* ids, int n, int n_experts, int* ends, int* sources, int* rows) {
+    follow_launch_before();
     __shared__ Counts of_warps[GROUP_THREADS / 32];
     __shared__ int lower_of_warps[GROUP_THREADS / 32], next[GROUPED];
     const int expert = blockIdx.x * GROUPED, per = min(MOST_IDS, (n + 4 * GROUP_THREADS - 1) / (4 * GROUP_THREADS) * 4);

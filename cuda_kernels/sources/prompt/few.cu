@@ -46,6 +46,7 @@ __device__ __forceinline__ uint32_t count_reader(uint32_t* arrived) {
   return before >> 16;
 }
 __device__ __forceinline__ void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_launch_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #endif
 
 struct Problem {
@@ -248,6 +249,7 @@ few_product(const uint8_t* first, const uint8_t* second, const uint8_t* third, i
             int second_total, int third_total, float first_scale, float second_scale, float third_scale, int from_row, int cols,
             const uint4* x, int tokens, const uint16_t* bias, uint16_t* out, int out_stride, float4* parts, uint32_t* arrived) {
   __shared__ uint64_t barriers[2 * STAGES];
+  let_next_launch_start();
   const Problem p = {{first, second, third}, {first_rows, second_rows, third_rows}, {first_total, second_total, third_total},
                      {first_scale, second_scale, third_scale}, from_row, cols, tokens, out_stride, x, bias, out, parts, arrived};
   const Division d(p);

@@ -16,6 +16,7 @@ typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
 #include "prompt/common.cuh"
+#include "prompt/overlap.cuh"
 #include "prompt/barriers.cuh"
 #include "prompt/wgmma_attention.cuh"
 
@@ -408,6 +409,7 @@ __device__ __forceinline__ void consume(const Problem& p, const Places& at) {
    sinks, gates, gate_token, gate_head, gate_step, none}
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) flash_attention(PROBLEM) {
+  follow_launch_before();
 #ifndef ON_HOST
   extern __shared__ uint8_t shared[];
 #endif
@@ -436,6 +438,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) flash_att
 
 // out = the rows of all parts joined, in their order. A warp for a row of a token and head.
 extern "C" __global__ void __launch_bounds__(128) flash_join(PROBLEM) {
+  follow_launch_before();
   const Problem p = OF_PROBLEM;
   const int lane = threadIdx.x % 32, every = p.heads * p.group, job = blockIdx.x * 4 + threadIdx.x / 32;
   if (job >= p.sequences * p.n * every) return;

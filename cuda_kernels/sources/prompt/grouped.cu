@@ -17,6 +17,7 @@
 // tile. TYPE: a unit struct, whose header comes first; HALF: 1 is float16, 0 bfloat16; TILE: tokens of a tile at most, 64 or 160;
 // LOOKS_UP: 1 if pairs of values are looked up in shared memory.
 #include "units/common.cuh"
+#include "prompt/overlap.cuh"
 
 constexpr int LARGEST = TILE;             // tokens of a tile at most
 constexpr int SMALL_TILE = 64, LARGE_TILE = 160;
@@ -159,6 +160,7 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
 grouped_product(const uint8_t* weights, int n_experts, int per_expert, int cols, const int* ends, const uint4* x, const int* sources,
                 int n_slots, const float* bias, const float* scale, uint16_t* out, int either) {
+  follow_launch_before();
   const Problem p = {weights, weights, int64_t(n_experts) * per_expert, 0, per_expert, per_expert, cols, bias, bias, scale, scale};
   grouped<false>(p, ends, n_experts, x, sources, n_slots, out, either);
 }
@@ -169,6 +171,7 @@ extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
 grouped_gate_up(const uint8_t* gate, const uint8_t* up, int n_experts, int per_expert, int hidden, int cols, const int* ends,
                 const uint4* x, const int* sources, int n_slots, const float* gate_bias, const float* up_bias, const float* gate_scale,
                 const float* up_scale, uint16_t* out, int either) {
+  follow_launch_before();
   const Problem p = {gate, up ? up : gate, int64_t(n_experts) * per_expert, up ? 0 : hidden, per_expert, hidden, cols,
                      gate_bias, up ? up_bias : gate_bias, gate_scale, up ? up_scale : gate_scale};
   grouped<true>(p, ends, n_experts, x, sources, n_slots, out, either);

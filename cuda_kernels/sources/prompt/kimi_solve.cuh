@@ -30,6 +30,10 @@ constexpr int LAST_FLOATS = TILE / 2 + CHUNK * SUM_PITCH > CHUNK * VALUE_PITCH ?
 constexpr int SOLVE_FLOATS = SQUARE_FLOATS + TILE / 2 + LAST_FLOATS + PARTS * PART * PART;
 
 __device__ __forceinline__ void scaled_row(u16* at, float2 x, float2 by) { store_two(at, x.x * by.x, x.y * by.y); }
+__device__ __forceinline__ void store_scaled(u16* at, uint2 x, float4 by) {
+    const float4 four = make_float4(half_to_float((u16)x.x), half_to_float((u16)(x.x >> 16)), half_to_float((u16)x.y), half_to_float((u16)(x.y >> 16)));
+    store_two(at, four.x * by.x, four.y * by.y), store_two(at + 2, four.z * by.z, four.w * by.w);
+}
 __device__ __forceinline__ float2 two_halves(const u16* at) {
     const u32 x = *(const u32*)at;
     return make_float2(half_to_float((u16)x), half_to_float((u16)(x >> 16)));
@@ -96,10 +100,11 @@ __device__ __forceinline__ void pairs_of_row(int part, int at, const u16* k_here
 extern "C" __global__ void __launch_bounds__(THREADS, KEY > 128 ? 1 : 2)
 solve(const u16* decay, int decay_pitch, const float* rates, const float* dt, const float* a, int tokens, u16* q, u16* k, const float* v, float* values,
       u16* keys, u16* qk, float* whole) {
+    follow_launch_before();
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
-    __shared__ float betas[CHUNK], ends[PARTS][KEYS];  // B
+    __shared__ __align__(16) float betas[CHUNK], ends[PARTS][KEYS];  // B
     u16 *k_here = (u16*)shared, *q_here = k_here + 2 * SQUARE_FLOATS, *far = q_here + TILE;
     float *square = (float*)shared, *v_here = (float*)far, *sums = (float*)(far + TILE), *near = v_here + LAST_FLOATS;  // sums: L; near: A within parts
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, head = blockIdx.y % VALUE_HEADS, sequence = blockIdx.y / VALUE_HEADS;
@@ -117,11 +122,15 @@ solve(const u16* decay, int decay_pitch, const float* rates, const float* dt, co
         const int part = job / KEYS, c = job % KEYS;
         const float shift = c < KEY ? dt[head * KEY + c] : 0.f, factor = a[head] * LOG2_E;
         float sum = 0.f;
+        u16 read[PART];  // all of them on their way at once
+#pragma unroll
+        for (int i = 0; i < PART; i++)
+            read[i] = c < KEY && part * PART + i < left ? decay[(first_token + part * PART + i) * decay_pitch + head * KEY + c] : 0;
 #pragma unroll
         for (int i = 0; i < PART; i++) {
             const int token = part * PART + i;
             if (c < KEY && token < left) {
-                const float x = from_half(decay[(first_token + token) * decay_pitch + head * KEY + c]) + shift;
+                const float x = from_half(read[i]) + shift;
                 sum += factor * (x > 20.f ? x : log1pf(expf(x)));
             }
             sums[token * SUM_PITCH + c] = sum;
@@ -191,26 +200,37 @@ solve(const u16* decay, int decay_pitch, const float* rates, const float* dt, co
                         const int i = (r + distance) * PART + g + e / 2 * 8;
                         square[i * SQUARE_PITCH + r * PART + 8 * b + two + e % 2] = betas[i] * alike[distance - 1][b][e];
                     }
-    // What other kernels read: exactly the decays of the whole chunk, of rows as `heads` left them.
-    for (int job = thread; job < CHUNK * (KEYS / 2); job += THREADS) {
-        const int i = job / (KEYS / 2), c = job % (KEYS / 2) * 2, part = i / PART;
-        float2 before = make_float2(0.f, 0.f), after = before;
+    // What other kernels read: exactly the decays of the whole chunk, of rows as `heads` left them, four channels at a time.
+    constexpr int FOURS = CHUNK * KEYS / 4, TURNS = 4;
+#pragma unroll 1
+    for (int first = thread; first < FOURS; first += TURNS * THREADS) {
+        uint2 of_k[TURNS], of_q[TURNS];  // read before anything is written
 #pragma unroll
-        for (int p = 0; p < PARTS; p++) {
-            const float2 end = *(const float2*)(ends[p] + c);
-            if (p < part) before.x += end.x, before.y += end.y;
-            else after.x += end.x, after.y += end.y;
+        for (int n = 0; n < TURNS; n++) {
+            const int job = first + n * THREADS, i = job / (KEYS / 4), c = job % (KEYS / 4) * 4;
+            of_k[n] = of_q[n] = make_uint2(0, 0);
+            if (job < FOURS && c < KEY) of_k[n] = *(const uint2*)(k + i * KEY + c), of_q[n] = *(const uint2*)(q + i * KEY + c);
         }
-        const float2 sum = *(const float2*)(sums + i * SUM_PITCH + c), since = make_float2(power(before.x + sum.x), power(before.y + sum.y));
-        if (c >= KEY) {
-            *(u32*)(q_here + i * KEY_PITCH + c) = 0;
-            continue;
+#pragma unroll
+        for (int n = 0; n < TURNS; n++) {
+            const int job = first + n * THREADS, i = job / (KEYS / 4), c = job % (KEYS / 4) * 4, part = i / PART;
+            if (job >= FOURS) break;
+            const float4 sum = four_factors(sums + i * SUM_PITCH + c);
+            float4 since = sum, until = make_float4(-sum.x, -sum.y, -sum.z, -sum.w);
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                const float4 end = four_factors(ends[p] + c);
+                if (p < part) since = make_float4(since.x + end.x, since.y + end.y, since.z + end.z, since.w + end.w);
+                else until = make_float4(until.x + end.x, until.y + end.y, until.z + end.z, until.w + end.w);
+            }
+            since = make_float4(power(since.x), power(since.y), power(since.z), power(since.w));
+            until = make_float4(power(until.x), power(until.y), power(until.z), power(until.w));
+            store_scaled(q_here + i * KEY_PITCH + c, of_k[n], since);
+            if (c >= KEY) continue;
+            store_scaled(q + i * KEY + c, of_q[n], since);
+            store_scaled(k + i * KEY + c, of_k[n], until);
+            if (i == CHUNK - 1) *(float4*)(whole + pair * KEY + c) = since;
         }
-        const float2 of_k = two_halves(k + i * KEY + c), of_q = two_halves(q + i * KEY + c);
-        scaled_row(q_here + i * KEY_PITCH + c, of_k, since);
-        scaled_row(q + i * KEY + c, of_q, since);
-        scaled_row(k + i * KEY + c, of_k, make_float2(power(after.x - sum.x), power(after.y - sum.y)));
-        if (i == CHUNK - 1) *(float2*)(whole + pair * KEY + c) = since;
     }
     __syncthreads();
     copy_rows<VALUE, THREADS>(v_here, VALUE_PITCH, v + pair * CHUNK * VALUE, CHUNK);

@@ -3,6 +3,7 @@
 // HALF is the type of the products, STORED that of the cache and of attention: 1 is float16, 0 bfloat16, 2 (STORED only) float32.
 // A unit is 8 elements. Rotated pairs are (2j, 2j+1). cos, sin float32[positions of a sequence, rope / 2].
 #include "prompt/common.cuh"
+#include "prompt/overlap.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
@@ -45,6 +46,7 @@ __device__ __forceinline__ void normed(const uint4* x, const float* weight, floa
 // out half[T, n] = norm(x) of rows `stride` elements apart. A warp per row.
 extern "C" __global__ void __launch_bounds__(THREADS)
 norm_rows(const uint4* x, int tokens, int n, int stride, const float* weight, float eps, uint4* out) {
+    follow_launch_before();
     const int t = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (t >= tokens) return;
     const uint4* row = x + (long long)t * (stride / 8);
@@ -61,6 +63,7 @@ norm_rows(const uint4* x, int tokens, int n, int stride, const float* weight, fl
 extern "C" __global__ void __launch_bounds__(THREADS)
 latent_rows(const uint4* x, int tokens, int rank, int rope, int stride, const float* weight, float eps, const float* cos,
             const float* sin, int per_sequence, void* rows, long long first) {
+    follow_launch_before();
     const int t = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (t >= tokens) return;
     const uint4* row = x + (long long)t * (stride / 8);
@@ -83,6 +86,7 @@ latent_rows(const uint4* x, int tokens, int rank, int rope, int stride, const fl
 extern "C" __global__ void __launch_bounds__(THREADS)
 latent_heads(const uint4* q, int tokens, int heads, int nope, int rope, int stride, const float* cos, const float* sin,
              int per_sequence, const float* factors, void* out) {
+    follow_launch_before();
     const int units = (nope + rope) / 8;
     const long long i = blockIdx.x * (long long)THREADS + threadIdx.x, all = (long long)heads * units, t = i / all;
     if (t >= tokens) return;
@@ -102,6 +106,7 @@ latent_heads(const uint4* q, int tokens, int heads, int nope, int rope, int stri
 // 16 bits. A thread per unit.
 extern "C" __global__ void __launch_bounds__(THREADS)
 latent_keys(const uint4* rows, long long positions, int width, int heads, int nope, int rope, uint4* keys) {
+    follow_launch_before();
     const int units = rope / 8;
     const long long i = blockIdx.x * (long long)THREADS + threadIdx.x, row = i / units;  // of all heads
     if (row >= positions * heads) return;

@@ -1,10 +1,11 @@
 // Rows of activations with the columns of each 128 permuted, as grouped.cu and few.cu read them, filled up with zeros to whole groups.
 #include "units/common.cuh"
+#include "prompt/overlap.cuh"
 
 // A thread takes 8 columns of each of the four units of a group; the pairs n of all four become sixteen bytes. x half[rows, cols], its rows
 // `stride` apart; out [rows, groups of 128]. Grid: one thread for each quarter of a group.
 extern "C" __global__ void permute_rows(const uint16_t* x, int rows, int cols, int stride, uint4* out) {
-  asm volatile("griddepcontrol.launch_dependents;");
+  follow_launch_before();
   const int groups = (cols + 127) / 128, i = blockIdx.x * blockDim.x + threadIdx.x, row = i / (4 * groups), c = i % 4, group = i / 4 % groups;
   if (row >= rows) return;
   const int column = 128 * group + 8 * c;

@@ -5,6 +5,7 @@
 // experts: h[t] += sum over k of weights[t, k] * delta[rows[t, k]], k ascending; rows[t, k] < 0
 // adds nothing. `add_more_norm` also adds `extra`, one row per token.
 #include "prompt/norm.cuh"
+#include "prompt/overlap.cuh"
 #include "units/gating.cuh"
 #include "units/xielu.cuh"
 
@@ -86,24 +87,28 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
                      uint4* x, int permuted, float* exact, int width) { \
+        follow_launch_before(); \
         add_norm<UNITS, false, false>(h, delta, weights, rows, n_slots, nullptr, nullptr, weight, nullptr, eps, x, permuted, nullptr, exact, \
                                       width); \
     } \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_more_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
                           uint4* x, int permuted, float* exact, int width, const uint4* extra, const float* shares, uint4* plain) { \
+        follow_launch_before(); \
         add_norm<UNITS, false, false>(h, delta, weights, rows, n_slots, extra, shares, weight, nullptr, eps, x, permuted, plain, exact, \
                                       width); \
     } \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_layer_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, \
                            const float* bias, float eps, uint4* x, int permuted, float* exact, int width) { \
+        follow_launch_before(); \
         add_norm<UNITS, true, false>(h, delta, weights, rows, n_slots, nullptr, nullptr, weight, bias, eps, x, permuted, nullptr, exact, \
                                      width); \
     } \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_post_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
                           uint4* x, int permuted, float* exact, int width, const float* post_weight, float post_eps, float by) { \
+        follow_launch_before(); \
         add_norm<UNITS, false, true>(h, delta, weights, rows, n_slots, nullptr, nullptr, weight, nullptr, eps, x, permuted, nullptr, exact, \
                                      width, post_weight, post_eps, by); \
     }
@@ -116,6 +121,7 @@ ADD_NORM(8)
 // k_units from key_at on; float32[T, 2]. Two blocks per token; nothing is written for a range of none.
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
 row_factors(const uint4* products, int pitch, int q_units, int key_at, int k_units, float eps, float* factors) {
+    follow_launch_before();
     __shared__ float sums[NORM_THREADS / 32];
     const int units = blockIdx.y ? k_units : q_units;
     if (!units) return;
@@ -151,6 +157,7 @@ __device__ __forceinline__ void gate_rows(const unsigned short* gate, const unsi
 #define GATE(NAME, KIND) \
     extern "C" __global__ void __launch_bounds__(256) \
     NAME(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols, int stride, float limit) { \
+        follow_launch_before(); \
         gate_rows<KIND>(gate, up, out, rows, cols, stride, limit); \
     }
 GATE(silu_gate, SILU)
@@ -163,6 +170,7 @@ GATE(capped_silu_gate, CAPPED_SILU)
 // x = xielu(x), in place. One unit per thread.
 extern "C" __global__ void __launch_bounds__(256)
 xielu_rows(uint4* x, long long units, float alpha_p, float alpha_n, float beta, float eps) {
+    follow_launch_before();
     const long long unit = blockIdx.x * 256ll + threadIdx.x;
     if (unit >= units) return;
     float v[8];
@@ -177,6 +185,7 @@ xielu_rows(uint4* x, long long units, float alpha_p, float alpha_n, float beta, 
 extern "C" __global__ void __launch_bounds__(256)
 take_sinks(unsigned short* x, const float* log_sums, const float* sinks, long long rows, int n, int heads, int units,
            long long sequence_stride, long long row_stride, long long head_stride) {
+    follow_launch_before();
     const long long index = blockIdx.x * 256ll + threadIdx.x;
     const int unit = index % units, head = index / units % heads;
     const long long row = index / units / heads;
@@ -193,6 +202,7 @@ take_sinks(unsigned short* x, const float* log_sums, const float* sinks, long lo
 // out[i] = x[sources[i] / n_slots], rows of `units` units; nothing where sources[i] < 0. One row per CUDA block of any size.
 extern "C" __global__ void __launch_bounds__(256)
 gather_rows(const uint4* x, const int* sources, int n_slots, uint4* out, int units) {
+    follow_launch_before();
     const long long row = blockIdx.x;
     const int source = sources[row];
     if (source < 0) return;
@@ -203,6 +213,7 @@ gather_rows(const uint4* x, const int* sources, int n_slots, uint4* out, int uni
 // out = x, from the other 16-bit float to HALF. One unit per thread.
 extern "C" __global__ void __launch_bounds__(256)
 from_other(const uint4* x, uint4* out, long long units) {
+    follow_launch_before();
     const long long unit = blockIdx.x * 256ll + threadIdx.x;
     if (unit >= units) return;
     float v[8];

@@ -3,6 +3,7 @@
 // HALF: activations are float16 (1) or bfloat16 (0).
 #pragma once
 #include "step/common.cuh"
+#include "prompt/overlap.cuh"
 
 __device__ __forceinline__ float from_half(u32 bits) { return HALF ? half_to_float((u16)bits) : bf16_to_float((u16)bits); }
 __device__ __forceinline__ u32 to_half(float x) { return HALF ? float_to_half(x) : float_to_bf16(x); }

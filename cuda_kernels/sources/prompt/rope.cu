@@ -6,6 +6,7 @@
 //
 // LANES lanes share a head, EACH times 8 elements each; a warp takes several heads of one token, for which it reads cos and sin once.
 #include "prompt/common.cuh"
+#include "prompt/overlap.cuh"
 
 constexpr int ROPE_WARPS = 8, ROUNDS = 4;
 
@@ -151,6 +152,7 @@ __device__ __forceinline__ void heads(const uint4* qkv, int tokens, int n_heads,
     NAME(const uint4* qkv, int tokens, int n_heads, int n_kv, int pitch, int query_step, int key_at, int value_at, int size, int value_size, int n_rot, const float* cos, \
          const float* sin, int per_sequence, const float* q_norm, const float* k_norm, float eps, float value_eps, const float* factors, \
          const int* own, void* q, void* k, void* v, long long first) { \
+        follow_launch_before(); \
         heads<LANES, EACH, NEOX>(qkv, tokens, n_heads, n_kv, pitch, query_step, key_at, value_at, size, value_size, n_rot, cos, sin, per_sequence, q_norm, k_norm, \
                                  eps, value_eps, factors, own, q, k, v, first); \
     }

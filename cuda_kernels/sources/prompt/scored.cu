@@ -7,6 +7,7 @@
 // products take half as many instructions. Tensor cores cut sums off instead of rounding them, so the sum of DEPTH columns begins at zero and is added to
 // the others in float32.
 #include "prompt/common.cuh"
+#include "prompt/overlap.cuh"
 
 constexpr int TOKENS = 64, COLUMNS = 128, DEPTH = 32, STAGES = 4, THREADS = 256;  // of a block's tile
 constexpr int STRIDE = DEPTH * 4 + 64;  // bytes: two rows that eight lanes read at a time share no bank
@@ -173,6 +174,7 @@ __device__ __forceinline__ void scores(char* shared, const float* x, const char*
 #define SCORES(NAME, BF16) \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) \
     NAME(const float* x, const char* w, int tokens, int n, int width, int depth, float* out) { \
+        follow_launch_before(); \
         extern __shared__ __align__(16) char shared[]; \
         scores<BF16>(shared, x, w, tokens, n, width, depth, out); \
     }

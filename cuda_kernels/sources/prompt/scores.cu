@@ -1,5 +1,6 @@
 // The softmax of scores in memory, for attention that no flash attention computes: scores with a cap, and heads of more than 256 elements.
 #include "prompt/common.cuh"
+#include "prompt/overlap.cuh"
 
 constexpr int SCORE_THREADS = 256;
 
@@ -23,6 +24,7 @@ __device__ __forceinline__ float over_block(float x, bool largest, float (&of_wa
 // CUDA block.
 extern "C" __global__ void __launch_bounds__(SCORE_THREADS)
 softmax_scores(float* scores, unsigned short* out, int keys, int queries, int first, int window, float scale, float cap, const float* sinks) {
+    follow_launch_before();
     __shared__ float of_warps[SCORE_THREADS / 32];
     const long long row = blockIdx.x;
     scores += row * keys, out += row * keys;

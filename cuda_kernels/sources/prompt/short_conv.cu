@@ -2,6 +2,7 @@
 //
 // Compiled per type of the activations (HALF) and number of TAPS.
 #include "prompt/common.cuh"
+#include "prompt/overlap.cuh"
 
 constexpr int THREADS = 128, TOKENS = 32, PAST = TAPS - 1;
 constexpr bool F16 = HALF == 1;
@@ -20,6 +21,7 @@ __device__ __forceinline__ void gated(const uint4* row, int units, float (&y)[8]
 // float32[channels, TAPS]; out HALF[sequences * tokens, channels]; channels = 8 * units. Blocks: channels, pieces of the tokens, sequences.
 extern "C" __global__ void __launch_bounds__(THREADS)
 short_conv(const uint4* products, const float* past, const float* __restrict__ taps, uint4* out, int tokens, int units, int pieces) {
+    follow_launch_before();
     const int unit = blockIdx.x * THREADS + threadIdx.x, piece = blockIdx.y % pieces, sequence = blockIdx.y / pieces;
     if (unit >= units) return;
     const int first = piece * TOKENS, stop = min(tokens, first + TOKENS), channels = 8 * units;

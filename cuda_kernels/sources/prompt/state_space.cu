@@ -31,6 +31,7 @@ __device__ __forceinline__ float4 load_four(const u16* at) {
 // Blocks: (sequences * padded / CONV_TOKENS, CHANNELS / 4 / CONV_THREADS, rounded up).
 extern "C" __global__ void __launch_bounds__(CONV_THREADS)
 convolved(const u16* products, int tokens, int padded, const float* past, const float* taps, const float* bias, u16* x, u16* b, u16* c) {
+    follow_launch_before();
     const int channel = 4 * (blockIdx.y * CONV_THREADS + threadIdx.x), pieces = padded / CONV_TOKENS;
     if (channel >= CHANNELS) return;
     const int sequence = blockIdx.x / pieces, first = blockIdx.x % pieces * CONV_TOKENS;
@@ -79,6 +80,7 @@ convolved(const u16* products, int tokens, int padded, const float* past, const 
 // their differences matter. A warp for a chunk of a head: (chunks, sequences * HEADS) blocks.
 extern "C" __global__ void __launch_bounds__(32)
 decays(const u16* products, const float* dt, const float* a, int tokens, float* steps, float* until, double* totals) {
+    follow_launch_before();
     const int lane = threadIdx.x, head = blockIdx.y % HEADS, sequence = blockIdx.y / HEADS, token = blockIdx.x * CHUNK + 2 * lane;
     const long long at = ((long long)blockIdx.y * gridDim.x + blockIdx.x) * CHUNK + 2 * lane;
     float step[2];
@@ -115,6 +117,7 @@ constexpr int CHUNK_FLOATS = STAGES * STAGE_FLOATS + 2 * CHUNK * WRITTEN_PITCH;
 // float32[sequences, HEADS, chunks, STATE, LENGTH], that before each chunk, rounded. Copies of the next STAGES - 1 chunks are on their way.
 extern "C" __global__ void __launch_bounds__(THREADS)
 chunks(const u16* x, const u16* b, const float* until, const double* totals, int n_chunks, const float* before, float* after, float* states) {
+    follow_launch_before();
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif

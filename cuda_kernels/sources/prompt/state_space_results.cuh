@@ -10,6 +10,7 @@ constexpr int RESULT_FLOATS = CHUNK * (C_PITCH + X_PITCH) / 2 + SQUARE_FLOATS + 
 extern "C" __global__ void __launch_bounds__(THREADS)
 results(const u16* products, const u16* x, const u16* b, const u16* c, const float* states, const float* steps, const double* totals, const float* d, int tokens,
         float* out) {
+    follow_launch_before();
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
@@ -90,6 +91,7 @@ results(const u16* products, const u16* x, const u16* b, const u16* c, const flo
 // out half[rows, INNER]: RMS norms of the groups of y float32[rows, INNER] times weight float32[INNER]. A block for each group of each row: (rows, GROUPS).
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
 norm_groups(const float* y, const float* weight, float eps, u16* out) {
+    follow_launch_before();
     constexpr int EACH = (OF_GROUP / 4 + NORM_THREADS - 1) / NORM_THREADS;
     __shared__ float sums[NORM_THREADS / 32];
     const int first = blockIdx.y * OF_GROUP;
