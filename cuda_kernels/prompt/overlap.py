@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FEW = 128  # tokens
+FEW = 64  # tokens
 
 
 def overlap(tokens: int) -> bool:
