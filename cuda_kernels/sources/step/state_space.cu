@@ -164,16 +164,32 @@ scan(const float* products, const float* __restrict__ taps, const float* __restr
 // RMS norms of the groups of x float32[ROWS, INNER], in place. weight float32[INNER]. A block for each group of each row.
 extern "C" __global__ void __launch_bounds__(32 * NORM_WARPS)
 norm_groups(float* x, const float* __restrict__ weight, float eps) {
+    constexpr int FOURS = OF_GROUP / 4, OF_THREAD = (FOURS + 32 * NORM_WARPS - 1) / (32 * NORM_WARPS);
     __shared__ float sums[NORM_WARPS];
-    const int first = blockIdx.x * OF_GROUP;
-    float* mine = x + (long long)blockIdx.y * INNER + first;
+    float4* mine = (float4*)(x + (long long)blockIdx.y * INNER + blockIdx.x * OF_GROUP);
+    const float4* of_mine = (const float4*)(weight + blockIdx.x * OF_GROUP);
+    float4 values[OF_THREAD], weights[OF_THREAD];
+#pragma unroll
+    for (int n = 0; n < OF_THREAD; n++) {
+        const int i = threadIdx.x + n * 32 * NORM_WARPS;
+        weights[n] = i < FOURS ? __ldcg(of_mine + i) : make_float4(0.f, 0.f, 0.f, 0.f);  // a plain load would be moved past the wait
+    }
     wait_for_inputs();
     start_dependents();
     float square = 0.f;
-    for (int i = threadIdx.x; i < OF_GROUP; i += 32 * NORM_WARPS) {
-        const float value = __ldcg(mine + i);
-        square = fmaf(value, value, square);
+#pragma unroll
+    for (int n = 0; n < OF_THREAD; n++) {
+        const int i = threadIdx.x + n * 32 * NORM_WARPS;
+        values[n] = i < FOURS ? __ldcg(mine + i) : make_float4(0.f, 0.f, 0.f, 0.f);
     }
+#pragma unroll
+    for (int n = 0; n < OF_THREAD; n++)
+        square = fmaf(values[n].x, values[n].x, fmaf(values[n].y, values[n].y, fmaf(values[n].z, values[n].z, fmaf(values[n].w, values[n].w, square))));
     const float factor = rsqrtf(block_sum<NORM_WARPS>(square, sums) / (float)OF_GROUP + eps);
-    for (int i = threadIdx.x; i < OF_GROUP; i += 32 * NORM_WARPS) mine[i] = __ldcg(mine + i) * factor * weight[first + i];
+#pragma unroll
+    for (int n = 0; n < OF_THREAD; n++) {
+        const int i = threadIdx.x + n * 32 * NORM_WARPS;
+        const float4 y = values[n], w = weights[n];
+        if (i < FOURS) mine[i] = make_float4(y.x * factor * w.x, y.y * factor * w.y, y.z * factor * w.z, y.w * factor * w.w);
+    }
 }
