@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import iqforge
@@ -11,6 +12,7 @@ import torch
 from iqforge.cli import main
 from iqforge.errors import UsageError
 from iqforge.runtime import start_ranks
+from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.options import LoadOptions
 from iqforge.runtime.parallel.expert_mode import busiest_share
@@ -59,6 +61,13 @@ def test_layers_that_are_predicted_as_delta_nets_are_named(capsys, shape, layers
     assert main(["plan-split", "--simulate", f"{shape}:IQ4_K,layers=6", "-ts", "1,1"]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "delta nets" in line]
     assert said == [f"Not measured, and predicted as delta nets: {name}." for name in layers]
+
+
+def test_a_model_may_use_all_of_its_experts(capsys, monkeypatch):
+    shape = SHAPES["qwen3moe-tiny"]
+    monkeypatch.setitem(SHAPES, "every-expert", replace(shape, n_used=shape.n_experts))
+    assert main(["plan-split", "--simulate", "every-expert:IQ4_K", "-ts", "2,1"]) == 0
+    assert "One GPU generates fastest." in capsys.readouterr().out
 
 
 def test_json_has_the_plan_and_the_prediction(capsys):
