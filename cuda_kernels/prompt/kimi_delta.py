@@ -51,12 +51,23 @@ def fitting_stages(heads: DeltaHeads, limit: int) -> int:
 
 
 @functools.cache
-def kimi_delta_spec(heads: DeltaHeads, half: torch.dtype, stages: int) -> KernelSpec:
-    """Return the kernels of Kimi delta attention, `stages` chunks in shared memory at a time."""
+def kimi_delta_spec(
+    heads: DeltaHeads, half: torch.dtype, stages: int, bound: float = 0.0
+) -> KernelSpec:
+    """Return the kernels of Kimi delta attention, `stages` chunks in shared memory at a time.
+    bound: below 0, the least logarithm of a decay.
+    """
+    bound = float(np.float32(bound))
+    above = f"_above_{-bound:g}".replace(".", "_") if bound else ""
     return KernelSpec(
-        f"prompt_kimi_delta_{SHORT[half]}_{heads.name}_{heads.taps}_{stages}",
+        f"prompt_kimi_delta_{SHORT[half]}_{heads.name}_{heads.taps}_{stages}{above}",
         ("prompt/kimi_delta.cu",),
-        (("HALF", str(HALVES[half])), *heads.defines, ("STAGES", str(stages))),
+        (
+            ("HALF", str(HALVES[half])),
+            *heads.defines,
+            ("STAGES", str(stages)),
+            ("BOUND", f"({bound!r}f)"),
+        ),
         ("heads", "solve", "chunks", "results"),
     )
 
@@ -64,11 +75,13 @@ def kimi_delta_spec(heads: DeltaHeads, half: torch.dtype, stages: int) -> Kernel
 class KimiDeltaKernels(ChunkKernels):
     """The kernels of one shape on one device. ValueError if there is too little shared memory."""
 
-    def __init__(self, heads: DeltaHeads, half: torch.dtype, device: torch.device):
+    def __init__(
+        self, heads: DeltaHeads, half: torch.dtype, device: torch.device, bound: float = 0.0
+    ):
         stages = fitting_stages(heads, shared_limit(device))
         if not stages:
             raise ValueError(f"no kernels for Kimi delta attention of {heads} on {device}")
-        spec = kimi_delta_spec(heads, half, stages)
+        spec = kimi_delta_spec(heads, half, stages, bound)
         super().__init__(heads, spec, shared_bytes(heads, stages), device)
 
     def solve(
@@ -151,5 +164,6 @@ def specs() -> list[KernelSpec]:
     return [
         *(kimi_delta_spec(large, half, 2) for half in HALVES),
         kimi_delta_spec(large, torch.bfloat16, 1),
+        kimi_delta_spec(large, torch.bfloat16, 2, -5.0),
         kimi_delta_spec(small, torch.float16, 2),
     ]

@@ -13,7 +13,7 @@
 // `heads`, `chunks` and `results` are those of delta.cu, with as many heads of values as of keys, and what is stored is the same; but queries and keys,
 // which `heads` leaves as they are, are multiplied by their decays in `solve`, so that no other kernel needs these.
 //
-// Compiled per shape: as delta.cu.
+// Compiled per shape: as delta.cu; BOUND of the logarithms of decays, 0 for none.
 #include "prompt/delta_common.cuh"
 
 constexpr bool BY_CHANNEL = true;

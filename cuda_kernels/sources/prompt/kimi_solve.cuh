@@ -94,7 +94,7 @@ __device__ __forceinline__ void pairs_of_row(int part, int at, const u16* k_here
 // One block for a chunk of a head: (chunks, sequences * VALUE_HEADS) blocks.
 //
 // decay half[sequences * tokens] of rows `decay_pitch` elements apart, an element for each channel of all heads; rates float32[sequences * tokens, VALUE_HEADS], of which
-// beta is the sigmoid; dt float32[VALUE_HEADS, KEY], a float32[VALUE_HEADS]: g = a softplus(decay + dt). q, k, v as `heads` leaves them; q becomes exp(G) Q,
+// beta is the sigmoid; dt float32[VALUE_HEADS, KEY], a float32[VALUE_HEADS]: g = a softplus(decay + dt), with a BOUND below 0 BOUND sigmoid(a (decay + dt)). q, k, v as `heads` leaves them; q becomes exp(G) Q,
 // k exp(G[last] - G) K. values and keys, of the shape of v and k: T beta V and T beta (exp(G) K); qk float16[.., chunks, CHUNK, CHUNK]: P;
 // whole float32[.., chunks, KEY]: exp(G[last]).
 extern "C" __global__ void __launch_bounds__(THREADS, KEY > 128 ? 1 : 2)
@@ -120,7 +120,7 @@ solve(const u16* decay, int decay_pitch, const float* rates, const float* dt, co
     if (thread < CHUNK) betas[thread] = thread < left ? 1.f / (1.f + expf(-rates[(first_token + thread) * VALUE_HEADS + head])) : 0.f;
     for (int job = thread; job < PARTS * KEYS; job += THREADS) {
         const int part = job / KEYS, c = job % KEYS;
-        const float shift = c < KEY ? dt[head * KEY + c] : 0.f, factor = a[head] * LOG2_E;
+        const float shift = c < KEY ? dt[head * KEY + c] : 0.f, rate = a[head];
         float sum = 0.f;
         u16 read[PART];  // all of them on their way at once
 #pragma unroll
@@ -131,7 +131,7 @@ solve(const u16* decay, int decay_pitch, const float* rates, const float* dt, co
             const int token = part * PART + i;
             if (c < KEY && token < left) {
                 const float x = from_half(read[i]) + shift;
-                sum += factor * (x > 20.f ? x : log1pf(expf(x)));
+                sum += LOG2_E * (BOUND < 0.f ? BOUND / (1.f + expf(-rate * x)) : rate * (x > 20.f ? x : log1pf(expf(x))));
             }
             sums[token * SUM_PITCH + c] = sum;
         }
