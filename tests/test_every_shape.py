@@ -46,6 +46,7 @@ SIZES = {
     "glm4-9b": 9.4,
     "glm4-32b": 32.6,
     "glm-4.5-air": 106.9,
+    "solar-open-100b": 102.6,
     "glm-5": 744,
     "ling-mini-2.0": 16.26,
     "ling-1t": 1000,

@@ -45,6 +45,7 @@ FAMILIES = (
     "falcon_h1",
     "mamba2",
     "kimi_linear",
+    "solar_open",
 )
 
 

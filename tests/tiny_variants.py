@@ -227,6 +227,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
             }
         },
     ),
+    "solar_open": (
+        {"norm_topk_prob": False, "tie_word_embeddings": True},
+        {"n_group": 2, "topk_group": 1, "attention_bias": True, "routed_scaling_factor": 1.5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "n_shared_experts": 2},
+    ),
     "granite_moe_shared": ({"attention_bias": True},),
     "granite4": (
         {"position_embedding_type": None},

@@ -126,9 +126,9 @@ class FamilyMetadata:
         if pre is None and name is not None and name.data in self.pre_names:
             own = self.pre_names[name.data]
             keys["tokenizer.ggml.pre"] = string(own)
-            nfc = PRETOKENIZERS[name.data].nfc
-            if nfc != PRETOKENIZERS[own].nfc:
-                keys.setdefault(NFC_KEY, boolean(nfc))
+            nfc = keys.setdefault(NFC_KEY, boolean(PRETOKENIZERS[name.data].nfc))
+            if nfc.data == PRETOKENIZERS[own].nfc:
+                del keys[NFC_KEY]  # implied
         return keys
 
     def rope_keys(self) -> dict[str, Value]:

@@ -22,6 +22,7 @@ class GlmTokens(Architecture):
         "unknown_token_id": "<|endoftext|>",
         "eom_token_id": "<|observation|>",
     }
+    names_win = True  # over what the checkpoint's files say of them
 
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
         keys = super().vocabulary(pre)
@@ -30,8 +31,11 @@ class GlmTokens(Architecture):
             for number, token in reversed(list(enumerate(keys["tokenizer.ggml.tokens"].data)))
         }
         for key, token in self.special_tokens.items():
+            own = f"tokenizer.ggml.{key}"
+            if own in keys and not self.names_win:
+                continue
             if token in ids:
-                keys[f"tokenizer.ggml.{key}"] = u32(ids[token])
+                keys[own] = u32(ids[token])
             else:
                 log.warning(
                     "the vocabulary has no token '%s', which is %s for this kind of model",

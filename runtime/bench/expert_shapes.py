@@ -135,6 +135,23 @@ EXPERT_SHAPES: dict[str, Shape] = {
             "expert_weights_scale": f32(1.0),
         },
     ),
+    "solar-open-100b": Shape(
+        "glm4moe",
+        "102B.A12B",
+        *(48, 4096, 64, 8, 128, 1280, 196608, 1000000.0, 131072, 1e-5, 128, 8),
+        shared=1280,
+        choice_bias=True,
+        ffn_norm="post_attention_norm",
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(1.0),
+            **_YARN,
+            "rope.scaling.factor": f32(2.0),
+            "rope.scaling.original_context_length": u32(65536),
+        },
+    ),
     "ernie-4.5-21b-a3b": Shape(
         "ernie4_5-moe",
         "21B.A3B",

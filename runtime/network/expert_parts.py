@@ -90,8 +90,8 @@ def dense_then_experts(d: Decoder, router: RouterSpec) -> Callable[[int], Any]:
     """Return what builds the feed-forward of a layer where leading layers are dense and the others
     have experts, with shared ones. Raise ConfigError for keys that are not possible.
     """
-    hidden = d.p.per_layer("feed_forward_length", d.n_layers)
     n_dense = d.p.integer("leading_dense_block_count", 0, least=0)
+    hidden = d.p.per_layer("feed_forward_length", d.n_layers) if n_dense else ()
     of_expert = d.p.integer("expert_feed_forward_length")
     shared = d.p.integer("expert_shared_count", 0, least=0) * of_expert
 
