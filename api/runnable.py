@@ -16,6 +16,7 @@ RUNNABLE = frozenset(
         "apertus",
         "arcee",
         "bailingmoe2",
+        "bailingmoe3",
         "cohere2",
         "command-r",
         "deepseek",

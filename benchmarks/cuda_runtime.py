@@ -155,6 +155,8 @@ ARCHITECTURES = [
     Row("kimi-linear-48b-a3b", "IQ4_K"),
     Row("falcon-h1-34b", "IQ4_K"),
     Row("solar-open-100b", "IQ4_K"),
+    Row("ling-3.0-8b", "IQ4_K"),
+    Row("ling-3.0-flash", "IQ4_K"),
     Row("ling-mini-2.0", "IQ4_K"),
     Row("ling-1t", "IQ4_K", layers=16),
 ]

@@ -16,11 +16,11 @@ from iqforge.runtime.layers.recurrent.kimi_delta import KimiDelta
 from iqforge.runtime.layers.specs import KimiDeltaSpec
 from iqforge.runtime.state.recurrent import RecurrentState
 
-# rows, heads, length of keys and values, taps
-STEPS = [(1, 4, 16, 4), (8, 3, 20, 3), (3, 2, 36, 2)]
+# rows, heads, length of keys and values, taps, and in some the bound of decays
+STEPS = [(1, 4, 16, 4), (8, 3, 20, 3), (3, 2, 36, 2), (1, 4, 16, 4, -5.0), (8, 3, 20, 3, -0.75)]
 
-# sequences, tokens of each, heads, length, taps
-PROMPTS = [(1, 150, 2, 16, 4), (2, 64, 3, 20, 3), (1, 1, 1, 132, 2)]
+# sequences, tokens of each, heads, length, taps, and in one the bound of decays
+PROMPTS = [(1, 150, 2, 16, 4), (2, 64, 3, 20, 3), (1, 1, 1, 132, 2), (1, 70, 2, 16, 4, -5.0)]
 
 
 @dataclass
@@ -113,7 +113,7 @@ def kimi_delta(shape: KimiDeltaShape, **tensors) -> KimiDelta:
     """A layer of a shape without matrices."""
     same: Any = lambda x: x  # noqa: E731
     products = {"qkv": (same,) * 3, "decay": (same,) * 2, "gate": (same,) * 2, "beta": same}
-    spec = KimiDeltaSpec(shape.heads, shape.length, shape.taps)
+    spec = KimiDeltaSpec(shape.heads, shape.length, shape.taps, shape.bound)
     return KimiDelta(spec, output=same, **products, **tensors)
 
 
@@ -127,7 +127,7 @@ def kimi_delta_case(case: tuple, device: torch.device) -> Case:
         shape,
         convolution=random(3 * inner, shape.taps),
         dt=random(inner),
-        a=-random(shape.heads).exp(),
+        a=random(shape.heads).exp() * (1 if shape.bound else -1),
         norm=RMSNorm(1 + 0.1 * random(shape.length), 1e-5),
     )
     memory = (shape.heads, shape.length, shape.length)

@@ -106,6 +106,11 @@ SHAPES["kimi-tiny"] = HybridShape(  # Kimi delta attention
     recurrent=KimiDeltaSizes(8, 32),
     keys={"expert_gating_func": u32(2), "expert_shared_count": u32(1)},
 )
+SHAPES["ling-tiny"] = replace(  # whose decays have a bound, from one product
+    SHAPES["kimi-tiny"],
+    architecture="bailingmoe3",
+    recurrent=KimiDeltaSizes(8, 32, bound=-5.0, low_rank=False),
+)
 SHAPES["cohere2-tiny"] = replace(  # attention and feed-forward side by side
     SHAPES["llama-tiny"],
     architecture="cohere2",

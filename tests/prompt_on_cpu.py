@@ -330,9 +330,10 @@ def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, 
 
 
 def kimi_delta_rule(
-    heads, weights, products, decay, z, rates, n_sequences, past, before, after, out, buffer
+    kernels, weights, products, decay, z, rates, n_sequences, past, before, after, out, buffer
 ):
-    w, shape = weights, KimiDeltaShape(len(products), heads.key_heads, heads.key_length, heads.taps)
+    w, (heads, bound) = weights, kernels
+    shape = KimiDeltaShape(len(products), heads.key_heads, heads.key_length, heads.taps, bound)
     net = kimi_delta(shape, convolution=w.taps, dt=w.dt, a=w.a, norm=RMSNorm(w.norm, w.eps))
 
     def evaluated(products, batch):
@@ -484,7 +485,9 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(prompt_state_space, "_kernels", lambda shape, half, device: shape)
     monkeypatch.setattr(state_space_kernels, "state_space", state_space_rule)
     monkeypatch.setattr(prompt_kimi_delta, "shared_limit", lambda device: 232448)
-    monkeypatch.setattr(prompt_kimi_delta, "_kernels", lambda heads, half, device: heads)
+    monkeypatch.setattr(
+        prompt_kimi_delta, "_kernels", lambda heads, half, device, bound: (heads, bound)
+    )
     monkeypatch.setattr(prompt_kimi_delta, "kimi_delta_rule", kimi_delta_rule)
     monkeypatch.setattr(prompt_kimi_delta, "rates_product", rates_product)
     monkeypatch.setattr(prompt_conv, "short_conv", short_conv)

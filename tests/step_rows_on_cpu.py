@@ -85,6 +85,11 @@ def cap(x, most):
     x.copy_(most * torch.tanh(x / most))
 
 
+@kernel
+def gate_heads(x, gates):
+    x.unflatten(1, (gates.shape[1], -1)).mul_(gates.sigmoid()[..., None])
+
+
 REPLACED = (
     (step_between, "add_normed", add_normed),
     (step_between, "cap", cap),
@@ -96,4 +101,5 @@ REPLACED = (
     (step_between, "scale", scale),
     (step_between, "clear", clear),
     (step_between, "take_share", take_share),
+    (step_between, "gate_heads", gate_heads),
 )

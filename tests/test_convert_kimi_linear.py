@@ -194,7 +194,7 @@ def kda(**changes) -> dict:
         (kda(full_attn_layers=[1, 2]), "do not name each of 3 layers once"),
         (kda(kda_layers=[1]), "do not name each of 3 layers once"),
         (kda(kda_layers=[0, 1]), "do not name each of 3 layers once"),
-        ({"num_hidden_layers": 1 << 30}, "do not name each of 1073741824 layers once"),
+        ({"num_hidden_layers": 1 << 30}, "'num_hidden_layers' is 1073741824"),
         (kda(num_heads=3), "linear attention have 3 heads, and others 4"),
         (kda(short_conv_kernel_size=1), "'linear_conv_kernel_dim' is 1"),
         ({"linear_attn_config": None, "layer_types": ["full_attention", "x", "x"]}, "one of them"),

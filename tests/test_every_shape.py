@@ -86,6 +86,8 @@ SIZES = {
     "mamba2-2.7b": 2.70,
     "falcon-h1-7b": 7.59,
     "kimi-linear-48b-a3b": 49.1,
+    "ling-3.0-8b": 7.9,
+    "ling-3.0-flash": 124.4,
     "falcon-h1-34b": 33.6,
     "smollm3-3b": 3.08,
     "ernie-4.5-0.3b": 0.36,
@@ -119,6 +121,7 @@ LARGER = {
     "gpt-oss-120b",
     "kimi-k2",
     "ling-1t",
+    "ling-3.0-flash",
 }
 LATENT = [name for name in SHAPES if SHAPES[name].latent is not None]
 EACH = [pytest.param(name, marks=pytest.mark.full) if name in LARGER else name for name in SHAPES]

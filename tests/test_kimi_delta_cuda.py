@@ -14,7 +14,13 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-KIMI = [(rows, 32, 128, 4) for rows in (1, 3, 8)]
+LARGE = [
+    (1, 2048, 32, 128, 4),
+    (3, 500, 32, 128, 4),
+    (1, 5000, 2, 64, 4),
+    (1, 500, 32, 128, 4, -5.0),
+]
+KIMI = [(rows, 32, 128, 4, bound) for rows in (1, 3, 8) for bound in (0.0, -5.0)]
 
 
 @pytest.mark.parametrize("case", STEPS + KIMI, ids=lambda case: "-".join(map(str, case)))
@@ -39,14 +45,13 @@ def test_a_step(case):
 
 @pytest.mark.parametrize("decay", [0.02, 1, 40])
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "case", [*PROMPTS, (1, 2048, 32, 128, 4), (3, 500, 32, 128, 4), (1, 5000, 2, 64, 4)], ids=str
-)
+@pytest.mark.parametrize("case", [*PROMPTS, *LARGE], ids=str)
 def test_a_prompt(case, half, decay):
     """Twice, from the state that one sequence kept, or from none."""
     device = torch.device("cuda", 0)
     p = prompt_case(case, half, device, decay)
-    kernels, outs, memories = KimiDeltaKernels(p.heads, half, device), [], []
+    kernels = KimiDeltaKernels(p.heads, half, device, p.case.shape.bound)
+    outs, memories = [], []
     for _ in range(2):
         state = p.case.copied()
         out = torch.full(p.expected.shape, float("nan"), dtype=half, device=device)

@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 class HostKernels(HostChunkKernels):
     """`KimiDeltaKernels` compiled by g++."""
 
-    def __init__(self, folder, heads, half, stages):
-        spec = kimi_delta_spec(heads, half, stages)
+    def __init__(self, folder, heads, half, stages, bound):
+        spec = kimi_delta_spec(heads, half, stages, bound)
         super().__init__(heads, library(folder, spec, RUN_PROMPT_KIMI_DELTA))
 
     def solve(self, decay, rates, tokens, dt, a, b, whole):
@@ -46,13 +46,14 @@ class HostKernels(HostChunkKernels):
         (PROMPTS[0], torch.float16, 2),
         (PROMPTS[1], torch.float16, 1),
         (PROMPTS[2], torch.bfloat16, 1),
+        (PROMPTS[3], torch.bfloat16, 2),
     ],
     ids=str,
 )
 def test_a_prompt(case, half, stages, decay, tmp_path):
     """Also where next to nothing is forgotten in a chunk, and where a token forgets all before."""
     p = prompt_case(case, half, CPU, decay)
-    kernels = HostKernels(tmp_path, p.heads, half, stages)
+    kernels = HostKernels(tmp_path, p.heads, half, stages, p.case.shape.bound)
     out = torch.full(p.expected.shape, float("nan"), dtype=half)
     state = p.case.copied()
     kept = (state.inputs, state.memory, state.memory)

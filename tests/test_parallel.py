@@ -157,6 +157,7 @@ def test_other_options_on_ranks(three):
                 "lfm2-tiny:Q8_0",
                 "falcon-tiny:Q8_0",
                 "kimi-tiny:Q8_0",
+                "ling-tiny:Q8_0",
                 "qwen3moe-tiny:Q8_0@columns+cpu",
                 "qwen35-tiny:Q8_0@auto+cpu",
                 "gemma4-tiny:IQ4_K@auto+cpu",

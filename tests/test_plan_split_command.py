@@ -53,6 +53,7 @@ def test_speeds_come_with_the_costs_behind_them(capsys):
         ("granite-4.0-h-7b", ("state-space layers",)),
         ("falcon-h1-7b", ("state-space layers",)),
         ("kimi-linear-48b-a3b", ("Kimi delta attention",)),
+        ("ling-3.0-8b", ("Kimi delta attention",)),
         ("lfm2-1.2b", ("short convolutions",)),
         ("llama-8b", ()),
     ],

@@ -67,7 +67,8 @@ def test_graphs_of_latent_attention_repeat(monkeypatch, latent, opened):
         ("ministral3", 3, 3, 1),
         ("falcon_h1", 7, 5, 1),
         ("mamba2", 9, 5, 1),
-        ("kimi_linear", 7, 7, 6),
+        ("kimi_linear", 10, 7, 3),
+        ("bailing_hybrid", 9, 7, 3),
     ],
 )
 def test_graphs_of_families_repeat(monkeypatch, tmp_path, name, later, first, alone):

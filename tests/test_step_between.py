@@ -26,6 +26,10 @@ extern "C" void run_activate(const float* x, const float* bias, const float* up,
         activate(x, bias, up, up_bias, out, kind, cols, n, alpha_p, alpha_n, beta, eps);
     });
 }
+extern "C" void run_gate_heads(float* x, const float* gates, int length, int n) {
+    launch_on_host((n + THREADS - 1) / THREADS, 1, THREADS,
+                   [&] { gate_heads(x, gates, length, n); });
+}
 extern "C" void run_clear(float* x, int n) {
     launch_on_host((n + THREADS - 1) / THREADS, 1, THREADS, [&] { clear(x, n); });
 }
@@ -59,6 +63,10 @@ class OnHost:
         self.kernels.run_activate(
             *pointers, kind, x.shape[1], x.numel(), *map(ctypes.c_float, xielu)
         )
+
+    def gate_heads(self, x, gates):
+        length = x.shape[1] // gates.shape[1]
+        self.kernels.run_gate_heads(pointer(x), pointer(gates), length, x.numel())
 
     def clear(self, x):
         self.kernels.run_clear(pointer(x), x.numel())
@@ -124,3 +132,11 @@ def test_activate(device, name, on_host):
         torch.testing.assert_close(out.double(), wanted.double(), rtol=1e-5, atol=1e-5)
     kernels.activate(x, x, name, **more)  # in place
     torch.testing.assert_close(x.double(), wanted / up, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ON)
+def test_gate_heads(device, on_host):
+    x, gates = draw(device, 3, 5 * 36, seed=1), 4 * draw(device, 3, 5, seed=2)
+    expected = (x.double().view(3, 5, -1) * gates.double().sigmoid()[..., None]).flatten(1)
+    (on_host if device == "cpu" else step_between).gate_heads(x, gates)
+    torch.testing.assert_close(x.double(), expected, rtol=1e-5, atol=1e-6)

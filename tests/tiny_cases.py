@@ -46,6 +46,7 @@ FAMILIES = (
     "mamba2",
     "kimi_linear",
     "solar_open",
+    "bailing_hybrid",
 )
 
 
@@ -102,4 +103,5 @@ FAST = (
     "falcon_h1",
     "mamba2",
     "kimi_linear",
+    "bailing_hybrid",
 )

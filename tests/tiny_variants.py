@@ -227,6 +227,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
             }
         },
     ),
+    "bailing_hybrid": (
+        {"n_group": 1, "topk_group": 1, "kda_lower_bound": -0.5},
+        {"num_hidden_layers": 3, "first_k_dense_replace": 0, "short_conv_kernel_size": 3}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]}
+        | {"num_local_experts": 6, "n_group": 3, "n_shared_experts": 2, "norm_topk_prob": False},
+    ),
     "solar_open": (
         {"norm_topk_prob": False, "tie_word_embeddings": True},
         {"n_group": 2, "topk_group": 1, "attention_bias": True, "routed_scaling_factor": 1.5},

@@ -26,6 +26,7 @@ BETWEEN = KernelSpec(
         "clear",
         "cap",
         "take_share",
+        "gate_heads",
     ),
 )
 
@@ -266,5 +267,21 @@ def take_share(h: torch.Tensor, weight: torch.Tensor, eps: float, hidden: torch.
         np.int32(hidden.dtype == torch.bfloat16),
         np.int32(h.shape[1]),
         np.int32(hidden.shape[1]),
+        pdl=True,
+    )
+
+
+def gate_heads(x: torch.Tensor, gates: torch.Tensor) -> None:
+    """Compute x[row, head] *= sigmoid(gates[row, head]) for contiguous x float32[n, heads * length]
+    and gates float32[n, heads].
+    """
+    launch(
+        function(BETWEEN, "gate_heads", x.device),
+        -(-x.numel() // THREADS),
+        THREADS,
+        x,
+        gates,
+        np.int32(x.shape[1] // gates.shape[1]),
+        np.int32(x.numel()),
         pdl=True,
     )

@@ -17,14 +17,15 @@ MOST_LENGTH = 128
 
 @dataclass(frozen=True)
 class KimiDeltaShape:
-    """`rows` new tokens, heads, the length of their keys and values, and the taps of the
-    convolutions.
+    """`rows` new tokens, heads, the length of their keys and values, the taps of the convolutions,
+    and the lower bound of the logarithms of decays, 0 for none.
     """
 
     rows: int
     heads: int
     length: int
     taps: int
+    bound: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -40,14 +41,17 @@ class KimiDeltaShape:
 @functools.cache
 def kimi_delta_spec(s: KimiDeltaShape) -> KernelSpec:
     """Return the kernel for a shape."""
+    bound = float(np.float32(s.bound))
+    above = f"_above_{-bound:g}".replace(".", "_") if bound else ""
     return KernelSpec(
-        f"kimi_delta_{s.heads}x{s.length}_{s.taps}x{s.rows}",
+        f"kimi_delta_{s.heads}x{s.length}_{s.taps}x{s.rows}{above}",
         ("step/kimi_delta.cu",),
         (
             ("ROWS", str(s.rows)),
             ("HEADS", str(s.heads)),
             ("LENGTH", str(s.length)),
             ("TAPS", str(s.taps)),
+            ("BOUND", f"({bound!r}f)"),
         ),
         ("kimi_delta",),
     )
@@ -82,8 +86,8 @@ class StepKimiDelta:
         q, k, v, decay, gate float32[rows, heads * length] and beta float32[rows, heads]: what the
         projections give. taps float32[channels, taps], the last for the current token; channels are
         those of queries, keys and values. dt float32[heads * length], a float32[heads]: the
-        logarithm of the decay is a * softplus(decay + dt). norm float32[length]: that of every
-        head.
+        logarithm of the decay is a * softplus(decay + dt), or bound * sigmoid(a * (decay + dt)).
+        norm float32[length]: that of every head.
         """
         launch(
             self._kernel,
@@ -107,8 +111,14 @@ class StepKimiDelta:
 
 
 def specs() -> list[KernelSpec]:
-    """Return the shape of Kimi-Linear-48B-A3B, and a small one. Others are compiled when used."""
+    """Return the shapes of Kimi-Linear-48B-A3B and Ling-3.0-flash, and a small one. Others are
+    compiled when used.
+    """
     return [
-        *(kimi_delta_spec(KimiDeltaShape(rows, 32, 128, 4)) for rows in (1, 8)),
+        *(
+            kimi_delta_spec(KimiDeltaShape(rows, 32, 128, 4, bound))
+            for rows in (1, 8)
+            for bound in (0.0, -5.0)
+        ),
         kimi_delta_spec(KimiDeltaShape(2, 3, 20, 3)),
     ]

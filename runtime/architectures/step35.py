@@ -10,13 +10,10 @@ from typing import Any
 
 from ..layers.block import Block
 from ..layers.rope import Rope
-from ..layers.specs import FFNSpec
 from ..network.decoder import Decoder
-from ..network.expert_parts import moe, router_spec
+from ..network.expert_parts import limited, moe, router_spec
 from ..network.network import Network
 from . import architecture
-
-_NO_LIMIT = 1e-6  # llama.cpp takes limits that are not above it for none
 
 
 @architecture("step35", gpu=True)
@@ -33,16 +30,13 @@ def build(d: Decoder) -> Network:
     shared = p.integer("expert_shared_feed_forward_length", 0, least=0)
     window = p.integer("attention.sliding_window")
     near = p.flags("attention.sliding_window_pattern", d.n_layers, n_blocks=n_blocks)
-    limits, shared_limits = (
-        p.numbers(f"swiglu_clamp_{name}", d.n_layers, 0.0, n_blocks=n_blocks)
-        for name in ("exp", "shexp")
-    )
+    limits = limited(d, "capped_silu")
 
     def feed_forward(layer: int) -> Any:
-        always = _joined(shared_limits[layer])
+        specs = limits(layer)
         if not d.w.has(f"blk.{layer}.ffn_gate_inp.weight"):
-            return d.ffn(layer, hidden[layer], always)
-        ffn = _joined(limits[layer])
+            return d.ffn(layer, hidden[layer], specs["shared_ffn"])
+        ffn, always = specs["ffn"], specs["shared_ffn"]
         return moe(d, layer, of_expert[layer], router, ffn=ffn, shared=shared, shared_ffn=always)
 
     def block(layer: int) -> Block:
@@ -59,10 +53,6 @@ def build(d: Decoder) -> Network:
         return d.block(layer, attention, feed_forward(layer))
 
     return d.network(block)
-
-
-def _joined(limit: float) -> FFNSpec:
-    return FFNSpec("capped_silu", limit=limit) if limit > _NO_LIMIT else FFNSpec()
 
 
 def _ropes(d: Decoder) -> tuple[Rope, Rope]:

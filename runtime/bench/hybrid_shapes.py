@@ -138,6 +138,41 @@ def _experts(shared: int) -> dict[str, Value]:
     }
 
 
+def _ling_3(
+    name: str,
+    sizes: tuple[int, int, int, int, int],
+    n_experts: int,
+    dense: tuple[int, int],
+    period: int,
+    q_rank: int = 0,
+) -> Shape:
+    """Ling 3.0. sizes: layers, width, heads, hidden size of an expert, context. dense: layers and
+    their hidden size. period: of layers with latent attention.
+    """
+    n_layers, width, heads, hidden, context = sizes
+    return HybridShape(
+        *("bailingmoe3", name, n_layers, width, heads, 1, 192, hidden, 157184),
+        *(6000000.0, context, 1e-6, n_experts, 8),
+        n_dense=dense[0],
+        dense_hidden=dense[1],
+        shared=hidden,
+        rotated=64,
+        choice_bias=True,
+        head_gates=True,
+        latent=LatentSizes(q_rank, 512, 128, 64, 128),
+        attending=tuple(range(period - 1, n_layers, period)),
+        recurrent=KimiDeltaSizes(heads, 128, bound=-5.0, low_rank=False),
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_group_count": u32(8),
+            "expert_group_used_count": u32(4),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(2.5),
+        },
+    )
+
+
 HYBRID_SHAPES: dict[str, Shape] = {
     "nemotron-h-8b": NemotronShape(
         "nemotron_h",
@@ -245,6 +280,10 @@ HYBRID_SHAPES: dict[str, Shape] = {
             "expert_weights_scale": f32(2.446),
         },
     ),
+    "ling-3.0-8b": _ling_3(
+        "7.9B.A1.3B", (24, 1536, 16, 512, 131072), 128, (1, 4608), 4, q_rank=256
+    ),
+    "ling-3.0-flash": _ling_3("124B.A5.1B", (42, 2560, 32, 768, 262144), 512, (2, 6144), 6),
     "lfm2-1.2b": HybridShape(
         "lfm2",
         "1.2B",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...formats.values import Value, u32
+from ...formats.values import Value, f32, u32
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,15 @@ class StateSpaceSizes:
 
 @dataclass(frozen=True)
 class KimiDeltaSizes:
-    """Sizes of Kimi delta attention, as in `KimiDeltaSpec`."""
+    """Sizes of Kimi delta attention, as in `KimiDeltaSpec`. low_rank: decays and gates come from
+    two products.
+    """
 
     heads: int
     length: int
     convolution: int = 4
+    bound: float = 0.0
+    low_rank: bool = True
 
     def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of the tensors of a layer without its norm."""
@@ -105,9 +109,12 @@ class KimiDeltaSizes:
             yield f"ssm_conv1d_{part}.weight", (1, inner, 1, self.convolution)
             yield f"attn_{part}.weight", (inner, width)
         for part in "fg":
-            yield f"ssm_{part}_a.weight", (self.length, width)
-            yield f"ssm_{part}_b.weight", (inner, self.length)
-        yield "ssm_a", (1, 1, self.heads, 1)
+            if self.low_rank:
+                yield f"ssm_{part}_a.weight", (self.length, width)
+                yield f"ssm_{part}_b.weight", (inner, self.length)
+            else:
+                yield f"ssm_{part}_a.weight", (inner, width)
+        yield "ssm_a", (self.heads, 1)
         yield "ssm_dt.bias", (inner,)
         yield "ssm_beta.weight", (self.heads, width)
         yield "ssm_norm.weight", (self.length,)
@@ -116,7 +123,8 @@ class KimiDeltaSizes:
     @property
     def keys(self) -> dict[str, Value]:
         """Return the metadata keys of these layers, without the architecture's name."""
-        return {"ssm.conv_kernel": u32(self.convolution), "kda.head_dim": u32(self.length)}
+        own = {"ssm.conv_kernel": u32(self.convolution), "kda.head_dim": u32(self.length)}
+        return own | ({"kda.gate_lower_bound": f32(self.bound)} if self.bound else {})
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,8 @@ class Shape:
         yield "attn_kv_a_norm.weight", (s.kv_rank,)
         yield "attn_k_b.weight", (heads, s.kv_rank, s.nope)
         yield "attn_v_b.weight", (heads, s.value, s.kv_rank)
+        if self.head_gates:
+            yield "attn_gate.weight", (heads, self.width)
         yield "attn_output.weight", (self.width, heads * s.value)
         if self.indexer is not None:
             yield from self.indexer.tensors(self.width, s.q_rank)

@@ -20,10 +20,8 @@ def plan_kimi_delta(plan: Plan, module: KimiDelta, x: Buffer) -> Buffer:
     for i, product in enumerate(module.qkv):
         plan.product(product, x, inputs.at(i * s.inner))
     beta = plan.product(module.beta, x, "beta of kimi delta")
-    firsts = [
-        plan.product(first, x, f"{name} of kimi delta, first")
-        for name, (first, _) in (("decay", module.decay), ("gate", module.gate))
-    ]
+    rates = ("decay", module.decay), ("gate", module.gate)
+    firsts = [plan.product(of[0], x, f"{name} of kimi delta, first") for name, of in rates]
     plan.meet()
     convolved = memory.floats("convolved", s.channels)
     plan.add(
@@ -33,20 +31,22 @@ def plan_kimi_delta(plan: Plan, module: KimiDelta, x: Buffer) -> Buffer:
         *(memory.vector(module.convolution.T), convolved.address, 0),
     )
     decay, gate = (
-        plan.product(second, first, f"{name} of kimi delta")
-        for first, (name, (_, second)) in zip(
-            firsts, (("decay", module.decay), ("gate", module.gate)), strict=True
-        )
+        plan.product(of[1], first, f"{name} of kimi delta") if of[1:] else first
+        for first, (name, of) in zip(firsts, rates, strict=True)
     )
     plan.meet()
     mixed = memory.floats("mixed", s.inner)
     plan.add(
-        operation(kimi_delta.apply_rule),
+        operation(
+            kimi_delta.apply_rule,
+            "apply_rule_bounded" if s.bound else "apply_rule",
+            BOUNDED=int(s.bound != 0),
+        ),
         *(plan.frame_address, plan.layer_offset, convolved.address),
         *(convolved.at(s.inner).address, convolved.at(2 * s.inner).address),
         *(s.heads, s.length, decay.address, memory.vector(module.dt), memory.vector(module.a)),
         *(beta.address, gate.address, memory.vector(module.norm.weight), float(module.norm.eps)),
-        mixed.address,
+        *(mixed.address, s.bound),
     )
     y = plan.product(module.output, mixed, "delta")
     plan.meet()

@@ -34,6 +34,7 @@ def plan_latent(plan: Plan, module: MLA, x: Buffer) -> Buffer:
         raise NotPlanned("blocks of a Hadamard transform with rotated and other elements")
     q_latent = None if module.q_a is None else plan.product(module.q_a, x, "latent query")
     latent = plan.product(module.kv_a, x, "latent row")
+    gates = None if module.gate is None else plan.product(module.gate, x, "gates")
     if q_latent is not None:
         plan.meet()
         if module.q_norm is not None:
@@ -80,6 +81,13 @@ def plan_latent(plan: Plan, module: MLA, x: Buffer) -> Buffer:
     else:
         raise NotPlanned("an up-projection that is not known")
     plan.meet()
+    if gates is not None:
+        if s.value_length % LANES:
+            raise NotPlanned(f"gates of heads of {s.value_length} elements")
+        plan.add(
+            operation(latent_step.gate_heads),
+            *(values.address, s.heads, s.value_length, gates.address),
+        )
     y = plan.product(module.output, values, "delta")
     plan.meet()
     return y

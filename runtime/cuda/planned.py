@@ -198,16 +198,19 @@ def _state_space(m: StateSpace, width: int, rows: int) -> Sizes:
 def _kimi_delta(m: KimiDelta, width: int, rows: int) -> Sizes:
     s, padded = m.spec, -(-rows // _CHUNK) * _CHUNK
     chunks, by_head = padded // _CHUNK, padded * s.heads
-    return {
-        "kimi delta inputs": rows * (s.channels + 2 * s.length) * _HALF,
+    inputs = s.channels + m.decay[0].rows + m.gate[0].rows
+    found: Sizes = {
+        "kimi delta inputs": rows * inputs * _HALF,
         "kimi delta beta": rows * s.heads * _FLOAT,
-        "kimi delta decay": rows * s.inner * _HALF,
-        "kimi delta gate": rows * s.inner * _HALF,
         "delta parts": by_head * ((3 * s.length + _CHUNK) * _HALF + 2 * s.length * _FLOAT),
         "delta states": chunks * s.inner * (s.length + 1) * _FLOAT,
-        "weights": (s.channels + 2 * s.length) * width * _HALF,
+        "weights": inputs * width * _HALF,
         **_recurrent(m, s.inner, width, rows),
     }
+    for name, products in (("decay", m.decay), ("gate", m.gate)):
+        if products[1:]:
+            found[f"kimi delta {name}"] = rows * s.inner * _HALF
+    return found
 
 
 def _short_conv(m: ShortConv, width: int, rows: int) -> Sizes:

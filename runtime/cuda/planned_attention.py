@@ -91,6 +91,8 @@ def latent_sizes(
     if flash_plan.fits(s.key_length, s.value_length, device):
         queries, values = (1, rows, s.heads, s.key_length), (1, keys, s.heads, s.value_length)
         found["attention"] = flash_plan.partial_bytes(queries, values, device)
+    if m.gate is not None:
+        found["gates"] = rows * -(-s.heads // 8) * 8 * HALF
     if m.q_a is not None:
         found |= {"queries of latent": of_q, "query latent": rows * m.q.cols * HALF}
     if settings.k.is_quantized and settings.hadamard_k:  # read in float32, and turned back

@@ -39,7 +39,8 @@ class MLA(LooksBack):
     its inputs.
 
     `q` (after `q_a` and `q_norm`, if the query has a latent vector too) projects to heads [nope |
-    rope]. `kv_a` projects to [c | k_rope], and `kv_norm` norms c. With `top_k`, tokens see
+    rope]. `kv_a` projects to [c | k_rope], and `kv_norm` norms c. `gate` gives a number for each
+    head, whose sigmoid multiplies the results of the head. With `top_k`, tokens see
     so many positions at most, which the indexer chose here, or in the last layer that has one.
     """
 
@@ -59,11 +60,13 @@ class MLA(LooksBack):
         q_norm: RMSNorm | None = None,
         indexer: Indexer | None = None,
         top_k: int = 0,
+        gate: Linear | None = None,
         switches: Switches = Switches(),
     ):
         self.spec, self.q, self.kv_a, self.kv_norm, self.up = spec, q, kv_a, kv_norm, up
         self.output, self.rope, self.q_a, self.q_norm = output, rope, q_a, q_norm
         self.indexer, self.top_k, self.switches = indexer, top_k, switches
+        self.gate = gate
 
     @property
     def _index_width(self) -> int:
@@ -133,6 +136,8 @@ class MLA(LooksBack):
         elif self.top_k:
             batch.scratch["selection"] = [sequence.seen for sequence in sequences]
         mixed = self._mix(q, sequences)
+        if self.gate is not None:
+            mixed = mixed * self.gate(x).sigmoid()[..., None]
         return self.output(mixed.reshape(len(x), self.spec.heads * self.spec.value_length))
 
     def _normed(self, q: torch.Tensor) -> torch.Tensor:

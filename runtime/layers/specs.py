@@ -241,12 +241,14 @@ class DeltaNetSpec:
 @dataclass(frozen=True)
 class KimiDeltaSpec:
     """Kimi delta attention (Kimi Team, 2025): the delta rule with a decay for each element of a
-    key. Keys and values of a head have the same length.
+    key. Keys and values of a head have the same length. bound: a number below 0 that the logarithms
+    of decays stay above; 0 for none.
     """
 
     heads: int
     length: int
     convolution: int
+    bound: float = 0.0
 
     @property
     def inner(self) -> int:

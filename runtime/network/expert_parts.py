@@ -11,6 +11,7 @@ from ..layers.moe import Experts, Latent, MoE, Router
 from ..layers.specs import FFNSpec, RouterSpec
 from .decoder import Decoder
 
+_NO_LIMIT = 1e-6  # llama.cpp takes limits that are not above it for none
 _SCORES = {1: "softmax", 2: "sigmoid", 3: "selected", 4: "sqrt_softplus"}
 
 
@@ -101,6 +102,23 @@ def dense_then_experts(d: Decoder, router: RouterSpec) -> Callable[[int], Any]:
         return moe(d, layer, of_expert, router, shared=shared)
 
     return feed_forward
+
+
+def limited(d: Decoder, activation: str) -> Callable[[int], dict[str, FFNSpec]]:
+    """Return what gives, by the number of a layer, the arguments `ffn` and `shared_ffn` of `moe`:
+    silu, or where the file limits what experts multiply, `activation` with that limit. Raise
+    ConfigError for keys that are not possible.
+    """
+    n_blocks = d.p.integer("block_count")  # arrays may be for blocks that are not run, too
+    limits, shared = (
+        d.p.numbers(f"swiglu_clamp_{name}", d.n_layers, 0.0, n_blocks=n_blocks)
+        for name in ("exp", "shexp")
+    )
+
+    def spec(limit: float) -> FFNSpec:
+        return FFNSpec(activation, limit=limit) if limit > _NO_LIMIT else FFNSpec()
+
+    return lambda layer: {"ffn": spec(limits[layer]), "shared_ffn": spec(shared[layer])}
 
 
 def _router(d: Decoder, layer: int, spec: RouterSpec, *, scaled: bool) -> Router:

@@ -19,7 +19,7 @@ from ..layers.latent import Joined, PerHead, UpProjection
 from ..layers.mla import MLA
 from ..layers.norm import LayerNorm, RMSNorm
 from ..layers.rope import Rope, Scaling
-from ..layers.specs import IndexerSpec, MLASpec, RouterSpec, Temperature
+from ..layers.specs import FFNSpec, IndexerSpec, MLASpec, RouterSpec, Temperature
 from ..weights.hyperparameters import Hyperparameters
 from .decoder import Decoder
 from .expert_parts import moe, router_spec
@@ -74,8 +74,8 @@ class LatentParts:
         return d.rope(style, head=rotated, n_rot=rotated, scaling=_scaling(d.p))
 
     def attention(self, layer: int, indexer: Indexer | None = None, *, top_k: int = 0) -> Any:
-        """The attention of a block: queries directly or through a latent vector, and the
-        up-projection per head, joined, or both. top_k: see `MLA`.
+        """The attention of a block: queries directly or through a latent vector, the up-projection
+        per head, joined, or both, and gates of heads if the file has them. top_k: see `MLA`.
         """
         d, s, at, w = self.d, self.spec, f"blk.{layer}", self.d.w
         local = s if w.share is None else w.share.latent(layer, s)
@@ -89,6 +89,8 @@ class LatentParts:
             q = self._product(layer, "attn_q_b", s.q_rank, head_rows)
         else:
             q = self._product(layer, "attn_q", d.width, head_rows)
+        if w.has(f"{at}.attn_gate.weight"):
+            more["gate"] = self._product(layer, "attn_gate", d.width, s.heads)
         return MLA(
             local,
             q=q,
@@ -173,15 +175,25 @@ class LatentParts:
             return None
         return router_spec(self.d, score, norm=False, **spec)
 
-    def ffn(self, layer: int, router: RouterSpec | None) -> Any:
-        """The feed-forward layer of a block: dense, or experts with shared ones."""
+    def ffn(
+        self,
+        layer: int,
+        router: RouterSpec | None,
+        *,
+        ffn: FFNSpec = FFNSpec(),
+        shared_ffn: FFNSpec | None = None,
+    ) -> Any:
+        """The feed-forward layer of a block: dense, or experts with shared ones. ffn: what experts
+        do. shared_ffn: what shared ones and dense layers do, where that is not `ffn`.
+        """
         p, d = self.d.p, self.d
         if router is None or layer < self.dense:
             hidden = p.per_layer("feed_forward_length", d.n_layers)
-            return d.ffn(layer, hidden[layer])
+            return d.ffn(layer, hidden[layer], shared_ffn or ffn)
         hidden = p.integer("expert_feed_forward_length")
         shared = p.integer("expert_shared_count", 0, least=0, most=1024)
-        return moe(d, layer, hidden, router, shared=shared * hidden)
+        shared *= hidden
+        return moe(d, layer, hidden, router, ffn=ffn, shared=shared, shared_ffn=shared_ffn)
 
     def _product(self, layer: int, name: str, n_in: int, n_out: int, split: str = "column"):
         return self.d.w.linear(f"blk.{layer}.{name}", n_in, n_out, role=name, split=split)

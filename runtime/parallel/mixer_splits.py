@@ -110,6 +110,8 @@ def plan_latent(module: MLA, splits: TensorSplits, parts: Parts) -> Parts:
         multiple(s.key_length, splits.row_unit(module.q.name)),
         multiple(s.value_length, splits.column_unit(module.output.name)),
     )
+    if module.gate is not None:
+        unit = least_common(unit, splits.row_unit(module.gate.name))
     if isinstance(up, Joined):
         rows = s.nope_length + s.value_length
         unit = least_common(unit, multiple(rows, splits.row_unit(up.kv_b.name)))
@@ -125,6 +127,8 @@ def plan_latent(module: MLA, splits: TensorSplits, parts: Parts) -> Parts:
         if norm is not None:
             splits.copy(f"{norm.name}.weight")
     splits.rows(stem(module.q.name), [[scaled(held, s.key_length)] for held in heads])
+    if module.gate is not None:
+        splits.rows(stem(module.gate.name), [[held] for held in heads])
     if isinstance(up, Joined):
         splits.rows(stem(up.kv_b.name), [[scaled(held, rows)] for held in heads])
     elif isinstance(up, PerHead):
@@ -193,8 +197,7 @@ def plan_delta_net(module: DeltaNet, layer: int, splits: TensorSplits, parts: Pa
 def plan_kimi_delta(module: KimiDelta, layer: int, splits: TensorSplits, parts: Parts) -> Parts:
     """Split Kimi delta attention by heads. Every rank has the first of two products."""
     s, at, output = module.spec, f"blk.{layer}", stem(module.output.name)
-    (f_a, f_b), (g_a, g_b) = module.decay, module.gate
-    by_element = [*module.qkv, f_b, g_b]
+    by_element = [*module.qkv, module.decay[-1], module.gate[-1]]
     unit = multiple(s.length, splits.column_unit(module.output.name))
     for product in by_element:
         unit = least_common(unit, multiple(s.length, splits.row_unit(product.name)))
@@ -204,7 +207,7 @@ def plan_kimi_delta(module: KimiDelta, layer: int, splits: TensorSplits, parts: 
     elements = [[scaled(held, s.length)] for held in heads]
     for product in by_element:
         splits.rows(stem(product.name), elements)
-    for product in (f_a, g_a):
+    for product in (*module.decay[:-1], *module.gate[:-1]):
         splits.copy(product.name)
     splits.rows(stem(module.beta.name), own_heads)
     splits.vector(f"{at}.ssm_dt.bias", elements)

@@ -84,6 +84,15 @@ scale(float* x, float factor, int n) {
     if (i < n) x[i] = __ldcg(x + i) * factor;
 }
 
+// x *= sigmoid of the gate of its head: x [rows, heads, length], n elements; gates [rows, heads].
+extern "C" __global__ void __launch_bounds__(THREADS)
+gate_heads(float* x, const float* gates, int length, int n) {
+    wait_for_inputs();
+    start_dependents();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) x[i] = __fdiv_rn(__ldcg(x + i), 1.f + expf(-__ldcg(gates + i / length)));
+}
+
 // out = norm(first) + norm(second), each with its weights float32[width]; second becomes 0, for the next product that is added to it. One block
 // per row.
 extern "C" __global__ void __launch_bounds__(THREADS)

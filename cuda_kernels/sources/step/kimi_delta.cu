@@ -7,7 +7,8 @@
 //
 //     S <- diag(g) S;  e = beta (v - S^T k);  o = S^T q + (k . q) e;  S <- S + k e^T
 //
-// Compiled per shape: ROWS; HEADS; LENGTH of keys and values, a multiple of 4; TAPS of the convolutions.
+// Compiled per shape: ROWS; HEADS; LENGTH of keys and values, a multiple of 4; TAPS of the convolutions; BOUND of the logarithms of decays, 0 for
+// none.
 #include "step/common.cuh"
 #include "step/memory.cuh"
 
@@ -67,7 +68,7 @@ kimi_delta(const float* q, const float* k, const float* v, const float* decays, 
         const int from = row * INNER + head * LENGTH + c;
         of_gate[i] = sigmoid(__ldcg(gates + from));
         const float x = __ldcg(decays + from) + dt[head * LENGTH + c];
-        kept[row][c] = expf(a[head] * (x > 20.f ? x : log1pf(expf(x))));
+        kept[row][c] = expf(BOUND < 0.f ? BOUND * sigmoid(a[head] * x) : a[head] * (x > 20.f ? x : log1pf(expf(x))));
     }
 #pragma unroll
     for (int e = 0; e < EACH; e++) {

@@ -9,6 +9,7 @@ from ....cuda_kernels.attention.mla_shape import LatentShape, fits
 from ....cuda_kernels.attention.shape import shared_limit
 from ....cuda_kernels.matvec import products as matvec
 from ....cuda_kernels.matvec.plan import NORM_MATVEC
+from ....cuda_kernels.step import between as step_between
 from ...layers.mla import MLA
 from ...state.cache import CacheSettings
 from ...state.latent import LatentCache, settings_of
@@ -27,7 +28,7 @@ class StepLatentLayer(StepBranch):
     """The absorbed form. Queries, latent vector and rotated key in one launch (two if queries have
     a latent vector); norm, rotation, cache and attention to latent vectors in three; the output
     projection onto h. With an indexer three more for the choice of positions, which layers without
-    one take over.
+    one take over; with gates of heads one more.
 
     W_k and W_v are kept in half besides the packed ones: 2 bytes for each of their elements.
     """
@@ -51,6 +52,11 @@ class StepLatentLayer(StepBranch):
             if self.q is None:
                 raise Slow("an indexer without latent vectors of queries")
             self.first += self.index.inputs
+        names = ("latent q", "latent kv", *(("index k", "index weights") if self.index else ()))
+        self.names = names
+        if m.gate is not None:
+            self.first.append(on_device(m.gate, context, NORM_MATVEC))
+            self.names = (*names, "gates")
         self.output = StepSum(m.output, branch, context)
         matrices = HeadMatrices(m, context)
         self._limit = shared_limit(context.device)
@@ -98,9 +104,9 @@ class StepLatentLayer(StepBranch):
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         m, s, kept = self.m, self.spec, state.layers[self.layer]
         cache, index = kept.rows, self.index
-        names = ("latent q", "latent kv", "index k", "index weights")
-        q, kv, *of_index = outs = [
-            frame.buffer(name, matrix.rows) for name, matrix in zip(names, self.first, strict=False)
+        q, kv, *more = outs = [
+            frame.buffer(name, matrix.rows)
+            for name, matrix in zip(self.names, self.first, strict=True)
         ]
         operation(matvec.norm_matvec, h, self.norm, self.eps, self.first, outs)
         if self.q is not None and m.q_norm is not None:
@@ -113,7 +119,7 @@ class StepLatentLayer(StepBranch):
             operation(matvec.norm_matvec, latent, norm.weight, norm.eps, matrices, outs)
             q = outs[0]
             if index is not None:
-                k, weights = of_index
+                k, weights = more[:2]
                 chosen = self._chosen(frame)
                 index(frame, kept.index_keys, outs[1], k, weights, state.context, chosen)
         mixed = frame.buffer("mixed", s.heads * s.value_length)
@@ -131,6 +137,8 @@ class StepLatentLayer(StepBranch):
             mixed,
             *([self._chosen(frame)] if m.top_k else []),
         )
+        if m.gate is not None:
+            step_between.gate_heads(mixed, more[-1])
         self.output(frame, mixed, h)
 
     def _chosen(self, frame: Frame) -> torch.Tensor:

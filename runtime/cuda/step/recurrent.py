@@ -162,8 +162,8 @@ class StepShortConv(StepRecurrent):
 @executor(STEP, KimiDelta)
 class StepKimiDeltaLayer(StepRecurrent):
     """The products that read the stream, up to three of a type in a launch; the second ones of the
-    decay and of the gate; convolutions, the rule, norm and gates in one; the output projection onto
-    h.
+    decay and of the gate, if any; convolutions, the rule, norm and gates in one; the output
+    projection onto h.
     """
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -172,14 +172,15 @@ class StepKimiDeltaLayer(StepRecurrent):
         s = net.spec
         if any(x.device != context.device for x in (net.convolution, net.dt, net.a)):
             raise Placed(f"its convolution is not on {context.device}")
-        self.net, self.shape = net, KimiDeltaShape(1, s.heads, s.length, s.convolution)
+        self.net, self.shape = net, KimiDeltaShape(1, s.heads, s.length, s.convolution, s.bound)
         if not self.shape.fits:
             raise Slow(f"heads of {s.length} elements")
         firsts = (*net.qkv, net.beta, net.decay[0], net.gate[0])
         self.inputs = [on_device(linear, context, NORM_MATVEC) for linear in firsts]
-        self.decay, self.gate = (
-            on_device(x, context, NORM_MATVEC) for x in (net.decay[1], net.gate[1])
-        )
+        self.seconds = [
+            [on_device(x, context, NORM_MATVEC) for x in products[1:]]
+            for products in (net.decay, net.gate)
+        ]
         self.output = StepSum(net.output, branch, context)
 
     @ranged
@@ -191,17 +192,18 @@ class StepKimiDeltaLayer(StepRecurrent):
             for name, matrix in zip(names, self.inputs, strict=True)
         ]
         operation(matvec.norm_matvec, h, self.norm, self.eps, self.inputs, outs)
-        *qkv, beta, first_of_decay, first_of_gate = outs
-        decay = frame.buffer("kimi delta decay", net.spec.inner)
-        gate = frame.buffer("kimi delta gate", net.spec.inner)
-        operation(matvec.plain_matvec, first_of_decay, [self.decay], [decay])
-        operation(matvec.plain_matvec, first_of_gate, [self.gate], [gate])
+        *qkv, beta, decay, gate = outs
+        both = [decay, gate]
+        for i, (name, matrices) in enumerate(zip(("decay", "gate"), self.seconds, strict=True)):
+            if matrices:
+                second = frame.buffer(f"kimi delta {name}", net.spec.inner)
+                operation(matvec.plain_matvec, both[i], matrices, [second])
+                both[i] = second
         mixed = frame.buffer("mixed", net.spec.inner)
         mix = frame.once(("kimi delta", shape), lambda: StepKimiDelta(shape, frame.device))
         mix(
             *qkv,
-            decay,
-            gate,
+            *both,
             beta,
             net.convolution,
             net.dt,

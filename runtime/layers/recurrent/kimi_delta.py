@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch.nn import functional as F
 
@@ -23,10 +25,11 @@ class KimiDelta:
     `kimi_delta_rule`; each head is normed, multiplied by the sigmoid of its gate, and all are
     joined by `output`.
 
-    qkv: the projections of queries, keys and values of all heads. decay, gate: two products, one
-    after the other, that give a number for each element of all heads. beta: gives one for each
+    qkv: the projections of queries, keys and values of all heads. decay, gate: one product, or two
+    one after the other, that give a number for each element of all heads. beta: gives one for each
     head. convolution: float32[channels, length], the last column for the current token. dt:
-    float32[inner]; a: float32[heads]; the logarithm of the decay is a * softplus(decay(x) + dt).
+    float32[inner]; a: float32[heads]; the logarithm of the decay is a * softplus(decay(x) + dt), or
+    bound * sigmoid(a * (decay(x) + dt)) if `spec` has a bound.
     """
 
     window = 0
@@ -36,8 +39,8 @@ class KimiDelta:
         spec: KimiDeltaSpec,
         *,
         qkv: tuple[Linear, Linear, Linear],
-        decay: tuple[Linear, Linear],
-        gate: tuple[Linear, Linear],
+        decay: tuple[Linear, ...],
+        gate: tuple[Linear, ...],
         beta: Linear,
         convolution: torch.Tensor,
         dt: torch.Tensor,
@@ -89,7 +92,7 @@ class KimiDelta:
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
         inputs = torch.cat([product(x) for product in self.qkv], dim=1)
-        decay, gate = (second(first(x)) for first, second in (self.decay, self.gate))
+        decay, gate = (reduce(_applied, products, x) for products in (self.decay, self.gate))
         return self.output(self.mixed(inputs, decay, gate, self.beta(x), batch))
 
     def mixed(
@@ -104,7 +107,11 @@ class KimiDelta:
         inputs [rows, channels], decay and gate [rows, inner], beta [rows, heads].
         """
         s = self.spec
-        decay = F.softplus(decay + self.dt).unflatten(1, (s.heads, -1)) * self.a[:, None]
+        decay = (decay + self.dt).unflatten(1, (s.heads, -1))
+        if s.bound:
+            decay = s.bound * (self.a[:, None] * decay).sigmoid()
+        else:
+            decay = self.a[:, None] * F.softplus(decay)
         beta, mixed = beta.sigmoid(), []
         for span, states in batch.recurrent_spans():
             u, g, b = (y[span].unflatten(0, (len(states), -1)) for y in (inputs, decay, beta))
@@ -128,3 +135,7 @@ class KimiDelta:
         y, memory = rule(q, k, v, decay, beta, memory)
         keep(states, before, inputs, memory)
         return y
+
+
+def _applied(x: torch.Tensor, product: Linear) -> torch.Tensor:
+    return product(x)

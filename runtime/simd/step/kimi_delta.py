@@ -5,6 +5,7 @@ results. The convolution is that of delta nets.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from .norms import rms_factor
 
 _LINEAR = 20.0  # softplus(x) is x from there on, as in torch
 
+# What `operation` binds: 1 if logarithms of decays have a lower bound.
+BOUNDED: Any = 0
+
 
 def apply_rule(arguments, thread, threads):
     """The rule of every head (see `layers.recurrent.kimi_delta_rule`), the norm of its result, and
@@ -23,7 +27,7 @@ def apply_rule(arguments, thread, threads):
 
     Arguments: the frame, bytes of the layer in what belongs to the sequence; q, k and v of all
     heads; heads, their elements; what gives the decays, of all elements, which become these; dt, a;
-    beta; gates; norm of the results, its eps; the result.
+    beta; gates; norm of the results, its eps; the result; the bound of logarithms of decays.
     """
     frame = v.integer_at(arguments)
     layer = v.integer_at(frame + SEQUENCE) + v.integer_at(arguments + 8)
@@ -41,8 +45,11 @@ def apply_rule(arguments, thread, threads):
         rate = v.float_at(rates + 4 * head)
         for i in range(n):
             x = float(v.float_at(decay + 4 * i) + v.float_at(dts + of_head + 4 * i))
-            soft = x if x > _LINEAR else math.log1p(math.exp(x))
-            v.store_float(decay + 4 * i, np.float32(math.exp(rate * np.float32(soft))))
+            if BOUNDED:
+                log = v.float_at(arguments + 120) / (1 + math.exp(-rate * x))
+            else:
+                log = rate * np.float32(x if x > _LINEAR else math.log1p(math.exp(x)))
+            v.store_float(decay + 4 * i, np.float32(math.exp(log)))
         beta = v.splat(np.float32(1 / (1 + math.exp(-v.float_at(betas + 4 * head)))))
         scale = np.float32(1 / math.sqrt(n))
         q_factor, k_factor = unit_factor(q, n) * scale, unit_factor(k, n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import vectors as v
+from .activations import sigmoid
 from .hadamard import hadamard
 from .heads import POSITION, SEQUENCE, norm_head, rotate, row_of, warm
 
@@ -58,3 +59,16 @@ def rotate_and_keep_latent(arguments, thread, threads):
                 block, factor = v.integer_at(arguments + 160), v.float_at(arguments + 168)
                 hadamard(row, elements, block, factor)
             store_key(to, row, elements)
+
+
+def gate_heads(arguments, thread, threads):
+    """Multiply the results of every head by the sigmoid of its gate.
+
+    Arguments: results, heads, their elements; gates.
+    """
+    results, heads = v.integer_at(arguments), v.integer_at(arguments + 8)
+    n, gates = v.integer_at(arguments + 16), v.integer_at(arguments + 24)
+    for head in range(heads * thread // threads, heads * (thread + 1) // threads):
+        gate = sigmoid(v.splat(v.float_at(gates + 4 * head)))
+        for at in range(4 * n * head, 4 * n * (head + 1), 64):
+            v.store_floats(results + at, v.mul(v.load_floats(results + at), gate))

@@ -38,34 +38,45 @@ class PromptKimiDelta(PromptRecurrent):
         self.branch, self.norm, self.net, self.context = branch, branch.norm, net, context
         self.kept = (s.convolution - 1, s.channels), (s.heads, s.length, s.length)
         firsts = [net.decay[0], net.gate[0]]
+        self.sizes = [s.channels, *(x.rows for x in firsts)]
         # Exact: in 8 bits, errors of the inputs add up in the state.
         self.inputs = Product("kimi delta inputs", [*net.qkv, *firsts], context, exact=True)
         # Few rows, on ranks any number of them.
         self.beta = held_decoded(net.beta, context).to(context.dtype)
-        self.decay = Product("kimi delta decay", [net.decay[1]], context, exact=True)
-        self.gate = Product("kimi delta gate", [net.gate[1]], context, exact=True)
+        self.seconds = [
+            Product(f"kimi delta {name}", list(products[1:]), context, exact=True)
+            if products[1:]
+            else None
+            for name, products in (("decay", net.decay), ("gate", net.gate))
+        ]
         self.output = Product("delta", [net.output], context, exact=True)
         self.weights = DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
 
     def _project(self, stream: Stream, batch: Batch) -> None:
-        s, x = self.net.spec, stream.normed(self.norm)
+        x = stream.normed(self.norm)
         self.context.taps.show(self.net.beta.observed, x)
         rates_product(x, self.beta, self._beta(len(x)))
-        _, decay, gate = self.inputs(x).split([s.channels, s.length, s.length], dim=1)
-        self.decay(decay.contiguous())
-        self.gate(gate.contiguous())
+        _, *firsts = self._parts(self.inputs(x))
+        for second, first in zip(self.seconds, firsts, strict=True):
+            if second is not None:
+                second(first.contiguous())
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Read the products from their buffers: a graph may have computed them."""
         n, s = batch.n_sequences * batch.n_tokens, self.net.spec
         products = self.inputs.out(n)
+        _, *firsts = self._parts(products)
+        decay, gate = (
+            first if second is None else second.out(n)
+            for second, first in zip(self.seconds, firsts, strict=True)
+        )
         past, before = self._before(batch)
         kimi_delta_rule(
-            _kernels(self.heads, self.context.dtype, self.context.device),
+            _kernels(self.heads, self.context.dtype, self.context.device, s.bound),
             self.weights,
             products,
-            self.decay.out(n),
-            self.gate.out(n),
+            decay,
+            gate,
             self._beta(n),
             batch.n_sequences,
             past,
@@ -77,10 +88,15 @@ class PromptKimiDelta(PromptRecurrent):
         if batch.states is not None:
             self._keep_last(batch, products[1 - s.convolution :, : s.channels].float())
 
+    def _parts(self, products: torch.Tensor) -> list[torch.Tensor]:
+        return list(products.split(self.sizes, dim=1))
+
     def _beta(self, rows: int) -> torch.Tensor:
         return self.context.buffer("kimi delta beta", (rows, len(self.beta)), torch.float32)
 
 
 @functools.cache
-def _kernels(heads: DeltaHeads, half: torch.dtype, device: torch.device) -> KimiDeltaKernels:
-    return KimiDeltaKernels(heads, half, device)
+def _kernels(
+    heads: DeltaHeads, half: torch.dtype, device: torch.device, bound: float
+) -> KimiDeltaKernels:
+    return KimiDeltaKernels(heads, half, device, bound)

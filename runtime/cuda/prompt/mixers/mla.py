@@ -75,6 +75,7 @@ class PromptLatent(Staged):
             self.absorbed.shape("F16", 1), shared_limit(context.device)
         ):
             raise Slow(f"latent vectors of {s.kv_rank} of chosen positions")
+        self.gate = None if m.gate is None else Product("gates", [m.gate], context, uneven=True)
         self.output = Product("delta", [m.output], context)
         self.post_norm = branch.post_norm
 
@@ -111,6 +112,8 @@ class PromptLatent(Staged):
             q = self.first(last_rows(x, batch.n_sequences))
         else:
             q = self.both(x)
+        if self.gate is not None:
+            self.gate(last_rows(x, batch.n_sequences) if stream.narrows else x)
         if self.q is not None and self.m.q_norm is not None:
             shape = (len(q), self.q.cols)
             latent = self.context.buffer("query latent", shape, self.context.dtype)
@@ -157,6 +160,10 @@ class PromptLatent(Staged):
             self.absorbed.to_all(heads, stored, positions, w, self._mixed(stream))
         else:
             self._attend(heads, stored, batch, self._mixed(stream))
+        if self.gate is not None:
+            mixed = self._mixed(stream)
+            gates = self.gate.out(len(mixed))[:, : s.heads]
+            mixed.unflatten(1, (s.heads, -1)).mul_(gates.sigmoid()[..., None])
 
     def _choose(self, batch: Batch, n_queries: int) -> torch.Tensor | None:
         """Return int32[n_queries, top_k], the positions that rows with queries see; None for all
