@@ -40,6 +40,7 @@ RUNNABLE = frozenset(
         "granitemoe",
         "hunyuan-dense",
         "hunyuan-moe",
+        "hy_v3",
         "internlm2",
         "kimi-linear",
         "lfm2",

@@ -142,6 +142,7 @@ ARCHITECTURES = [
     Row("hunyuan-0.5b", "IQ4_K"),
     Row("hunyuan-7b", "IQ4_K"),
     Row("hunyuan-a13b", "IQ4_K"),
+    Row("hy3", "IQ4_K", layers=20),
     Row("command-r7b", "IQ4_K"),
     Row("command-r-35b", "IQ4_K"),
     Row("granite-3.3-8b", "IQ4_K"),

@@ -56,6 +56,7 @@ SIZES = {
     "hunyuan-a13b": 80.4,
     "hunyuan-0.5b": 0.54,
     "hunyuan-7b": 7.5,
+    "hy3": 295,  # without the block that predicts further tokens
     "minimax-m2": 228.7,
     "olmoe-1b-7b": 6.92,
     "olmo2-7b": 7.3,

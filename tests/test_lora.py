@@ -154,7 +154,7 @@ def test_same_as_merging_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "case", ["step35", "exaone_moe", "apertus", "internlm2", "deepseek_moe", "qwen3vl"]
+    "case", ["step35", "exaone_moe", "apertus", "internlm2", "deepseek_moe", "qwen3vl", "hy_v3"]
 )
 def test_all_matrices_of_other_models(tmp_path, case):
     tiny = make_tiny_model(CASES[case], SMALL, tmp_path / "hf")

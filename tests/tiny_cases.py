@@ -47,6 +47,7 @@ FAMILIES = (
     "kimi_linear",
     "solar_open",
     "bailing_hybrid",
+    "hy_v3",
 )
 
 

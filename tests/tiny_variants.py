@@ -123,6 +123,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"n_group": 1, "first_k_dense_replace": 2, "num_shared_experts": 1},
         {"tie_word_embeddings": True, "rope_parameters": LLAMA3},
     ),
+    "hy_v3": (
+        {"mlp_layer_types": ["dense", "dense", "sparse"], "num_shared_experts": 1},
+        {"tie_word_embeddings": True, "num_key_value_heads": 1, "num_experts_per_tok": 3},
+        YARN,
+        LINEAR,
+    ),
     "step35": (
         {"rope_scaling": None, "rope_theta": 10000.0},
         {"use_head_wise_attn_gate": False, "use_moe_router_bias": False},

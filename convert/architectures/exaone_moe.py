@@ -16,7 +16,7 @@ from .exaone4 import window_layers
 from .experts import RoutedExperts
 from .implied import check_flag, check_name
 from .layout_options import LayoutOptions
-from .leading_dense import gated_rows
+from .leading_dense import count_dense_layers, gated_rows
 from .mtp import MtpBlocks, name_in_layers
 from .registry import register
 from .weight import Weight
@@ -35,7 +35,7 @@ class ExaoneMoe(MtpBlocks, RoutedExperts):
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         config, name = self.config, self.gguf_name
-        self.n_dense = self._dense_layers()
+        self.n_dense = count_dense_layers(config, self.n_main, default=1)
         self.n_shared = config.integer("num_shared_experts")
         check_name(config, name, "scoring_func", ("sigmoid",))
         check_name(config, name, "topk_method", ("noaux_tc",))
@@ -51,32 +51,6 @@ class ExaoneMoe(MtpBlocks, RoutedExperts):
 
     def make_rope(self) -> RopeConfig:
         return UnscaledRopeConfig(self.config, self.head_size)
-
-    def _dense_layers(self) -> int:
-        """Return how many leading layers are dense. Raise ConfigError where keys differ, or if
-        others are dense, too.
-        """
-        config, n = self.config, self.n_main
-        found: dict[str, int] = {}
-        for key in ("first_k_dense_replace", "first_last_k_dense_replace"):
-            if key in config:
-                found[key] = config.integer(key, minimum=0, maximum=n)
-        for key, is_dense in (("mlp_layer_types", "dense"), ("is_moe_layer", False)):
-            if key not in config:
-                continue
-            kinds = config.values[key]
-            dense = [kind == is_dense for kind in kinds] if isinstance(kinds, list) else []
-            found[key] = sum(dense)
-            if dense != [layer < found[key] for layer in range(n)]:
-                raise ConfigError(
-                    f"key '{key}' must say of each of {n} layers whether it is dense, and dense"
-                    " ones come first",
-                    file=config.file,
-                )
-        if len({*found.values()}) > 1:
-            said = " and ".join(f"{number} by '{key}'" for key, number in found.items())
-            raise ConfigError(f"the number of dense layers is {said}", file=config.file)
-        return next(iter(found.values()), 1)  # as in the class
 
     def expert_layers(self) -> range:
         return range(max(self.n_dense, self.first_layer), self.n_main)

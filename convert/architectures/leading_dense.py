@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from ...errors import ConfigError
+from ..checkpoint.config import Config
 from .blocks import LAYER, in_layers
 from .experts import RoutedExperts
 from .weight import Weight
@@ -48,3 +50,29 @@ def gated_rows(stored: str, gguf: str, d: int, ff: int, layers: Container[int]) 
         Weight(f"{stored}.{part}_proj", gguf.format(part), in_layers(layers, shape))
         for part, shape in (("gate", (ff, d)), ("up", (ff, d)), ("down", (d, ff)))
     ]
+
+
+def count_dense_layers(config: Config, n: int, *, default: int) -> int:
+    """Return how many leading layers of n are dense; `default` if no key says so. Raise ConfigError
+    where keys differ, or if others are dense, too.
+    """
+    found: dict[str, int] = {}
+    for key in ("first_k_dense_replace", "first_last_k_dense_replace"):
+        if key in config:
+            found[key] = config.integer(key, minimum=0, maximum=n)
+    for key, is_dense in (("mlp_layer_types", "dense"), ("is_moe_layer", False)):
+        if key not in config:
+            continue
+        kinds = config.values[key]
+        dense = [kind == is_dense for kind in kinds] if isinstance(kinds, list) else []
+        found[key] = sum(dense)
+        if dense != [layer < found[key] for layer in range(n)]:
+            raise ConfigError(
+                f"key '{key}' must say of each of {n} layers whether it is dense, and dense"
+                " ones come first",
+                file=config.file,
+            )
+    if len({*found.values()}) > 1:
+        said = " and ".join(f"{number} by '{key}'" for key, number in found.items())
+        raise ConfigError(f"the number of dense layers is {said}", file=config.file)
+    return next(iter(found.values()), default)

@@ -69,6 +69,7 @@ class Shape:
     biases: tuple[str, ...] = ()
     sinks: bool = False
     choice_bias: bool = False
+    choice_bias_name: str = "exp_probs_b.bias"
     attn_norm: str = "attn_norm"
     ffn_norm: str = "ffn_norm"
     last_norm: str = "output_norm"
@@ -189,7 +190,7 @@ class Shape:
             if "ffn_gate_inp" in self.biases:
                 yield "ffn_gate_inp.bias", (self.n_experts,)
             if self.choice_bias:
-                yield "exp_probs_b.bias", (self.n_experts,)
+                yield self.choice_bias_name, (self.n_experts,)
             yield from self._gated("_exps", (self.n_experts,), self.hidden)
             if self.shared:
                 yield from self._gated("_shexp", (), self.shared)

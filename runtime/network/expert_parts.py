@@ -122,7 +122,9 @@ def limited(d: Decoder, activation: str) -> Callable[[int], dict[str, FFNSpec]]:
 
 
 def _router(d: Decoder, layer: int, spec: RouterSpec, *, scaled: bool) -> Router:
-    """`ffn_gate_inp` of a block, and `exp_probs_b` if the file has it."""
+    """`ffn_gate_inp` of a block, and `exp_probs_b` if the file has it. In files of Hunyuan 3 the
+    latter has no suffix.
+    """
     at, w = f"blk.{layer}", d.w
     linear = w.linear(
         f"{at}.ffn_gate_inp",
@@ -132,7 +134,9 @@ def _router(d: Decoder, layer: int, spec: RouterSpec, *, scaled: bool) -> Router
         split="replicated",
         scaled=scaled,
     )
-    bias = w.optional_vector(f"{at}.exp_probs_b.bias", spec.n_experts, masks=True)
+    name = f"{at}.exp_probs_b"
+    name = name if w.has(name) else f"{name}.bias"
+    bias = w.optional_vector(name, spec.n_experts, masks=True)
     return Router(linear, spec, bias, w.switches.ser)
 
 
