@@ -18,6 +18,7 @@ RUNNABLE = frozenset(
         "bailingmoe2",
         "bailingmoe3",
         "cohere2",
+        "cohere2moe",
         "command-r",
         "deepseek",
         "deepseek2",

@@ -145,6 +145,8 @@ ARCHITECTURES = [
     Row("hy3", "IQ4_K", layers=20),
     Row("command-r7b", "IQ4_K"),
     Row("command-r-35b", "IQ4_K"),
+    Row("north-mini-code", "IQ4_K"),
+    Row("command-a-plus", "IQ4_K", layers=16),
     Row("granite-3.3-8b", "IQ4_K"),
     Row("granite-3.1-3b-a800m", "IQ4_K"),
     Row("granite-4.0-h-7b", "IQ4_K"),

@@ -15,6 +15,7 @@ from iqforge.runtime.cpu.offloaded_steps import TURN, OffloadedSteps
 from iqforge.runtime.cuda.common.registry import PROMPT, STEP
 from iqforge.runtime.cuda.prompt import locked, offloaded
 from iqforge.runtime.cuda.step import dense_and_experts
+from iqforge.runtime.cuda.step import offloaded as step_offloaded
 from iqforge.runtime.cuda.step.offloaded import StepOffloadedMoE
 from iqforge.runtime.layers.moe import MoE
 from iqforge.runtime.weights.store import TensorStore
@@ -74,7 +75,8 @@ class Device:
         monkeypatch.setattr(Exchange, "hand_over", _hand_over)
         monkeypatch.setattr(Exchange, "take_back", _take_back)
         monkeypatch.setitem(STEP, MoE, StepOffloadedMoE)
-        monkeypatch.setattr(dense_and_experts, "on_cpu", lambda moe, context: True)
+        for module in (dense_and_experts, step_offloaded):
+            monkeypatch.setattr(module, "on_cpu", lambda moe, context: True)
 
     def _wait(self):
         begun = time.monotonic()

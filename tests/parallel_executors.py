@@ -26,6 +26,7 @@ from iqforge.runtime.bench.mixer_sizes import (
 )
 from iqforge.runtime.bench.shapes import SHAPES
 from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.bench.window_shapes import CohereShape
 from iqforge.runtime.cpu.offloaded import OffloadedExperts
 from iqforge.runtime.cuda.common import context as context_module
 from iqforge.runtime.cuda.common.context import Context
@@ -124,6 +125,22 @@ SHAPES["cohere2-tiny"] = replace(  # attention and feed-forward side by side
     side_by_side=True,
     tied=True,
     keys={"attention.sliding_window": u32(16), "logit_scale": f32(0.25)},
+)
+SHAPES["command-tiny"] = CohereShape(  # attention and experts side by side
+    *("cohere2moe", "tiny", 4, 256, 2, 1, 128, 256, 512, 10000.0, 8192, 1e-5, 2, 2),
+    n_dense=1,
+    dense_hidden=512,
+    shared=512,
+    layer_norm=True,
+    norm_biases=False,
+    side_by_side=True,
+    tied=True,
+    keys={
+        "attention.sliding_window": u32(16),
+        "expert_gating_func": u32(2),
+        "expert_shared_count": u32(2),
+        "logit_scale": f32(0.25),
+    },
 )
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (2, 37)))
 

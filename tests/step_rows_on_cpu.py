@@ -22,6 +22,11 @@ def layer_norm(h, weight, bias, eps, out):
     out.copy_(F.layer_norm(h, weight.shape, weight, bias, eps))
 
 
+@kernel
+def center(h, out):
+    out.copy_(h - h.mean(-1, keepdim=True))
+
+
 def activate(x, out, activation, *, bias=None, up=None, up_bias=None, xielu=None):
     kernel(_activate)(x, out, activation, bias, up, up_bias, xielu)
 
@@ -97,6 +102,7 @@ REPLACED = (
     (step_between, "norm_heads", norm_heads),
     (step_between, "layer_inputs", layer_inputs),
     (step_between, "layer_norm", layer_norm),
+    (step_between, "center", center),
     (step_between, "activate", activate),
     (step_between, "scale", scale),
     (step_between, "clear", clear),

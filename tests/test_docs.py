@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from iqforge.api.table import PUBLIC
 from iqforge.cli import COMMANDS
-from iqforge.convert.architectures.registry import architecture_class, supported
+from iqforge.convert.architectures.registry import converters
 from iqforge.cuda_kernels.compile.spec import GENERATED
 from iqforge.runtime.support import Support, supported_architectures
 
@@ -223,8 +223,7 @@ def test_flags_in_text_exist(page):
 
 def gguf_architectures() -> set[str]:
     """Return the GGUF names of all architectures that can be converted."""
-    classes = [architecture_class(hf_class) for hf_class in supported()]
-    return {name for found in classes for name in (found.gguf_name, *found.other_names)}
+    return {name for found in converters() for name in (found.gguf_name, *found.other_names)}
 
 
 def test_support_table_is_true():

@@ -78,6 +78,8 @@ SIZES = {
     "seed-oss-36b": 36.15,
     "command-r-35b": 35.0,
     "command-r7b": 8.03,
+    "north-mini-code": 30.5,
+    "command-a-plus": 218,  # without the vision tower
     "granite-3.3-8b": 8.17,
     "granite-4.0-h-7b": 6.94,
     "nemotron-h-8b": 8.1,

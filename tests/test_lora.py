@@ -154,7 +154,17 @@ def test_same_as_merging_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "case", ["step35", "exaone_moe", "apertus", "internlm2", "deepseek_moe", "qwen3vl", "hy_v3"]
+    "case",
+    [
+        "step35",
+        "exaone_moe",
+        "apertus",
+        "internlm2",
+        "deepseek_moe",
+        "qwen3vl",
+        "hy_v3",
+        "command_a_plus",
+    ],
 )
 def test_all_matrices_of_other_models(tmp_path, case):
     tiny = make_tiny_model(CASES[case], SMALL, tmp_path / "hf")

@@ -98,9 +98,10 @@ def quantized(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.fixture
-def gemma4(tmp_path):
-    return quantized(tmp_path, "gemma4_moe")
+@pytest.fixture(params=["gemma4_moe", "command_a_plus"])
+def beside(request, tmp_path):
+    """The file of a model whose experts are next to a dense layer, or to attention."""
+    return quantized(tmp_path, request.param)
 
 
 @pytest.fixture(params=["gpt_oss", "qwen3_moe"])
@@ -124,20 +125,31 @@ def test_merged_gate_and_up_are_copied_apart(separate, installed, monkeypatch):
         context.close()
 
 
-def test_experts_next_to_a_dense_layer(gemma4, installed, monkeypatch):
+def test_experts_next_to_others(beside, installed, monkeypatch):
     Driver(monkeypatch)
     copied, told = counted(monkeypatch), []
-    with load_model(gemma4) as model:
+    with load_model(beside) as model:
         context = Context(CPU, torch.float16, None, ubatch=64, verbose=told.append)
         prompts = PromptPath(model.network, context)
         context.report_all()
         assert not [line for line in told if "not on" in line]
         tokens = torch.randint(2, 300, (8, 40))
         check(model, prompts, tokens)
-        assert copied == [0, 1] and prompts.most_together >= 1
+        layers = [*range(len(model.network.blocks))]
+        assert copied == layers and prompts.most_together >= 1
         check(model, prompts, tokens[:, :3])  # few rows: on the CPU
-        assert copied == [0, 1]
+        assert copied == layers
         context.close()
+        # In pieces that share copies, and the last row alone.
+        engine = Engine(model.network, Context(CPU, torch.float16, None, ubatch=32))
+        assert engine.tokens_together > 70
+        tokens = torch.randint(2, 300, (70,))
+        truth = model.extend(tokens, model.new_state(80), all_logits=True)
+        together = engine.extend(tokens, model.new_state(80), all_logits=True)
+        assert copied == layers * 2 and nearest(together, truth) < 0.01
+        last = engine.extend(tokens, model.new_state(80))
+        assert (last - together[-1]).norm() < 0.01 * last.norm()
+        engine.close()
 
 
 def counted(monkeypatch) -> list[int]:

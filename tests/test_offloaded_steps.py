@@ -170,6 +170,7 @@ def test_steps_are_the_reference_path(three):
     "name, merged",
     [
         *((x, False) for x in ("qwen2_moe", "gpt_oss", "deepseek_v2", "qwen3_5_moe", "gemma4_moe")),
+        *((x, False) for x in ("cohere2_moe", "command_a_plus")),
         ("step35", False),
         ("gpt_oss", True),
     ],

@@ -137,6 +137,7 @@ def test_other_options_on_ranks(three):
             (
                 "qwen2moe-tiny:Q8_0",
                 "gemma4-tiny:IQ4_K@columns",
+                "command-tiny:Q8_0",
                 "qwen3moe-tiny:Q8_0@whole+cpu",
             ),
         ),
@@ -147,6 +148,8 @@ def test_other_options_on_ranks(three):
                 "qwen3moe-tiny:Q8_0",
                 "qwen35-tiny:Q8_0",
                 "cohere2-tiny:Q8_0",
+                "command-tiny:Q8_0",
+                "command-tiny:IQ4_K@columns+cpu",
                 "gemma4-tiny:IQ4_K",
                 "gemma4-tiny:IQ4_K@columns",
                 "qwen2moe-tiny:Q8_0@columns",

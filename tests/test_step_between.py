@@ -18,6 +18,9 @@ extern "C" void run_layer_norm(const float* h, const float* weight, const float*
                                float* out, int width, int rows) {
     launch_on_host(rows, 1, THREADS, [&] { layer_norm(h, weight, bias, eps, out, width); });
 }
+extern "C" void run_center(const float* h, float* out, int width, int rows) {
+    launch_on_host(rows, 1, THREADS, [&] { center(h, out, width); });
+}
 extern "C" void run_activate(const float* x, const float* bias, const float* up,
                              const float* up_bias, float* out, int kind, int cols, int n,
                              float alpha_p, float alpha_n, float beta, float eps) {
@@ -56,6 +59,10 @@ class OnHost:
         n, width = h.shape
         pointers, rest = map(pointer, (h, weight, bias)), (ctypes.c_float(eps), pointer(out))
         self.kernels.run_layer_norm(*pointers, *rest, width, n)
+
+    def center(self, h, out):
+        n, width = h.shape
+        self.kernels.run_center(pointer(h), pointer(out), width, n)
 
     def activate(self, x, out, activation, *, bias=None, up=None, up_bias=None, xielu=(0,) * 4):
         kind = step_between.ACTIVATIONS.index(activation)
@@ -101,6 +108,16 @@ def test_layer_norm(device, width, on_host):
         doubles = (None if x is None else x.double() for x in (weight, offset))
         expected = F.layer_norm(given.double(), (width,), *doubles, 1e-5)
         torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("device", ON)
+@pytest.mark.parametrize("width", [96, 6144])
+def test_center(device, width, on_host):
+    h, out = draw(device, 3, width, seed=1) + 30, torch.full((3, width), float("nan"))
+    out = out.to(device)
+    (on_host if device == "cpu" else step_between).center(h, out)
+    expected = h.double() - h.double().mean(-1, keepdim=True)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("device", ON)

@@ -97,6 +97,8 @@ FAST = (
     "olmo3",
     "lfm2",
     "cohere2",
+    "cohere2_moe",
+    "command_a_plus",
     "nemotron_h_moe",
     "nemotron_h_latent",
     "step35",

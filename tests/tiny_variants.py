@@ -202,6 +202,16 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
         {"sliding_window": 300},
     ),
+    "cohere2_moe": (
+        {"num_shared_experts": 1, "norm_topk_prob": True},
+        {"expert_selection_fn": "softmax", "first_k_dense_replace": 2},
+        {"tie_word_embeddings": False, "num_key_value_heads": 4},
+        {"rms_norm_eps": None, "layer_types": ["full_attention", "sliding_attention"] * 3},
+    ),
+    "command_a_plus": (
+        {"expert_selection_fn": "softmax", "norm_topk_prob": False, "num_shared_experts": 1},
+        {"first_k_dense_replace": 2, "prefix_dense_intermediate_size": None},
+    ),
     "granite": (
         {"attention_bias": True, "mlp_bias": True},
         {"tie_word_embeddings": False},

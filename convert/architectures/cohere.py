@@ -35,6 +35,30 @@ class _PlainRope(RopeConfig):
     kinds = ("default",)
 
 
+class ZeroBiases(Architecture):
+    """Some checkpoints store biases that the class does not have. They must be zero. In a list of
+    bases it comes first.
+    """
+
+    def convert(
+        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> Iterator[ConvertedTensor]:
+        stem, _, suffix = name.rpartition(".")
+        if suffix == "bias" and split_numbers(stem)[0] in table:
+            self._check_zero(tensor)
+            return
+        yield from super().convert(name, tensor, table)
+
+    def _check_zero(self, tensor: StoredTensor) -> None:
+        rows = StoredRows(self.checkpoint, tensor, 1).read(0, 1)
+        if np.any(decode(self.checkpoint.type_of(tensor), rows, tensor.n_elements)):
+            raise CheckpointError(
+                f"is not zero; GGUF's {self.gguf_name} has no biases",
+                file=tensor.file,
+                tensor=tensor.name,
+            )
+
+
 class CohereBase(Architecture):
     """What both generations share."""
 
@@ -111,7 +135,7 @@ class CommandR(CohereBase):
 
 
 @register("Cohere2ForCausalLM")
-class Cohere2(CohereBase):
+class Cohere2(ZeroBiases, CohereBase):
     """Command R7B, Command A and later ones: windows in most layers, and rotations only there; GGUF
     `cohere2`.
     """
@@ -136,21 +160,3 @@ class Cohere2(CohereBase):
             "rope.dimension_count": u32(self.head_size),
             **_PLAIN,
         }
-
-    def convert(
-        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
-    ) -> Iterator[ConvertedTensor]:
-        stem, _, suffix = name.rpartition(".")
-        if suffix == "bias" and split_numbers(stem)[0] in table:
-            self._check_zero(tensor)  # some checkpoints store biases that the class does not have
-            return
-        yield from super().convert(name, tensor, table)
-
-    def _check_zero(self, tensor: StoredTensor) -> None:
-        rows = StoredRows(self.checkpoint, tensor, 1).read(0, 1)
-        if np.any(decode(self.checkpoint.type_of(tensor), rows, tensor.n_elements)):
-            raise CheckpointError(
-                f"is not zero; GGUF's {self.gguf_name} has no biases",
-                file=tensor.file,
-                tensor=tensor.name,
-            )

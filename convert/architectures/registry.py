@@ -55,6 +55,12 @@ def supported() -> list[str]:
     return sorted({name for name, _ in _REGISTRY})
 
 
+def converters() -> set[type[Architecture]]:
+    """Return all classes that convert checkpoints."""
+    supported()
+    return {*_REGISTRY.values()}
+
+
 def architecture_class(hf_class: str, model_type: object = None) -> type[Architecture]:
     """Return the converter of a Hugging Face class and text model. Raise ArchitectureError with the
     most similar known classes if there is none.

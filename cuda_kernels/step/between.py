@@ -21,6 +21,7 @@ BETWEEN = KernelSpec(
         "norm_heads",
         "layer_inputs",
         "layer_norm",
+        "center",
         "activate",
         "scale",
         "clear",
@@ -85,6 +86,12 @@ def layer_norm(
         np.int32(width),
         pdl=True,
     )
+
+
+def center(h: torch.Tensor, out: torch.Tensor) -> None:
+    """Compute out = h - mean(h) for h and out float32[n, width]."""
+    n, width = h.shape
+    launch(function(BETWEEN, "center", h.device), n, THREADS, h, out, np.int32(width), pdl=True)
 
 
 def activate(

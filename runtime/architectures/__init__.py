@@ -26,12 +26,13 @@ Builder = Callable[[Decoder], Network]
 @dataclass(frozen=True)
 class Declaration:
     """The builder of an architecture. gpu: executors of the fast path run all of its layers.
-    layer_norm: its norms are LayerNorms. hybrid: layers may have no attention.
+    layer_norm: its norms are LayerNorms; None: unless a file has the epsilon of RMS norms. hybrid:
+    layers may have no attention.
     """
 
     build: Builder
     gpu: bool = False
-    layer_norm: bool = False
+    layer_norm: bool | None = False
     hybrid: bool = False
 
 
@@ -39,7 +40,7 @@ _DECLARED: dict[str, Declaration] = {}
 
 
 def architecture(
-    *names: str, gpu: bool = False, layer_norm: bool = False, hybrid: bool = False
+    *names: str, gpu: bool = False, layer_norm: bool | None = False, hybrid: bool = False
 ) -> Callable[[Builder], Builder]:
     """Declare the decorated function as the builder of these GGUF architectures. Arguments: see
     `Declaration`.

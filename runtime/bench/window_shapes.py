@@ -76,6 +76,22 @@ class StepShape(Shape):
         return found
 
 
+@dataclass(frozen=True)
+class CohereShape(Shape):
+    """Cohere's models with experts: the layers after the dense ones have a window, but for every
+    fourth.
+    """
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        near = [
+            layer >= self.n_dense and (layer - self.n_dense + 1) % 4 != 0
+            for layer in range(self.n_layers)
+        ]
+        pattern = {"cohere2moe.attention.sliding_window_pattern": array(ValueType.BOOL, near)}
+        dense = {"cohere2moe.leading_dense_block_count": u32(self.n_dense)}
+        return super().metadata(type) | pattern | dense
+
+
 def _llama4(name: str, n_experts: int, interval: int, context: int, *, scaled: bool) -> Shape:
     return Shape(
         "llama4",
@@ -201,6 +217,42 @@ WINDOW_SHAPES: dict[str, Shape] = {
             "expert_shared_count": u32(1),
             "expert_weights_norm": boolean(True),
             "expert_weights_scale": f32(2.5),
+        },
+    ),
+    "north-mini-code": CohereShape(
+        "cohere2moe",
+        "30B.A3B",
+        *(49, 2048, 32, 4, 128, 768),
+        *(262144, 50000.0, 500000, 1e-6),
+        *(128, 8),
+        n_dense=1,
+        dense_hidden=3072,
+        side_by_side=True,
+        tied=True,
+        keys={
+            "attention.sliding_window": u32(4096),
+            "expert_gating_func": u32(2),
+            "expert_weights_norm": boolean(False),
+            "logit_scale": f32(1.0),
+        },
+    ),
+    "command-a-plus": CohereShape(
+        "cohere2moe",
+        "218B.A25B",
+        *(32, 4096, 128, 8, 128, 4096),
+        *(262144, 50000.0, 200000, 1e-5),
+        *(128, 8),
+        shared=16384,
+        side_by_side=True,
+        layer_norm=True,
+        norm_biases=False,
+        tied=True,
+        keys={
+            "attention.sliding_window": u32(4096),
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(4),
+            "expert_shared_feed_forward_length": u32(16384),
+            "expert_weights_norm": boolean(True),
         },
     ),
     "step-3.5-flash": StepShape(

@@ -134,7 +134,8 @@ def _of_branch(
 ) -> Sizes:
     m = branch.module
     if isinstance(m, (AttentionAndFFN, AttentionAndStateSpace)):
-        second = "delta of ffn" if isinstance(m, AttentionAndFFN) else "delta of attention"
+        dense = isinstance(m, AttentionAndFFN) and not isinstance(m.ffn, MoE)
+        second = "delta of ffn" if dense else "delta of attention"
         found: Sizes = {second: rows * width * _HALF}
         for module in branch.modules:
             part = Branch(branch.norm, module)

@@ -241,15 +241,27 @@ class Decoder(DecoderSizes):
             return self.rms_norm(name, n)
         return HeadLayerNorm(self.w.values(f"{name}.weight", (heads, n)), self.eps, name)
 
-    def ffn(self, layer: int, hidden: int, spec: FFNSpec = FFNSpec(), suffix: str = "") -> Any:
+    def ffn(
+        self,
+        layer: int,
+        hidden: int,
+        spec: FFNSpec = FFNSpec(),
+        suffix: str = "",
+        factor: float = 1.0,
+    ) -> Any:
         """`ffn_gate`, `ffn_up`, `ffn_down` of a block, with `suffix` after each name. Without
-        `ffn_gate`, `ffn_up` has the rows of the gate first.
+        `ffn_gate`, `ffn_up` has the rows of the gate first. factor: multiplies the result.
         """
         at, w = f"blk.{layer}", self.w
         if w.share is not None and not w.share.has_ffn(layer, bool(suffix)):
             return AbsentRows()
         down = w.linear(
-            f"{at}.ffn_down{suffix}", hidden, self.width, role=f"ffn_down{suffix}", split="row"
+            f"{at}.ffn_down{suffix}",
+            hidden,
+            self.width,
+            role=f"ffn_down{suffix}",
+            split="row",
+            factor=factor,
         )
 
         def product(name: str, n_out: int, split: str = "column") -> Linear:

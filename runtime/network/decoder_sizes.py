@@ -33,10 +33,16 @@ class DecoderSizes:
 
     @classmethod
     def read(
-        cls, p: Hyperparameters, w: Weights, *, layer_norm: bool = False, hybrid: bool = False
+        cls,
+        p: Hyperparameters,
+        w: Weights,
+        *,
+        layer_norm: bool | None = False,
+        hybrid: bool = False,
     ) -> Self:
         """ConfigError for sizes that are missing, out of range or contradict each other.
-        layer_norm: norms are LayerNorms, others RMS norms. hybrid: layers may have no attention.
+        layer_norm: norms are LayerNorms, others RMS norms; None: the file has the epsilon of one of
+        them, and that of RMS norms counts if it has both. hybrid: layers may have no attention.
         """
         width = p.integer("embedding_length")
         n_blocks = p.integer("block_count", most=len(w.source.tensors))
@@ -63,6 +69,8 @@ class DecoderSizes:
             )
         head_size = max(1, width // max(1, heads[0]))
         epsilon, of_rms = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
+        if layer_norm is None:
+            layer_norm = not p.has(of_rms)
         # Files of hybrids may have either key, or both, of which llama.cpp takes that of RMS norms.
         if not layer_norm and (p.has(of_rms) or not (hybrid and p.has(epsilon))):
             epsilon = of_rms

@@ -60,13 +60,14 @@ def moe(
     ffn: FFNSpec = FFNSpec(),
     shared: int = 0,
     shared_ffn: FFNSpec | None = None,
+    shared_factor: float = 1.0,
     scaled_router: bool = True,
     latent: int = 0,
 ) -> MoE | AbsentRows:
     """Router and experts of a block, or nothing where this rank has none of them. hidden: their
     hidden size. shared: that of the expert that works on every token (0: none), which
     `ffn_gate_inp_shexp` gates if the file has it. shared_ffn: what it does, where that is not
-    `ffn`. scaled_router: see `Weights.linear`. latent:
+    `ffn`. shared_factor: multiplies what it gives. scaled_router: see `Weights.linear`. latent:
     length of what experts read and write, between `ffn_latent_down` and `ffn_latent_up` (0: the
     width).
     """
@@ -78,7 +79,7 @@ def moe(
     return MoE(
         _router(d, layer, router, scaled=scaled_router),
         _experts(d, layer, router.n_experts, hidden, ffn, latent or d.width),
-        d.ffn(layer, shared, shared_ffn or ffn, "_shexp") if always else None,
+        d.ffn(layer, shared, shared_ffn or ffn, "_shexp", shared_factor) if always else None,
         w.linear(gate, d.width, 1, role="ffn_gate_inp_shexp", split="replicated")
         if always and w.has(f"{gate}.weight")
         else None,

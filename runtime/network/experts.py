@@ -11,7 +11,7 @@ from .network import Network
 
 
 def moe_layers(network: Network) -> Iterator[MoE]:
-    """Return all experts, also those next to a dense layer."""
+    """Return all experts, also those next to a dense layer or to attention."""
     for block in network.blocks:
         yield from experts_of(block)
 
@@ -19,7 +19,7 @@ def moe_layers(network: Network) -> Iterator[MoE]:
 def experts_of(block: Block) -> Iterator[MoE]:
     """Return the experts of a block; most blocks have them once or not at all."""
     for branch in block.branches:
-        module = branch.module
-        moe = module.moe if isinstance(module, DenseAndExperts) else module
-        if isinstance(moe, MoE):
-            yield moe
+        for module in branch.modules:
+            moe = module.moe if isinstance(module, DenseAndExperts) else module
+            if isinstance(moe, MoE):
+                yield moe

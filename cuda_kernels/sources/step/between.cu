@@ -51,6 +51,19 @@ layer_norm(const float* h, const float* weight, const float* bias, float eps, fl
     for (int i = threadIdx.x; i < width; i += THREADS) out[i] = (__ldcg(h + i) - mean) * inverse * weight[i] + (bias ? bias[i] : 0.f);
 }
 
+// out = h - mean(h): what an RMS norm makes a LayerNorm of. One block per row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+center(const float* h, float* out, int width) {
+    __shared__ float sums[WARPS];
+    wait_for_inputs();
+    start_dependents();
+    h += (long long)blockIdx.x * width, out += (long long)blockIdx.x * width;
+    float sum = 0.f;
+    for (int i = threadIdx.x; i < width; i += THREADS) sum += __ldcg(h + i);
+    const float mean = block_sum(sum, sums) / (float)width;
+    for (int i = threadIdx.x; i < width; i += THREADS) out[i] = __ldcg(h + i) - mean;
+}
+
 enum { SILU, GELU, GELU_ERF, RELU_SQUARED, XIELU };
 
 __device__ __forceinline__ float activation(float x, int kind, const Xielu& by) {

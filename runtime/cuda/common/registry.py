@@ -150,7 +150,7 @@ def check_description(branch: Branch) -> None:
     own_norms = isinstance(module, (DenseAndExperts, LayerInput))
     # What has kernels for the stream as it is, with the norm after it alone.
     any_norm = isinstance(module, (Attention, GatedFFN, AbsentMixer, AbsentRows))
-    centered = Attention, AttentionAndFFN, PlainFFN, AbsentMixer, AbsentRows
+    centered = Attention, AttentionAndFFN, PlainFFN, MoE, AbsentMixer, AbsentRows
     if (own_norms != (branch.norm is None) and not any_norm) or (
         isinstance(branch.norm, LayerNorm) and not isinstance(module, centered)
     ):
@@ -188,13 +188,16 @@ def check_description(branch: Branch) -> None:
 
 def _check_side_by_side(branch: Branch, m: AttentionAndFFN) -> None:
     parts = type(m.attention), type(m.ffn)
-    if parts[0] not in (Attention, AbsentMixer) or parts[1] not in (GatedFFN, AbsentRows):
+    others = GatedFFN, MoE, AbsentRows
+    if parts[0] not in (Attention, AbsentMixer) or parts[1] not in others:
         raise Slow("{} and {} side by side".format(*(part.__name__ for part in parts)))
     if branch.post_norm is not None:
         raise Slow("a norm after attention and feed-forward side by side")
     check_description(Branch(branch.norm, m.attention))
     if isinstance(m.ffn, GatedFFN):
         _check_gating(m.ffn)
+    elif isinstance(m.ffn, MoE):
+        check_description(Branch(branch.norm, m.ffn))
 
 
 def _check_dense_and_experts(m: DenseAndExperts) -> None:

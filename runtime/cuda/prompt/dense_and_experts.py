@@ -12,6 +12,7 @@ from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.norm import Norm
 from ..common.context import Context
 from ..common.registry import PROMPT, PlacedBranch, Slow, executor
+from .attention_and_ffn import PromptAttentionAndFFN
 from .common.graphs import Stage, Staged
 from .common.stream import SlowBranch, Stream
 from .ffn import PromptFFN
@@ -107,5 +108,6 @@ class PromptDenseAndExperts(Staged):
 
 def copies_experts(executor: object) -> bool:
     """Return whether this executor, or one that it holds, copies experts from the CPU."""
-    inner = executor.experts if isinstance(executor, PromptDenseAndExperts) else executor
+    holds = isinstance(executor, (PromptDenseAndExperts, PromptAttentionAndFFN))
+    inner = executor.experts if holds else executor
     return isinstance(inner, PromptOffloadedMoE)

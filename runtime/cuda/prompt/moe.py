@@ -41,8 +41,6 @@ class PromptMoE(Staged):
         self.routing = routing_of(m.router)
         if not prompt_experts.route_fits(m.spec.n_experts, m.spec.n_used, self.routing):
             raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
-        if m.shared is not None and isinstance(branch.norm, LayerNorm):
-            raise Slow("a shared expert after a norm with a mean")
         if m.spec.on_input and (m.spec.n_used > 1 or isinstance(branch.norm, LayerNorm)):
             raise Slow(f"weights of {m.spec.n_used} experts that multiply what these read")
         if m.spec.on_input and m.router.reduction is not None:
@@ -97,7 +95,7 @@ class PromptMoE(Staged):
             plain = None
             if self.shared is not None and self.fused:
                 plain = self.context.buffer("plain", tuple(exact.shape), self.context.dtype)
-            x = stream.normed(self.norm, exact, permuted=self.fused, plain=plain)
+            x = self._normed(stream, exact, plain)
             ids, weights = self.routed(exact)
             extra = shares = None
             if self.shared is not None:
@@ -107,6 +105,18 @@ class PromptMoE(Staged):
                 weights.fill_(1)
             mixed, post_norm = self.mixed(x, ids, weights), self.branch.post_norm
             stream.add(*mixed, extra=extra, shares=shares, post_norm=post_norm)
+
+    def _normed(
+        self, stream: Stream, exact: torch.Tensor, plain: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return what routed experts read, and write the rows to `exact` in float32 and to `plain`,
+        if there is a shared expert with another order of columns.
+        """
+        if plain is None or not isinstance(self.norm, LayerNorm):
+            return stream.normed(self.norm, exact, permuted=self.fused, plain=plain)
+        x = stream.normed(self.norm, exact, permuted=self.fused)  # no kernel writes all three
+        prompt_rows.converted(exact, plain)
+        return x
 
     def _run_latent(self, stream: Stream, exact: torch.Tensor) -> None:
         """Experts read one product of the normed rows, and another one reads their sum."""

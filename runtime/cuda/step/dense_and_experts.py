@@ -15,6 +15,7 @@ from ..common.context import Context
 from ..common.executor import Executor, operation
 from ..common.held import on_cpu
 from ..common.registry import STEP, PlacedBranch, Slow, executor
+from .attention_and_ffn import StepAttentionAndFFN
 from .ffn import StepFFN
 from .frame import Frame, PendingBranch
 from .layers import StepExecutor
@@ -120,5 +121,6 @@ def _leave_both(frame: Frame, first: _Normed, second: _Normed, last: Norm) -> No
 
 def offloaded_of(executor: StepExecutor) -> StepOffloadedMoE | None:
     """Return what waits for experts on the CPU: this executor, or one that it holds."""
-    inner = executor.experts if isinstance(executor, StepDenseAndExperts) else executor
+    holds = isinstance(executor, (StepDenseAndExperts, StepAttentionAndFFN))
+    inner = executor.experts if holds else executor
     return inner if isinstance(inner, StepOffloadedMoE) else None

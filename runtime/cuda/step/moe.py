@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +25,7 @@ from ....cuda_kernels.step import between as step_between
 from ....cuda_kernels.step.router import fits as router_fits
 from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.moe import MoE
-from ...layers.norm import Norm
+from ...layers.norm import LayerNorm, Norm
 from ...weights.linear import Linear
 from ...weights.ranges import ranged
 from ..common.context import Context
@@ -36,12 +37,54 @@ from .frame import STEP_ROWS, Frame
 from .layers import BETWEEN, StepBranch, on_device
 
 
-class StepExperts(StepBranch):
-    """An executor of experts. `router_norm`, `router_eps`: of what the router reads."""
+@dataclass(frozen=True)
+class Begun:
+    """What experts have computed before the last products. ids, weights: of the chosen experts.
+    hidden: float32[n, slots, hidden], what their last products read. x: the same of a shared expert
+    with launches of its own.
+    """
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    hidden: torch.Tensor | None = None
+    x: torch.Tensor | None = None
+
+
+class StepExperts(StepBranch, ABC):
+    """An executor of experts. `router_norm`, `router_eps`: of what the router reads.
+
+    `begin` launches what reads the stream, and `add` what adds to it, so that attention can run in
+    between.
+    """
 
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         self.router_norm, self.router_eps = self.norm, self.eps
+        norm = branch.branch.norm
+        # A LayerNorm is an RMS norm of what is centered.
+        self.centers = isinstance(norm, LayerNorm)
+        if isinstance(norm, LayerNorm) and norm.bias is not None:
+            raise Slow("a norm with a bias before experts")
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        self.add(frame, h, self.begin(frame, self.read(frame, h)))
+
+    def read(self, frame: Frame, h: torch.Tensor) -> torch.Tensor:
+        """Return what RMS norms read, for h float32[n, width]."""
+        if not self.centers:
+            return h
+        centered = frame.buffer("centered", h.shape[1])
+        step_between.center(h, centered)
+        return centered
+
+    @abstractmethod
+    def begin(self, frame: Frame, h: torch.Tensor) -> Begun:
+        """Launch everything but the last products, for what `read` returns."""
+
+    @abstractmethod
+    def add(self, frame: Frame, h: torch.Tensor, begun: Begun) -> None:
+        """Launch the last products, onto h float32[n, width], the stream."""
 
     def end(self, frame: Frame, sum: torch.Tensor, h: torch.Tensor, norm: Norm) -> None:
         """h += norm(sum); sum becomes 0."""
@@ -109,8 +152,7 @@ class StepMoE(StepExperts):
         n = self.spec.n_used + (0 if self.always is None else self.always.slots)
         return torch.ones(STEP_ROWS, n, device=context.device)
 
-    @ranged
-    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+    def begin(self, frame: Frame, h: torch.Tensor) -> Begun:
         spec = self.spec
         always = self.always
         n_slots = spec.n_used + (0 if always is None else always.slots)
@@ -150,16 +192,20 @@ class StepMoE(StepExperts):
         if self.ones is not None:
             weights = self.ones[: frame.n]
         x = None if self.shared is None else self.shared.inner(frame, h)
-        norm = self.branch.post_norm
+        return Begun(ids, weights, hidden, x)
+
+    def add(self, frame: Frame, h: torch.Tensor, begun: Begun) -> None:
+        norm, always = self.branch.post_norm, self.always
         to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])
         down = None if always is None else always.down
         sum = to if self.latent is None else frame.buffer("latent sum", self.down.rows)
-        arguments = hidden, self.down, ids, weights, sum, self.down_terms, down
+        chosen = begun.ids, begun.weights
+        arguments = begun.hidden, self.down, *chosen, sum, self.down_terms, down
         operation(matvec_experts.expert_down_add, *arguments, some_absent=self.some_absent)
         if self.latent is not None:
             operation(matvec.matvec_add, sum, self.latent[1], to)
         if self.shared is not None:
-            operation(matvec.matvec_add, x, self.shared.down, to)
+            operation(matvec.matvec_add, begun.x, self.shared.down, to)
         if norm is not None:
             self.end(frame, to, h, norm)
 

@@ -15,19 +15,17 @@ from ....cuda_kernels.step.router import fits as router_fits
 from ...cpu.offloaded import OffloadedExperts
 from ...cpu.offloaded_steps import ENDLESS, MOST_SECONDS, OffloadedSteps
 from ...layers.moe import MoE
-from ...weights.ranges import ranged
 from ..common.context import Context
 from ..common.executor import operation
 from ..common.expert_terms import routing_of
 from ..common.held import on_cpu
 from ..common.registry import STEP, PlacedBranch, Slow, executor
 from .frame import STEP_ROWS, Frame
-from .layers import StepBranch
-from .moe import SharedExpert, StepExperts, StepMoE, float_matrix
+from .moe import Begun, SharedExpert, StepExperts, StepMoE, float_matrix
 
 
 @executor(STEP, MoE)
-def step_moe(branch: PlacedBranch, context: Context) -> StepBranch:
+def step_moe(branch: PlacedBranch, context: Context) -> StepExperts:
     """Return the executor of experts, wherever they are."""
     return (StepOffloadedMoE if on_cpu(branch.module, context) else StepMoE)(branch, context)
 
@@ -63,8 +61,7 @@ class StepOffloadedMoE(StepExperts):
             ("exchange", width, used), lambda: Exchange(STEP_ROWS, width, used, frame.device)
         )
 
-    @ranged
-    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+    def begin(self, frame: Frame, h: torch.Tensor) -> Begun:
         spec, exchange = self.spec, self.exchange(frame)
         ids = frame.buffer("experts", spec.n_used, torch.int32)
         weights = frame.buffer("expert weights", spec.n_used)
@@ -72,10 +69,14 @@ class StepOffloadedMoE(StepExperts):
         router_norm = self.router_norm, self.router_eps
         route(h, *router_norm, self.router, ids, weights, *self.router_biases, None)
         exchange.hand_over(h, self.norm, self.eps, ids, weights)
-        norm = self.branch.post_norm
+        x = None if self.shared is None else self.shared.inner(frame, h)
+        return Begun(ids, weights, x=x)
+
+    def add(self, frame: Frame, h: torch.Tensor, begun: Begun) -> None:
+        exchange, norm = self.exchange(frame), self.branch.post_norm
         to = frame.onto(h) if norm is None else frame.zeros("sum of experts", h.shape[1])
         if self.shared is not None:
-            operation(matvec.matvec_add, self.shared.inner(frame, h), self.shared.down, to)
+            operation(matvec.matvec_add, begun.x, self.shared.down, to)
         exchange.take_back(to)
         if norm is not None:
             self.end(frame, to, h, norm)
