@@ -29,6 +29,7 @@ RUNNABLE = frozenset(
         "exaone4",
         "exaone-moe",
         "falcon-h1",
+        "gemma",
         "gemma2",
         "gemma3",
         "gemma4",

@@ -95,6 +95,8 @@ ARCHITECTURES = [
     Row("deepseek-v3.2", "IQ4_K", layers=20),
     Row("mistral-small-4", "IQ4_K"),
     Row("gpt-oss-120b", "MXFP4"),
+    Row("gemma-2b", "IQ4_K"),
+    Row("gemma-7b", "IQ4_K"),
     Row("gemma2-9b", "IQ4_K"),
     Row("gemma4", "IQ4_K"),
     Row("gemma4-31b", "IQ4_K"),

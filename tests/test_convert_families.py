@@ -140,6 +140,15 @@ FAMILIES = {
         NORMS | ATTENTION | HEAD_NORMS | MLP,
         {"qwen3.attention.head_count_kv": KV_HEADS},
     ),
+    "GemmaForCausalLM": (
+        {"hidden_act": "gelu", "hidden_activation": None},  # as first published
+        NORMS | ATTENTION | MLP,
+        {
+            "gemma.attention.key_length": HEAD,
+            "tokenizer.ggml.add_space_prefix": False,
+            "tokenizer.ggml.eot_token_id": 107,
+        },
+    ),
     "Gemma2ForCausalLM": (
         {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 8},
         SANDWICH | ATTENTION | MLP,

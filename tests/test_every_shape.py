@@ -38,6 +38,8 @@ SIZES = {
     "qwen3-235b-a22b": 235,
     "qwen3-next-80b-a3b": 79.7,
     "qwen3.5-27b": 26.9,
+    "gemma-2b": 2.51,
+    "gemma-7b": 8.54,
     "gemma2-9b": 9.24,
     "gemma3-27b": 27.0,
     "gemma4": 25.2,

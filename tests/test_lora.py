@@ -164,6 +164,7 @@ def test_same_as_merging_first(tmp_path):
         "qwen3vl",
         "hy_v3",
         "command_a_plus",
+        "gemma",
     ],
 )
 def test_all_matrices_of_other_models(tmp_path, case):

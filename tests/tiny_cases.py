@@ -48,6 +48,7 @@ FAMILIES = (
     "solar_open",
     "bailing_hybrid",
     "hy_v3",
+    "gemma1",
 )
 
 

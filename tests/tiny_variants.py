@@ -180,6 +180,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         YARN_OF_LATENT,
         GROUPS,
     ),
+    "gemma": ({"attention_bias": True}, {"num_key_value_heads": 1}, YARN),
     "gemma2": ({"attention_bias": True}, YARN),
     "gemma3": (
         {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]},

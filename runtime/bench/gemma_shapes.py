@@ -1,4 +1,4 @@
-"""Shapes of Gemma 2, 3 and 4. Layers of Gemma 4 differ in more than other models' do."""
+"""Shapes of Gemma 1 to 4. Layers of Gemma 4 differ in more than other models' do."""
 
 from __future__ import annotations
 
@@ -131,7 +131,23 @@ def _gemma4(name: str, sizes: tuple[int, int, int, int, int, int, int], **more: 
     )
 
 
+def _gemma(name: str, *sizes: int) -> Shape:
+    """Sizes: layers, width, heads, kv heads, hidden."""
+    layers, width, heads, kv_heads, hidden = sizes
+    return Shape(
+        "gemma",
+        name,
+        *(layers, width, heads, kv_heads, 256, hidden, 256000),
+        10000.0,
+        8192,
+        1e-6,
+        tied=True,
+    )
+
+
 GEMMA_SHAPES: dict[str, Shape] = {
+    "gemma-2b": _gemma("2B", 18, 2048, 8, 1, 16384),
+    "gemma-7b": _gemma("7B", 28, 3072, 16, 16, 24576),
     "gemma2-9b": Shape(
         "gemma2",
         "9B",
