@@ -32,6 +32,7 @@ RUNNABLE = frozenset(
         "gemma",
         "gemma2",
         "gemma3",
+        "gemma3n",
         "gemma4",
         "glm-dsa",
         "glm4",

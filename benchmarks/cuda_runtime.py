@@ -98,6 +98,8 @@ ARCHITECTURES = [
     Row("gemma-2b", "IQ4_K"),
     Row("gemma-7b", "IQ4_K"),
     Row("gemma2-9b", "IQ4_K"),
+    Row("gemma3n-e2b", "IQ4_K"),
+    Row("gemma3n-e4b", "IQ4_K"),
     Row("gemma4", "IQ4_K"),
     Row("gemma4-31b", "IQ4_K"),
     Row("gemma4-e4b", "IQ4_K"),

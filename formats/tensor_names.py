@@ -38,7 +38,8 @@ _PRODUCTS = (
     "ffn_up",
     "ffn_down",
 )
-# Small but sensitive matrices: routers, position and type embeddings, short convolutions.
+# Small but sensitive matrices: routers, position and type embeddings, short convolutions,
+# coefficients of streams.
 _SENSITIVE = (
     "ffn_gate_inp",
     "ffn_gate_inp_shexp",
@@ -50,6 +51,8 @@ _SENSITIVE = (
     "ssm_conv1d_v",
     "shortconv.conv",
     "indexer.proj",
+    "altup_correct_coef",
+    "altup_predict_coef",
 )
 
 

@@ -32,6 +32,8 @@ def layers_are_separate(model: Model) -> bool:
     """Return whether a layer reads nothing of earlier ones but its states. On the fast path what
     layers leave for later ones is valid within a pass alone.
     """
+    if model.network.n_streams > 1:
+        return False
     for block in model.network.blocks:
         mixer = block.mixer
         if isinstance(mixer, MLA) and mixer.top_k:

@@ -125,6 +125,7 @@ def _compute_bytes(
         return (
             planned.buffer_bytes(blocks, network.width, rows, keys, settings, device, others)
             + planned.kept_bytes(blocks, settings)
+            + planned.stream_bytes(network.n_streams, network.width, rows)
             + planned.shared_bytes(n_ranks, network.width, rows)
             + planned.LIBRARIES
             + (
@@ -144,7 +145,7 @@ def _compute_bytes(
         ),
         default=0,
     )
-    activations = rows * (4 * widest + 16 * width)
+    activations = rows * (4 * widest + 16 * width * network.n_streams)
     activations += max(
         (block.mixer.score_bytes(rows, keys, precision) for block in blocks), default=0
     )

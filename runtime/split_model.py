@@ -14,6 +14,7 @@ from .layers.block import Block
 from .layers.dense_and_experts import DenseAndExperts
 from .layers.layer_input import LayerInput
 from .layers.mla import MLA
+from .layers.rowwise.altup import AltUpRows
 from .network.network import Network
 from .parallel.expert_mode import ExpertChoice
 from .parallel.planner import plan_split
@@ -113,7 +114,7 @@ def network_and_weights(
 
 def exchanges_of(block: Block) -> int:
     """Return in how many exchanges the ranks of a split add up what a step gives in a block."""
-    return sum(not isinstance(branch.module, LayerInput) for branch in block.branches)
+    return sum(not isinstance(branch.module, (LayerInput, AltUpRows)) for branch in block.branches)
 
 
 def sums_of(block: Block) -> int:

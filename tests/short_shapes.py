@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from iqforge.runtime.bench.gemma_shapes import Gemma4Shape
+from iqforge.runtime.bench.gemma_shapes import Gemma3nShape, Gemma4Shape
 from iqforge.runtime.bench.hybrid_shapes import HybridShape, NemotronShape
 from iqforge.runtime.bench.shape import Shape
 from iqforge.runtime.bench.shapes import SHAPES
@@ -25,7 +25,8 @@ def shortened(name: str, all_experts: bool = False) -> Shape:
         few["keys"] = {key: value for key, value in keys if not key.startswith("expert_group")}
     if shape.delta is not None:
         few["delta"] = replace(shape.delta, interval=2)
-    if isinstance(shape, Gemma4Shape):  # a layer of each kind, and one that uses what it keeps
+    # A layer of each kind, and one that uses what it keeps.
+    if isinstance(shape, (Gemma3nShape, Gemma4Shape)):
         shared = min(2, shape.shared_kv)
         few |= {"n_layers": 2 + shared, "period": 2, "shared_kv": shared}
     if isinstance(shape, HybridShape):

@@ -19,6 +19,7 @@ from .tiny_models import make_tiny_model
 # Multimodal classes by the case of their text model.
 MULTIMODAL = {
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma3nForConditionalGeneration": "gemma3n",
     "Gemma4ForConditionalGeneration": "gemma4_moe",
     "KimiK25ForConditionalGeneration": "kimi_k2",
     "Llama4ForConditionalGeneration": "llama4",

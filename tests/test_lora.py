@@ -165,6 +165,7 @@ def test_same_as_merging_first(tmp_path):
         "hy_v3",
         "command_a_plus",
         "gemma",
+        "gemma3n",
     ],
 )
 def test_all_matrices_of_other_models(tmp_path, case):

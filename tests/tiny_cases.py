@@ -49,6 +49,7 @@ FAMILIES = (
     "bailing_hybrid",
     "hy_v3",
     "gemma1",
+    "gemma3n",
 )
 
 

@@ -169,8 +169,11 @@ def _values(
     if last.endswith("bias"):
         return 0.2 * normal
     if old.ndim < 2:  # norms and scales, around 1, or around 0 where the model adds 1
-        # Gemma 4 does not divide scores by the head size; its norms of queries and keys are small.
-        small = case.architecture == "gemma4" and name.endswith(("q_norm.weight", "k_norm.weight"))
+        # Gemma 3n and 4 do not divide scores by the head size; their norms of queries and keys are
+        # small.
+        small = case.architecture in ("gemma3n", "gemma4") and name.endswith(
+            ("q_norm.weight", "k_norm.weight")
+        )
         return (0.3 if small else 1) * (old.float().round().clamp(0, 1) + 0.25 * normal)
     if last == "weight" and name.endswith("conv1d.weight"):
         return 1.5 * normal

@@ -187,6 +187,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"final_logit_softcapping": 3.0},
         {"attention_bias": True},
     ),
+    "gemma3n": (
+        {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.5] * 7},
+        {"num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 7},
+        {"intermediate_size": [56, 64, 40, 48, 56, 72, 80], "attention_bias": True},
+        {"vocab_size_per_layer_input": 300},
+    ),
     "gemma4_moe": ({"attention_k_eq_v": False}, {"final_logit_softcapping": None}),
     "gemma4_e": (
         {"use_double_wide_mlp": False},

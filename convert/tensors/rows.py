@@ -141,6 +141,25 @@ class ConcatenatedRows(MovedRows):
             part.release()
 
 
+class PaddedRows(MovedRows):
+    """The rows of another, then rows of zeros up to `n_rows`."""
+
+    def __init__(self, base: TensorRows, n_rows: int):
+        self.n_rows, self.row_bytes = n_rows, base.row_bytes
+        self._base = base
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        n_stored = self._base.n_rows
+        found = self._base.read(min(start, n_stored), min(stop, n_stored))
+        return np.pad(found, ((0, stop - start - len(found)), (0, 0)))
+
+    def rebased(self, leaf: Leaf) -> TensorRows:
+        return PaddedRows(rebased(self._base, leaf), self.n_rows)
+
+    def release(self) -> None:
+        self._base.release()
+
+
 class PairedRotaryRows(MovedRows):
     """Query or key rows in the order of GGUF's `llama`, with rotary partners side by side.
 

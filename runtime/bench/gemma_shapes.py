@@ -1,4 +1,4 @@
-"""Shapes of Gemma 1 to 4. Layers of Gemma 4 differ in more than other models' do."""
+"""Shapes of Gemma 1 to 4. Layers of Gemma 3n and 4 differ in more than other models' do."""
 
 from __future__ import annotations
 
@@ -124,6 +124,88 @@ class Gemma4Shape(Shape):
         return super().metadata(type) | own
 
 
+_SPARSE = 10, 1.6448536  # first layers, and how many deviations above the mean gates count there
+
+
+@dataclass(frozen=True)
+class Gemma3nShape(Shape):
+    """Sizes of the text model of a Gemma 3n. Every `period`th layer has no window.
+
+    shared_kv: so many last layers use keys and values of others, although they have matrices for
+    own ones. layer_input: elements of the inputs of each layer. streams: of a token. low_rank: that
+    of the second residual layer.
+    """
+
+    period: int = 5
+    window: int = 512
+    shared_kv: int = 0
+    layer_input: int = 256
+    streams: int = 4
+    low_rank: int = 64
+
+    @property
+    def least_layers(self) -> int:
+        """Return all layers: the last ones use keys and values of others."""
+        return self.n_layers
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of all tensors, in the order of a converted file."""
+        width, all_inputs = self.width, self.n_layers * self.layer_input
+        yield "altup_proj.weight", (self.streams - 1, width, width)
+        yield "altup_unembd_proj.weight", (self.streams - 1, width, width)
+        yield "per_layer_token_embd.weight", (self.n_vocab, all_inputs)
+        yield "per_layer_model_proj.weight", (all_inputs, width)
+        yield "per_layer_proj_norm.weight", (self.layer_input,)
+        yield from super().tensors()
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        n, width = self.streams, self.width
+        yield "altup_correct_scale.weight", (width,)
+        yield "altup_correct_coef.weight", (n, n)
+        yield "altup_predict_coef.weight", (n * n, n)
+        yield "altup_router.weight", (n, width)
+        yield "altup_router_norm.weight", (width,)
+        yield "laurel_l.weight", (self.low_rank, width)
+        yield "laurel_r.weight", (width, self.low_rank)
+        yield "laurel_post_norm.weight", (width,)
+        yield "inp_gate.weight", (self.layer_input, width)
+        yield "proj.weight", (width, self.layer_input)
+        yield "post_norm.weight", (width,)
+        yield from super()._mixer(layer)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        layers, (n_sparse, above) = range(self.n_layers), _SPARSE
+        cutoffs = [above if layer < n_sparse else float("-inf") for layer in layers]
+        near = [(layer + 1) % self.period != 0 for layer in layers]
+        keys = {
+            "attention.sliding_window": u32(self.window),
+            "attention.sliding_window_pattern": array(ValueType.BOOL, near),
+            "attention.shared_kv_layers": u32(self.shared_kv),
+            "activation_sparsity_scale": array(ValueType.FLOAT32, cutoffs),
+            "altup.active_idx": u32(0),
+            "altup.num_inputs": u32(self.streams),
+            "embedding_length_per_layer_input": u32(self.layer_input),
+            "rope.freq_base_swa": f32(10000.0),
+            "final_logit_softcapping": f32(30.0),
+        }
+        own = {f"{self.architecture}.{key}": value for key, value in keys.items()}
+        return super().metadata(type) | own
+
+
+def _gemma3n(name: str, n_layers: int, hidden: int) -> Gemma3nShape:
+    return Gemma3nShape(
+        "gemma3n",
+        name,
+        *(n_layers, 2048, 8, 2, 256, hidden, 262400, 1000000.0, 32768, 1e-6),
+        head_norms=True,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        tied=True,
+        scaled_by_norms=True,
+        shared_kv=n_layers - 20,
+    )
+
+
 def _gemma4(name: str, sizes: tuple[int, int, int, int, int, int, int], **more: Any) -> Gemma4Shape:
     """Sizes: layers, width, heads, kv heads and head of global layers, hidden, vocabulary."""
     return Gemma4Shape(
@@ -179,6 +261,8 @@ GEMMA_SHAPES: dict[str, Shape] = {
             "rope.scaling.factor": f32(8.0),
         },
     ),
+    "gemma3n-e2b": _gemma3n("E2B", 30, 8192),
+    "gemma3n-e4b": _gemma3n("E4B", 35, 16384),
     "gemma4-31b": _gemma4(
         "31B", (60, 5376, 32, 4, 512, 21504, 262144), near_kv_heads=16, keys_are_values=True
     ),

@@ -64,6 +64,8 @@ def _activate(
 def plan_gated(plan: Plan, module: GatedFFN, x: Buffer, name: str = "delta") -> Buffer:
     """Add what the module gives for x, in a buffer of this name."""
     n = module.down.cols
+    if module.spec.cutoff is not None:
+        raise NotPlanned("a gate of which few elements are left")
     if module.gate_up is not None:
         gate = plan.product(module.gate_up, x, "gate_up")
         up = gate.at(n)

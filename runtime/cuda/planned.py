@@ -91,6 +91,13 @@ def input_sizes(inputs: LayerInputs, rows: int) -> Sizes:
     }
 
 
+def stream_bytes(n_streams: int, width: int, rows: int) -> int:
+    """Return the bytes of several streams of `rows` tokens: what a layer reads, predicts and adds,
+    and one copy.
+    """
+    return 0 if n_streams == 1 else 4 * rows * n_streams * width * _FLOAT
+
+
 def shared_bytes(n_ranks: int, width: int, rows: int) -> int:
     """Return the bytes that a tensor-parallel rank shares with others for sums of prompts."""
     sizes = ((rows, torch.bfloat16), (min(rows, FEW_ROWS), torch.float32))

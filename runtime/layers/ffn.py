@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional as F
 
@@ -53,7 +55,8 @@ def gated(spec: FFNSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 class GatedFFN:
     """down(activation(gate x) * (up x)) (Shazeer, 2020). `gate` and `up` may be one matrix,
-    `gate_up`, whose first half of rows is the gate.
+    `gate_up`, whose first half of rows is the gate. cut: what the `cutoff` of the description
+    leaves of a gate.
     """
 
     experts_used, expert_share = 1, 1.0
@@ -65,8 +68,10 @@ class GatedFFN:
         up: Linear | None = None,
         gate_up: Linear | None = None,
         spec: FFNSpec = FFNSpec(),
+        cut: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ):
         self.gate, self.up, self.gate_up, self.down, self.spec = gate, up, gate_up, down, spec
+        self._cut = cut
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.gate_up is not None:
@@ -75,6 +80,8 @@ class GatedFFN:
             gate, up = self.gate(x), self.up(x)
         else:
             raise TypeError("a gated layer needs gate and up, or both merged")
+        if self._cut is not None:
+            gate = self._cut(gate)
         if self.spec.is_silu and (y := many_rows.gated_product(self.down, gate, up)) is not None:
             return y
         return self.down(gated(self.spec, gate, up))

@@ -157,18 +157,20 @@ class FFNSpec:
     `capped_silu`. gated: the activation of one product multiplies another one. With a `limit` the
     gate is first clamped to at most the limit, and up to within the limit of 0. `capped_silu`
     clamps silu(gate) instead of the gate, as Step 3.5 does. xielu: the numbers of that activation,
-    which has no gate.
+    which has no gate. cutoff: of a gate is left what is more than so many standard deviations above
+    its mean (None: all of it).
     """
 
     activation: str = "silu"
     gated: bool = True
     limit: float = 0.0
     xielu: Xielu | None = None
+    cutoff: float | None = None
 
     @property
     def is_silu(self) -> bool:
         """Whether the activation is silu and nothing else is done."""
-        return self.activation == "silu" and not self.limit
+        return self.activation == "silu" and not self.limit and self.cutoff is None
 
 
 @dataclass(frozen=True)

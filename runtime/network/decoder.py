@@ -19,6 +19,7 @@ from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
 from ..layers.rope import Rope, Scaling
+from ..layers.rowwise.sparse_gate import PARTS, AbsentSparseFFN, SparseGate
 from ..layers.specs import AttentionSpec, FFNSpec
 from ..weights.linear import Linear
 from .decoder_sizes import DecoderSizes
@@ -253,8 +254,11 @@ class Decoder(DecoderSizes):
         `ffn_gate`, `ffn_up` has the rows of the gate first. factor: multiplies the result.
         """
         at, w = f"blk.{layer}", self.w
+        sparse = spec.cutoff is not None
+        gather = None if w.share is None or not sparse else w.share.gather_each(PARTS)
         if w.share is not None and not w.share.has_ffn(layer, bool(suffix)):
-            return AbsentRows()
+            return AbsentRows() if gather is None else AbsentSparseFFN(gather)
+        cut = None if spec.cutoff is None else SparseGate(spec.cutoff, gather)
         down = w.linear(
             f"{at}.ffn_down{suffix}",
             hidden,
@@ -276,5 +280,7 @@ class Decoder(DecoderSizes):
         if not spec.gated:
             return PlainFFN(product("up", hidden), down, spec)
         if w.has(f"{at}.ffn_gate{suffix}.weight"):
-            return GatedFFN(down, product("gate", hidden), product("up", hidden), spec=spec)
-        return GatedFFN(down, gate_up=product("up", 2 * hidden, "gate_up"), spec=spec)
+            gate, up = product("gate", hidden), product("up", hidden)
+            return GatedFFN(down, gate, up, spec=spec, cut=cut)
+        both = product("up", 2 * hidden, "gate_up")
+        return GatedFFN(down, gate_up=both, spec=spec, cut=cut)

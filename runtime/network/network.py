@@ -13,6 +13,7 @@ from ..layers.batch import Batch
 from ..layers.block import Block
 from ..layers.layer_input import LayerInputs
 from ..layers.norm import Norm
+from ..layers.rowwise.altup import leave_streams, left_streams
 from ..state.cache import CacheSettings
 from ..state.pool import Pool, rows_of, window_of
 from ..state.sequence import State, reserve
@@ -30,7 +31,9 @@ class Network:
     logits become softcap * tanh(logits / softcap); 0 for none. inputs: computes `Batch.inputs` from
     token ids int64[rows] and their embeddings. join: joins the logits of all tensor-parallel ranks,
     each of which has some rows of `output`; None if `output` is whole. stage: which blocks this
-    process evaluates; None for all.
+    process evaluates; None for all. n_streams: vectors of the width that a token has between
+    layers; the first is the residual stream, others are in the scratch of a batch
+    (`rowwise.altup`).
     """
 
     embedding: Embedding
@@ -43,6 +46,7 @@ class Network:
     inputs: LayerInputs | None = None
     join: Callable[[torch.Tensor], torch.Tensor] | None = None
     stage: Stage | None = None
+    n_streams: int = 1
 
     @property
     def layers(self) -> range:
@@ -127,15 +131,58 @@ class Network:
         h = self.embed(tokens)
         batch = self.prepared(tokens, h, batch)
         if self.stage is not None:
-            h = self.stage.take(h)
+            h = self.taken(self.stage, h, batch)
         for layer in self.layers:
             block = self.blocks[layer]
             h = block(h.to(block.device), batch.at(layer, block.device))
         if self.stage is not None:
-            h = self.stage.hand_on(h, len(h), final=final)
+            h = self.handed_on(self.stage, h, len(h), batch, final=final)
         for state, n in zip(states, batch.lengths, strict=False):
             state.advance(n)
         return self.output_norm(h.to(self.output_device))
+
+    @property
+    def moved_width(self) -> int:
+        """Elements of a token that a stage hands on: those of all streams."""
+        return self.n_streams * self.width
+
+    def taken(self, stage: Stage, h: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return what the first layer here reads: the embeddings h float32[rows, width] or what the
+        rank before sends, which overwrites h as `Stage.take` does. Other streams go to the scratch.
+        """
+        if self.n_streams == 1 or stage.line.rank == 0:
+            return stage.take(h)
+        moved = stage.take(h.new_empty(len(h), self.moved_width))
+        self.leave(moved, batch)
+        return h.to(moved.device).copy_(moved[:, : self.width])
+
+    def handed_on(
+        self, stage: Stage, h: torch.Tensor, rows: int, batch: Batch, *, final: bool = True
+    ) -> torch.Tensor:
+        """Hand h float32[n, width] on with the other streams, which are in the scratch after all
+        layers but the last. Return what `Stage.hand_on` does, of the first stream.
+        """
+        if self.n_streams == 1:
+            return stage.hand_on(h, rows, final=final)
+        moved = h.new_zeros(len(h), self.moved_width)
+        moved[:, : self.width] = h
+        if not stage.is_last:
+            self.gather_streams(moved, batch)
+        return stage.hand_on(moved, rows, final=final)[:, : self.width].contiguous()
+
+    def leave(self, moved: torch.Tensor, batch: Batch) -> None:
+        """Leave the streams but the first of float32[rows, `moved_width`] for the first layer
+        here.
+        """
+        others = moved[:, self.width :].unflatten(1, (self.n_streams - 1, self.width))
+        leave_streams(batch, self.layers.start, others.clone())
+
+    def gather_streams(self, moved: torch.Tensor, batch: Batch) -> None:
+        """Write what the layers here have left to float32[rows, `moved_width`]; where no layer has
+        left anything, the zeros that the first layer replaces.
+        """
+        if (others := left_streams(batch, self.layers.stop)) is not None:
+            moved[:, self.width :] = others.flatten(1).to(moved.device)
 
     def first_states(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return what the first block reads, float32[rows, width], of tokens int64[rows]."""

@@ -22,6 +22,7 @@ from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.kimi_delta import KimiDelta
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
+from ..layers.rowwise.altup import AltUpRows
 from ..weights.split_plan import LayerShare, SplitPlan, TensorSplit
 from .apportion import Apportion, Balanced, Reference, normalized, ranges
 from .expert_mode import ExpertChoice
@@ -94,7 +95,7 @@ def plan_split(
                     case DenseAndExperts():
                         parts = plan_ffn(module.dense, splits, parts)
                         parts = plan_experts(module.moe, splits, parts, mode)
-                    case LayerInput():
+                    case LayerInput() | AltUpRows():
                         pass  # small; every rank computes all of it
                     case _:
                         raise NoPlanError(

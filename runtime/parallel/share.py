@@ -4,7 +4,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -159,6 +159,11 @@ class Share:
         """Return the experts that are on this rank as a whole; None if it has a part of each."""
         part = self.layer(layer)
         return part.experts if part.expert_mode == "whole" else None
+
+    def gather_each(self, n: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what joins n numbers of each rank: float32[rows, n] to [rows, n * ranks]."""
+        ends = range(n, n * (self.plan.n_ranks + 1), n)
+        return lambda x: self.meeting.gather(x, ends)
 
     def join(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of all ranks for float32[rows, n] of this rank."""

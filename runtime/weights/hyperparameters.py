@@ -103,11 +103,12 @@ class Hyperparameters:
         n_blocks: int = 0,
         least: float | None = 0.0,
         prefixed: bool = True,
+        may_be_all: bool = False,
     ) -> tuple[float, ...]:
         """Return one number per layer, from a key that holds one or an array of them, or `default`
         for all. The array may also be for `n_blocks`, of which the layers are the first. prefixed:
-        the key follows the architecture's name. Raise ConfigError, with file and key, for other
-        values.
+        the key follows the architecture's name. may_be_all: minus infinity is a number, too. Raise
+        ConfigError, with file and key, for other values.
         """
         name = self._full(key) if prefixed else key
         if default is not _REQUIRED and name not in self.metadata:
@@ -116,7 +117,8 @@ class Hyperparameters:
         items = [data] * n_layers if isinstance(data, float) else data
         lowest, highest = -float("inf") if least is None else least, float("inf")
         if len(items) not in (n_layers, n_blocks or n_layers) or not all(
-            isinstance(x, float) and lowest <= x < highest and x != -highest for x in items
+            isinstance(x, float) and lowest <= x < highest and (may_be_all or x != -highest)
+            for x in items
         ):
             raise ConfigError(
                 f"metadata key '{name}' has {len(items)} items, expected {n_layers} finite numbers"

@@ -26,6 +26,7 @@ from ...layers.recurrent.delta_net import DeltaNet
 from ...layers.recurrent.kimi_delta import KimiDelta
 from ...layers.recurrent.short_conv import ShortConv
 from ...layers.recurrent.state_space import StateSpace
+from ...layers.rowwise.altup import AltUpRows
 from .context import Context
 from .expert_terms import gating_of
 
@@ -147,6 +148,8 @@ def choose_all(
 def check_description(branch: Branch) -> None:
     """`Slow` for what no kernels evaluate yet, whatever the device and the types of weights."""
     module = branch.module
+    if isinstance(module, AltUpRows):
+        raise Slow("no kernels for this kind of layer")
     own_norms = isinstance(module, (DenseAndExperts, LayerInput))
     # What has kernels for the stream as it is, with the norm after it alone.
     any_norm = isinstance(module, (Attention, GatedFFN, AbsentMixer, AbsentRows))
@@ -212,6 +215,8 @@ def _check_gating(m: GatedFFN) -> None:
     """Products join gate and up in every known way. Biases are added between, in fewer ways."""
     biased = any(x is not None and x.bias is not None for x in (m.gate_up, m.gate, m.up))
     spec = m.spec
+    if spec.cutoff is not None:
+        raise Slow("a gate of which few elements are left")
     known = spec.activation in ("silu", "gelu", "gelu_erf") and not spec.limit
     if not (known if biased else gating_of(spec).is_known):
         raise Slow(f"activation {spec.activation}" + (" within a limit" if spec.limit else ""))

@@ -142,14 +142,15 @@ class PromptPath:
         with torch.cuda.device(self.context.device):  # kernels are launched on the current device
             stage = self.network.stage
             if stage is None:
-                return self._run(tokens, start, state, last)
+                return self._run(tokens, start, state, last)[0]
             # The next rank needs all rows.
-            h = self._run(tokens, start, state, last and stage.is_last)
-            return stage.hand_on(h, len(tokens) if last else tokens.numel(), final=final)
+            h, batch = self._run(tokens, start, state, last and stage.is_last)
+            rows = len(tokens) if last else tokens.numel()
+            return self.network.handed_on(stage, h, rows, batch, final=final)
 
     def _run(
         self, tokens: torch.Tensor, start: int, state: State | None, last: bool
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, Batch]:
         n_sequences, n_tokens = tokens.shape
         device = self.context.device
         batch = (
@@ -163,15 +164,15 @@ class PromptPath:
             self._embedded(tokens.reshape(-1), h)
         batch = self._prepared(tokens.reshape(-1), h, batch)
         if self.network.stage is not None:
-            h = self.network.stage.take(h)
+            h = self.network.taken(self.network.stage, h, batch)
         stream = Stream(h, self.context)
         if self.context.taps.fast or self.context.replaced:
             launch(list(self._one_by_one()), stream, batch)
-            return stream.settled()
+            return stream.settled(), batch
         if recording:  # a graph would run its kernels without names
             launch(self._steps[: self._narrows], stream, batch)
             self._finish(stream, batch, self._steps[self._narrows :], last)
-            return stream.settled()
+            return stream.settled(), batch
         kind = PassKind.of(batch, self._ropes, last)
         graphs = self._graphs.of(kind)
         if graphs is not None and batch.begins:
@@ -181,7 +182,7 @@ class PromptPath:
                 graphs.run(parts, stream, batch)
             else:
                 launch(parts, stream, batch)
-        return stream.settled()
+        return stream.settled(), batch
 
     def _prepared(
         self, tokens: torch.Tensor, h: torch.Tensor, batch: Batch, alone: bool = True

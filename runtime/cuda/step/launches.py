@@ -94,13 +94,19 @@ class StepLaunches:
         between: torch.Tensor,
     ) -> None:
         """Launch the layers of this rank, between what comes in and what goes out: the residual
-        stream in `between`, float32[n, width].
+        stream in `between`, float32[n, width], with other streams after it.
         """
         self._begin(sequence, state, n, wanted)
+        first, batch = between[:, : self.network.width], self.frame.batch
+        several = self.network.n_streams > 1 and batch is not None  # without, no layer is here
         if self.network.layers.start:
-            operation(moved, between, self.frame.h)
+            operation(moved, first, self.frame.h)
+            if several:
+                self.network.leave(between, batch)
         self._run_branches(sequence, state)
-        operation(moved, self.frame.settled(), between)
+        operation(moved, self.frame.settled(), first)
+        if several:
+            self.network.gather_streams(between, batch)
         self.frame.end()
 
     def output(
@@ -108,7 +114,7 @@ class StepLaunches:
     ) -> None:
         """Launch what follows the last layer of the model, whose result is in `between`."""
         self.frame.begin(sequence, n, None)
-        operation(moved, between, self.frame.h)
+        operation(moved, between[:, : self.network.width], self.frame.h)
         self._finish(sequence, n, wanted)
         self.frame.end()
 

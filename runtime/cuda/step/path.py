@@ -64,7 +64,7 @@ class StepPath:
         self._offloaded = self._answers()
         self._graphs = StepGraphs(context.device)
         # What comes from and goes to other ranks that have other layers.
-        self._between = torch.empty(STEP_ROWS, network.width, device=context.device)
+        self._between = torch.empty(STEP_ROWS, network.moved_width, device=context.device)
 
     def _answers(self) -> OffloadedSteps | None:
         """Return what answers for the experts that are on the CPU while steps run; None if there

@@ -1,0 +1,1 @@
+"""Further layers that work on every row alone."""
