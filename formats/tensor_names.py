@@ -20,6 +20,7 @@ PER_LAYER_EMBEDDING = "per_layer_token_embd.weight"
 OUTPUT = "output.weight"
 EXTRA_OUTPUT = "output_extra.weight"  # a second output matrix in another type, for ik_llama.cpp
 ROUTER = "ffn_gate_inp.weight"
+EXPERTS_OF_TOKENS = "ffn_gate_tid2eid"  # the role of the table in which a token has experts
 
 _IN_LAYER = re.compile(r"blk\.(\d{1,9})\.(.*)", re.DOTALL)
 _ONE_EXPERT = re.compile(r"(ffn_(?:up|down|gate))\.(\d+)")
@@ -38,8 +39,8 @@ _PRODUCTS = (
     "ffn_up",
     "ffn_down",
 )
-# Small but sensitive matrices: routers, position and type embeddings, short convolutions,
-# coefficients of streams.
+# Small but sensitive matrices: routers, position and type embeddings, short convolutions, and what
+# mixes streams.
 _SENSITIVE = (
     "ffn_gate_inp",
     "ffn_gate_inp_shexp",
@@ -53,6 +54,11 @@ _SENSITIVE = (
     "indexer.proj",
     "altup_correct_coef",
     "altup_predict_coef",
+    "attn_compressor_ape",
+    "indexer_compressor_ape",
+    "hc_attn_fn",
+    "hc_ffn_fn",
+    "output_hc_fn",
 )
 
 

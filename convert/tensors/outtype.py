@@ -29,8 +29,8 @@ def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
 
     Vectors, norms, routers and everything that is not a `.weight` become F32; rows that are not
     whole blocks of `outtype` become F16. Matrices that the checkpoint stores in blocks of a ggml
-    type keep it, and name the file type where the rest are floats. Raise UsageError for an unknown
-    outtype. This follows the converter of llama.cpp.
+    type keep it, and name the file type where the rest are floats; integers stay as they are. Raise
+    UsageError for an unknown outtype. This follows the converter of llama.cpp.
     """
     name = resolve_outtype(source.tensors, outtype)
     if name not in OUTTYPES:
@@ -80,7 +80,7 @@ def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
 
 
 def _type_of(tensor: TensorInfo, wanted: GGMLType) -> GGMLType:
-    if tensor.type.name in PACKED:
+    if tensor.type.name in PACKED or tensor.type.is_integer:
         return tensor.type
     name = TensorName.parse(tensor.name)
     if len(tensor.shape) < 2 or not name.is_weight or name.is_norm or name.is_sensitive:
