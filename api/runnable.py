@@ -23,6 +23,7 @@ RUNNABLE = frozenset(
         "deepseek",
         "deepseek2",
         "deepseek32",
+        "deepseek4",
         "dots1",
         "ernie4_5",
         "ernie4_5-moe",

@@ -34,7 +34,7 @@ class Collector:
         self._n_matrices = {
             name: len(p.matrices)
             for p in model.weights.parameters
-            if isinstance(p, (ExpertLinear, HeadLinear))
+            if isinstance(p, (ExpertLinear, HeadLinear)) and not p.together
             for name in p.observed
         }
         self._path = model.source.path

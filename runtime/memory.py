@@ -19,6 +19,7 @@ from .cuda.common.registry import Slow, check_description
 from .cuda.prompt.common import rounded
 from .layers.attention import Attention
 from .layers.block import Branch
+from .layers.layer_input import LayerInputs
 from .layers.mla import MLA
 from .network.network import Network
 from .state.cache import CacheSettings
@@ -118,8 +119,9 @@ def _compute_bytes(
         ]
         all_logits = window and network.output.device == device
         others = [planned.output_sizes(network.output, window)] if all_logits else []
-        if network.inputs is not None and network.inputs.projection.device == device:
-            others.append(planned.input_sizes(network.inputs, rows))
+        inputs = network.inputs
+        if isinstance(inputs, LayerInputs) and inputs.projection.device == device:
+            others.append(planned.input_sizes(inputs, rows))
         n_ranks = 1 if weights.share is None else weights.share.plan.n_ranks
         scores = (block.mixer.score_bytes(rows, keys, "f32") for block in slow)
         return (

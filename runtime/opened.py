@@ -91,6 +91,7 @@ class OpenModel:
         def build(place: Placement) -> tuple[Weights, Network]:
             weights = Weights(source, place, DecodeCache(cache_bytes), switches, share)
             network = build_network(self.hyperparameters, weights)
+            self._leave_to_reference_path(network)
             return weights, network if stage is None else replace(network, stage=stage)
 
         n_layers = self.hyperparameters.integer("block_count", 0)
@@ -111,6 +112,13 @@ class OpenModel:
         if self.device.type != "cpu":
             self._offload_experts()
         self.n_vocab = self.network.n_vocab
+
+    def _leave_to_reference_path(self, network: Network) -> None:
+        """Evaluate in float32 on a GPU what has several residual streams: kernels know one."""
+        if network.streams is not None and self.is_fast:
+            self.precision = "f32"
+            if self.verbose is not None:
+                self.verbose("several residual streams have no kernels: float32, layer by layer")
 
     def _offload_experts(self) -> None:
         """Let experts on the CPU run as programs, if there are any."""

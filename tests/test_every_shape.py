@@ -114,6 +114,7 @@ SIZES = {
     "apertus-8b": 8.05,
     "apertus-70b": 70.6,
     "k-exaone": 236,
+    "deepseek-v4-flash": 284,
     "step-3.5-flash": 196,  # without blocks that predict further tokens
 }
 
@@ -131,10 +132,15 @@ LARGER = {
     "ling-3.0-flash",
 }
 LATENT = [name for name in SHAPES if SHAPES[name].latent is not None]
-# Of architectures of which kernels evaluate a part alone.
-PARTLY = {name for name in SHAPES if not architectures()[SHAPES[name].architecture].gpu}
-FAST = [name for name in SHAPES if name not in PARTLY]
-EACH = [pytest.param(name, marks=pytest.mark.full) if name in LARGER else name for name in SHAPES]
+# Those that kernels evaluate, those that they evaluate in part, and the others.
+KERNELS = [name for name in SHAPES if architectures()[SHAPES[name].architecture].gpu]
+LAYER_BY_LAYER = [name for name in SHAPES if SHAPES[name].architecture == "deepseek4"]
+PARTLY = {*SHAPES} - {*KERNELS, *LAYER_BY_LAYER}
+EACH = [
+    pytest.param(name, marks=pytest.mark.full) if name in LARGER else name
+    for name in SHAPES
+    if name not in LAYER_BY_LAYER
+]
 
 
 def test_every_architecture_has_a_shape():
@@ -158,6 +164,35 @@ def slow_layers(model: Model) -> set[str]:
 def test_no_layer_is_slow(name):
     with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
         assert bool(slow_layers(model)) == (name in PARTLY)
+
+
+@pytest.mark.parametrize("name", LAYER_BY_LAYER)
+def test_what_has_no_kernels_says_so(name):
+    """All branches, and on a GPU nothing is asked of kernels."""
+    said = []
+    with Model(SyntheticSource(f"{name}:Q8_0"), "cpu", verbose=said.append) as model:
+        slow = slow_layers(model)
+        assert len(slow) == len({type(b.module) for b in placed(model.network.blocks)})
+        assert all(reason.endswith(": several residual streams") for reason in slow)
+        assert not said
+        model.precision, model.device = "bf16", torch.device("cuda")
+        model._leave_to_reference_path(model.network)
+        assert model.precision == "f32" and not model.is_fast
+    assert said == ["several residual streams have no kernels: float32, layer by layer"]
+
+
+@pytest.mark.parametrize("name", LAYER_BY_LAYER)
+@pytest.mark.parametrize("shares", [(1, 1), (3, 1, 2), (1,) * 9])
+def test_ranks_of_what_has_no_kernels(name, shares):
+    """Groups of heads and experts are split, and a rank may have none of the groups."""
+    source = SyntheticSource(f"{name}:IQ4_K")
+    plan = make_plan(source, shares)
+    for rank in range(len(shares)):
+        with Model(source, "cpu", share=Share(plan, rank, NoMeeting())) as model:
+            assert slow_layers(model)
+    for layer in plan.layers:
+        assert sum(part.n_heads for part in layer) == SHAPES[name].n_heads
+        assert sum(part.n_heads > 0 for part in layer) == min(len(shares), SHAPES[name].groups)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -184,7 +219,7 @@ def test_sizes_are_the_published_ones(name):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", KERNELS)
 def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
     """In prompts and steps. Every run gives the same bits; where all experts are used, these are
     near the results of float32.
@@ -222,8 +257,8 @@ def test_no_layer_is_slow_on_a_device(name, precision, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
     "name, type, cache, turned",
-    [(name, "BF16", "f16", False) for name in FAST]
-    + [(name, "IQ4_K", "q8_0", False) for name in FAST]
+    [(name, "BF16", "f16", False) for name in KERNELS]
+    + [(name, "IQ4_K", "q8_0", False) for name in KERNELS]
     + [(name, "IQ4_K", "q4_0", True) for name in LATENT]
     + [(name, "IQ4_K", "f32", False) for name in LATENT],
 )

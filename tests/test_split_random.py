@@ -33,7 +33,10 @@ TYPES = ("IQ4_K", "IQ4_KS", "IQ4_K_R4")
 SHARES = ((1, 1), (1, 1, 1), (3, 1))
 TRAINED = ("demo-llama", "mini-llama", "mini-deepseek", "mini-qwen3moe", "mini-qwen35moe")
 BOUND = 1e-3  # largest difference of logits
-QUICK = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_next", "gpt_oss", "gemma4_moe", "phi3")
+QUICK = (
+    *("llama", "qwen3_moe", "deepseek_v3", "deepseek_v4", "qwen3_next", "gpt_oss", "gemma4_moe"),
+    "phi3",
+)
 
 
 def cases(names) -> list:

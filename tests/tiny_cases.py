@@ -50,6 +50,7 @@ FAMILIES = (
     "hy_v3",
     "gemma1",
     "gemma3n",
+    "deepseek4",
 )
 
 

@@ -15,7 +15,9 @@ from iqforge.formats.source import Source, TensorInfo
 from iqforge.formats.types import ggml_type
 
 # Matrices that products do not read as they are.
-_WITHOUT_SCALE = re.compile("token_embd|attn_[kv]_b$|conv1d|shortconv.conv|ssm_norm")
+_WITHOUT_SCALE = re.compile(
+    "token_embd|attn_[kv]_b$|attn_output_a$|_ape$|conv1d|shortconv.conv|ssm_norm"
+)
 
 
 def write_gguf(
@@ -25,8 +27,8 @@ def write_gguf(
     metadata: dict | None = None,
     drop: tuple[str, ...] = (),
 ) -> Path:
-    """Write `source` with floats encoded again as `type_of(tensor)` says. `metadata` replaces keys
-    (None removes), `drop` leaves out tensors.
+    """Write `source` with floats encoded again as `type_of(tensor)` says, and integers as they are.
+    `metadata` replaces keys (None removes), `drop` leaves out tensors.
     """
     merged = {
         key: value
@@ -34,7 +36,10 @@ def write_gguf(
         if value is not None
     }
     kept = [tensor for tensor in source.tensors if tensor.name not in drop]
-    targets = [tensor.with_type(ggml_type(type_of(tensor))) for tensor in kept]
+    targets = [
+        tensor if tensor.type.is_integer else tensor.with_type(ggml_type(type_of(tensor)))
+        for tensor in kept
+    ]
     with GGUFWriter(path, merged, targets) as writer:
         for tensor, target in zip(kept, targets):
             rows = source.read_rows(tensor, 0, tensor.n_rows)
@@ -57,15 +62,19 @@ def scaled_gguf(path: Path, source: Source) -> Path:
     names = {t.name for t in source.tensors}
     for number, t in enumerate(source.tensors):
         name = t.name.removesuffix(".weight")
-        is_matrix = len(t.shape) > 1 and name != t.name
+        is_matrix = len(t.shape) > 1 and name != t.name and not t.type.is_integer
         if is_matrix and f"{name}.scale" not in names and not _WITHOUT_SCALE.search(name):
             exponents = (np.arange(t.shape[0] if len(t.shape) == 3 else 1) + number) % 5 - 2
             scales[name] = np.exp2(exponents).astype(np.float32)
-    targets = [t.with_type(ggml_type("F32")) for t in source.tensors]
+    targets = [t if t.type.is_integer else t.with_type(ggml_type("F32")) for t in source.tensors]
     targets += [TensorInfo(f"{n}.scale", x.shape, ggml_type("F32")) for n, x in scales.items()]
     with GGUFWriter(path, dict(source.metadata), targets) as writer:
         for t, target in zip(source.tensors, targets, strict=False):
-            x = codec.decode(t.type, source.read_rows(t, 0, t.n_rows), t.n_cols)
+            rows = source.read_rows(t, 0, t.n_rows)
+            if t.type.is_integer:
+                writer.write(target, rows)
+                continue
+            x = codec.decode(t.type, rows, t.n_cols)
             scale = scales.get(t.name.removesuffix(".weight"))
             if scale is not None:
                 x = (x.reshape(len(scale), -1) / scale[:, None]).reshape(x.shape)

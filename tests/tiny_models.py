@@ -147,7 +147,11 @@ def _randomize(model, random: torch.Generator, case: Case) -> None:
     tensors = dict(model.named_parameters())
     tensors |= {name: b for name, b in model.named_buffers() if name in persistent}
     for name, tensor in tensors.items():
-        tensor.copy_(_values(name, tensor, random, case, tied))
+        if name.endswith("tid2eid"):  # different experts for every token
+            scores = torch.rand(len(tensor), model.config.n_routed_experts, generator=random)
+            tensor.copy_(scores.argsort(dim=1)[:, : tensor.shape[1]])
+        else:
+            tensor.copy_(_values(name, tensor, random, case, tied))
 
 
 def _values(

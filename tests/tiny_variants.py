@@ -261,6 +261,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"n_group": 2, "topk_group": 1, "attention_bias": True, "routed_scaling_factor": 1.5},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "n_shared_experts": 2},
     ),
+    "deepseek_v4": (
+        {"mlp_layer_types": ["moe"] * 5, "hc_mult": 4, "hc_sinkhorn_iters": 1},
+        {"mlp_layer_types": ["hash_moe"] * 5, "index_topk": 64, "swiglu_limit": 10.0},
+        {"rope_parameters": None, "sliding_window": 64},
+    ),
     "granite_moe_shared": ({"attention_bias": True},),
     "granite4": (
         {"position_embedding_type": None},

@@ -55,7 +55,7 @@ class MomentCollector:
         self._n_matrices = {
             name: len(p.matrices)
             for p in model.weights.parameters
-            if isinstance(p, (ExpertLinear, HeadLinear))
+            if isinstance(p, (ExpertLinear, HeadLinear)) and not p.together
             for name in p.observed
         }
         self._path, self._options, self.total = model.source.path, options, total

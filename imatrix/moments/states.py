@@ -1,4 +1,4 @@
-"""The states of all tokens between two layers, float32[tokens, width]."""
+"""The states of all tokens between two layers, float32[tokens, stream width]."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LayerStates:
 
     def __init__(self, model: Model, n: int, folder: str):
         self._model, self._folder = model, folder
-        self._shape = n, model.network.width
+        self._shape = n, model.network.stream_width
 
     @property
     def n_bytes(self) -> int:
@@ -35,7 +35,7 @@ class LayerStates:
         return held.clone() if isinstance(held, torch.Tensor) else torch.from_numpy(held.copy())
 
     def save(self, start: int, h: torch.Tensor) -> None:
-        """Keep the states h float32[rows, width] of the tokens from `start`."""
+        """Keep the states h float32[rows, stream width] of the tokens from `start`."""
         held = self._states[start : start + len(h)]
         if isinstance(held, torch.Tensor):
             held.copy_(h)

@@ -257,6 +257,10 @@ IK = RuleSet(
     ),
     protected=("_norm.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight"),
     # As llama.cpp keeps them: ik_llama.cpp does not have these architectures.
-    protected_in=dict.fromkeys(("lfm2", "lfm2moe"), ("shortconv.conv.weight",))
-    | {"gemma3n": ("altup", "laurel", "per_layer_model_proj")},
+    protected_in={
+        **dict.fromkeys(("lfm2", "lfm2moe"), ("shortconv.conv.weight",)),
+        "gemma3n": ("altup", "laurel", "per_layer_model_proj"),
+        # Which llama.cpp does not keep: small, and everything after them depends on them.
+        "deepseek4": ("hc_", "compressor_ape.weight", "indexer.proj.weight"),
+    },
 )

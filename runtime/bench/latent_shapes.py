@@ -1,12 +1,112 @@
-"""Shapes of models with latent attention."""
+"""Shapes of models with latent attention, and of those with keys for runs of positions."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from ...formats.values import boolean, f32, string, u32
+from ...formats.types import GGMLType
+from ...formats.values import Value, ValueType, array, boolean, f32, string, u32
 from .mixer_sizes import IndexerSizes, LatentSizes
 from .shape import Shape
+
+_OVERLAPPING = 4  # the ratio of layers whose entries overlap, and which have an indexer
+
+
+@dataclass(frozen=True)
+class CompressedShape(Shape):
+    """The shape of a model whose layers have `ratios` (0: a window only). Heads are in `groups`,
+    each of which gives `out_rank` elements. The token chooses experts in the first `by_token`
+    layers, and there are so many `streams`.
+    """
+
+    ratios: tuple[int, ...] = ()
+    q_rank: int = 0
+    groups: int = 1
+    out_rank: int = 0
+    index_heads: int = 0
+    index_length: int = 0
+    streams: int = 4
+    by_token: int = 0
+
+    @property
+    def least_layers(self) -> int:
+        """Return the fewest layers that have all kinds."""
+        return max(self.by_token, *(self.ratios.index(kind) for kind in set(self.ratios))) + 1
+
+    def with_layers(self, n_layers: int) -> Shape:
+        """Return the shape with its first layers only."""
+        shape = super().with_layers(n_layers)
+        return replace(shape, ratios=self.ratios[:n_layers])
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of all tensors, in the order of a converted file."""
+        yield from super().tensors()
+        yield from self._mixing("output_hc", self.streams, 1)
+
+    def _mixing(
+        self, name: str, numbers: int, groups: int
+    ) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}_fn.weight", (numbers, self.streams * self.width)
+        yield f"{name}_base.weight", (numbers,)
+        yield f"{name}_scale.weight", (groups,)
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        rows, ratio = self.n_heads * self.head, self.ratios[layer]
+        n = self.streams
+        yield from self._mixing("hc_attn", (2 + n) * n, 3)
+        yield from self._norm("attn_norm")
+        yield "attn_sinks.weight", (self.n_heads,)
+        yield "attn_q_a.weight", (self.q_rank, self.width)
+        yield "attn_q_a_norm.weight", (self.q_rank,)
+        yield "attn_q_b.weight", (rows, self.q_rank)
+        yield "attn_kv.weight", (self.head, self.width)
+        yield "attn_kv_a_norm.weight", (self.head,)
+        yield "attn_output_a.weight", (self.groups * self.out_rank, rows // self.groups)
+        yield "attn_output_b.weight", (self.width, self.groups * self.out_rank)
+        if ratio:
+            yield from self._compressor("attn_compressor", self.head, ratio)
+        if ratio == _OVERLAPPING:
+            yield from self._compressor("indexer_compressor", self.index_length, ratio)
+            yield "indexer.attn_q_b.weight", (self.index_heads * self.index_length, self.q_rank)
+            yield "indexer.proj.weight", (self.index_heads, self.width)
+
+    def _compressor(
+        self, name: str, length: int, ratio: int
+    ) -> Iterator[tuple[str, tuple[int, ...]]]:
+        rows = 2 * length if ratio == _OVERLAPPING else length
+        yield f"{name}_kv.weight", (rows, self.width)
+        yield f"{name}_gate.weight", (rows, self.width)
+        yield f"{name}_ape.weight", (ratio, rows)
+        yield f"{name}_norm.weight", (length,)
+
+    def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        n = self.streams
+        yield from self._mixing("hc_ffn", (2 + n) * n, 3)
+        if layer < self.by_token:
+            yield "ffn_gate_tid2eid.weight", (self.n_vocab, self.n_used)
+            for name, shape in super()._feed_forward(layer):
+                if name != "exp_probs_b.bias":
+                    yield name, shape
+        else:
+            yield from super()._feed_forward(layer)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        own = {
+            "attention.q_lora_rank": u32(self.q_rank),
+            "attention.output_group_count": u32(self.groups),
+            "attention.output_lora_rank": u32(self.out_rank),
+            "attention.compress_ratios": array(ValueType.INT32, list(self.ratios)),
+            "attention.indexer.head_count": u32(self.index_heads),
+            "attention.indexer.key_length": u32(self.index_length),
+            "hash_layer_count": u32(self.by_token),
+            "hyper_connection.count": u32(self.streams),
+            "embedding_length_out": u32(self.streams * self.width),
+        }
+        found = {f"{self.architecture}.{key}": value for key, value in own.items()}
+        return super().metadata(type) | found
+
 
 _YARN = {
     "rope.scaling.type": string("yarn"),
@@ -167,6 +267,35 @@ LATENT_SHAPES: dict[str, Shape] = {
             "expert_shared_count": u32(1),
             "expert_weights_norm": boolean(True),
             "expert_weights_scale": f32(2.5),
+        },
+    ),
+    "deepseek-v4-flash": CompressedShape(
+        *("deepseek4", "284B.A13B", 43, 4096, 64, 1, 512, 2048, 129280),
+        *(10000.0, 1048576, 1e-6, 256, 6),
+        shared=2048,
+        rotated=64,
+        choice_bias=True,
+        ratios=(0, *(0 if layer == 1 else 4 if layer % 2 == 0 else 128 for layer in range(1, 43))),
+        q_rank=1024,
+        groups=8,
+        out_rank=1024,
+        index_heads=64,
+        index_length=128,
+        by_token=3,
+        keys={
+            "attention.sliding_window": u32(128),
+            "attention.indexer.top_k": u32(512),
+            "attention.compress_rope_freq_base": f32(160000.0),
+            "expert_gating_func": u32(4),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(1.5),
+            "swiglu_clamp_exp": f32(10.0),
+            "hyper_connection.sinkhorn_iterations": u32(20),
+            "hyper_connection.epsilon": f32(1e-6),
+            "rope.scaling.type": string("yarn"),
+            "rope.scaling.factor": f32(16.0),
+            "rope.scaling.original_context_length": u32(65536),
         },
     ),
 }

@@ -23,7 +23,7 @@ import numpy as np
 from ...errors import NotFoundError, ShapeError, UsageError
 from ...formats.codecs import codec
 from ...formats.source import Source, TensorInfo
-from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from ...formats.tensor_names import EXPERTS_OF_TOKENS, OUTPUT, TOKEN_EMBEDDING, TensorName
 from ...formats.types import GGMLType, ggml_type
 from .random_blocks import random_rows, supported
 from .repeated_rows import RepeatedRows, rows_per_page_run
@@ -70,6 +70,8 @@ class SyntheticSource(Source):
                 file=self.path,
                 tensor=tensor.name,
             )
+        if tensor.type.is_integer:
+            return self._expert_numbers(tensor)[start:stop]
         if tensor.name == "rope_freqs.weight":
             return llama3_factors(self.shape.head, self.shape.rope_base).view(np.uint8)[None][
                 start:stop
@@ -79,14 +81,24 @@ class SyntheticSource(Source):
         first = zlib.crc32(tensor.name.encode()) % groups * tensor.type.group_rows
         return pool.view[first + start : first + stop]
 
+    def _expert_numbers(self, tensor: TensorInfo) -> np.ndarray:
+        """Return the experts of every token, different ones: neighbours from a random one on."""
+        rng = np.random.default_rng((self.seed, zlib.crc32(tensor.name.encode())))
+        first = rng.integers(self.shape.n_experts, size=(tensor.n_rows, 1))
+        numbers = (first + np.arange(tensor.n_cols)) % self.shape.n_experts
+        return numbers.astype("<i4").view(np.uint8)
+
     def period(self, tensor: TensorInfo) -> int:
         """Row r of the tensor is row r + period. Who loads it need not read the rest."""
-        return tensor.n_rows if tensor.name == "rope_freqs.weight" else self._pool(tensor)[0]
+        if tensor.type.is_integer or tensor.name == "rope_freqs.weight":
+            return tensor.n_rows
+        return self._pool(tensor)[0]
 
     @property
     def pool_bytes(self) -> int:
         """Bytes of memory that the pools take once every tensor has been read."""
-        shapes = {self._pool_key(tensor): tensor for tensor in self.tensors}
+        drawn = (tensor for tensor in self.tensors if not tensor.type.is_integer)
+        shapes = {self._pool_key(tensor): tensor for tensor in drawn}
         return sum(_distinct_rows(t) * t.row_bytes for t in shapes.values())
 
     def close(self) -> None:
@@ -127,10 +139,12 @@ class SyntheticSource(Source):
         return -1.0 if local == "ssm_a" else 1.0
 
     def _type_of(self, name: str, shape: tuple[int, ...]) -> GGMLType:
+        parsed = TensorName.parse(name)
+        if parsed.role == EXPERTS_OF_TOKENS:
+            return ggml_type("I32")
         for part, type in self.overrides.items():
             if part in name:
                 return type
-        parsed = TensorName.parse(name)
         is_small = parsed.is_norm or parsed.is_sensitive
         if len(shape) == 1 or is_small or parsed.suffix != "weight":
             return ggml_type("F32")
@@ -180,6 +194,8 @@ def _with_layers(shape: Shape, value: str, spec: str) -> Shape:
 
 
 def _check(tensor: TensorInfo) -> None:
+    if TensorName.parse(tensor.name).role == EXPERTS_OF_TOKENS:
+        return
     try:
         tensor.type.tensor_bytes(tensor.shape)
     except ShapeError as error:

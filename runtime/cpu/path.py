@@ -308,6 +308,8 @@ def _check(block: Block) -> None:
     for branch in block.branches:
         if branch.sum is not None:
             raise NotPlanned("layers of several ranks")
+        if branch.streams is not None:
+            raise NotPlanned("layers with several residual streams")
 
 
 def _place_of(branch: Branch, number: int, layer: int) -> int:

@@ -16,6 +16,7 @@ from . import many_rows
 from .absent import AbsentMixer
 from .batch import Batch
 from .norm import Norm
+from .streams import HyperConnection
 
 
 class Mixer(Protocol):
@@ -187,7 +188,7 @@ class Branch:
 
     mixer: the module mixes tokens. takes_batch: it is called with (x, batch), others with x alone.
     sum: adds what the module gives on all tensor-parallel ranks, before the norm; None if it gives
-    all of it.
+    all of it. streams: h are several streams, of which the branch reads a mixture; None for one.
     """
 
     norm: Norm | None
@@ -196,6 +197,7 @@ class Branch:
     mixer: bool = False
     takes_batch: bool = False
     sum: Callable[[torch.Tensor], torch.Tensor] | None = None
+    streams: HyperConnection | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "takes_batch", self.takes_batch or self.mixer)
@@ -218,7 +220,9 @@ class Branch:
         return self.modules if both else self.modules[:1]  # pyright: ignore[reportReturnType]  `mixer` says so
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return what the branch adds to h float32[rows, width]."""
+        """Return what the branch adds to h float32[rows, width], a mixture of streams where there
+        are several.
+        """
         x = h if self.norm is None else self.norm(h)
         with opened(f"blk.{batch.layer}", type(self.module).__name__):
             y = self.module(x, batch) if self.takes_batch else self.module(x)  # pyright: ignore[reportCallIssue]  one of the two
@@ -267,6 +271,10 @@ class Block:
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
         for branch in self.branches:
+            if branch.streams is not None:
+                x, *weights = branch.streams.before(h)
+                h = branch.streams.after(h, branch(x, batch), *weights)
+                continue
             y = branch(h, batch)
             h = many_rows.total(h, y) if branch.sum is None else h + y  # ranks may keep their sum
         return h if self.output_scale is None else h * self.output_scale

@@ -4,6 +4,9 @@ only say which positions the large one sees.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 import torch
 
 from ..weights.linear import Linear
@@ -62,9 +65,12 @@ class Indexer:
         return best_positions(scores, self.spec.top_k)
 
 
-def best_positions(scores: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Return bool[n, total]: which positions up to itself are the `top_k` best ones of each of the
-    last n of `total` tokens, for scores float32[n, total].
+def best_positions(
+    scores: torch.Tensor, top_k: int, counts: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Return bool[n, total]: which of those that it may see are the `top_k` best positions of each
+    of n tokens, for scores float32[n, total]. counts: each may see so many of the first positions,
+    never fewer than the token before; None: all up to itself, and the tokens are the last ones.
 
     Scores are equal where all heads ignore a position: they are 0. Then `torch.topk` chooses, as in
     transformers. Its choice depends on the length of a row, so rows are cut to the multiple of
@@ -72,11 +78,13 @@ def best_positions(scores: torch.Tensor, top_k: int) -> torch.Tensor:
     not decided by scores alone is chosen on the CPU.
     """
     n, total = scores.shape
-    seen = torch.ones(n, total, dtype=torch.bool, device=scores.device).tril(total - n)
-    first, row = total - n, 0
+    if counts is None:
+        counts = range(total - n + 1, total + 1)
+    ends = torch.tensor(counts, device=scores.device)
+    seen, row = torch.arange(total, device=scores.device) < ends[:, None], 0
     while row < n:
-        width = -(-(first + row + 1) // top_k) * top_k
-        rows = slice(row, min(n, width - first))
+        width = -(-counts[row] // top_k) * top_k
+        rows = slice(row, bisect_right(counts, width))
         if width > top_k:
             here = min(width, total)
             padded = scores.new_full((rows.stop - row, width), float("-inf"))

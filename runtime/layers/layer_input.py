@@ -1,12 +1,18 @@
-"""Inputs of layers: rows of a table of the token, and a branch that reads its layer's."""
+"""What layers read of the tokens themselves: rows of a table, which a branch of each layer reads,
+and numbers of experts.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from ..weights.linear import Embedding, Linear
+from ..weights.ranges import opened
 from .batch import Batch
 from .ffn import activate
+from .moe import MoE
 from .norm import RMSNorm
 from .specs import FFNSpec
 
@@ -48,3 +54,35 @@ class LayerInput:
             raise TypeError("the batch has no inputs for layers")
         inputs = batch.inputs[:, batch.layer].to(x.device)
         return self.projection(activate(self.spec, self.gate(x)) * inputs)
+
+
+class TokenIds:
+    """What layers need of tokens that choose experts: the tokens, int64[rows]."""
+
+    def __call__(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        return tokens
+
+
+class TokenMoE(MoE):
+    """The sum of the experts that `table`, int64[vocabulary, n_used], has for a token. Their
+    weights are scores of the hidden state, as where these choose. All of them are used: smart
+    expert reduction changes nothing.
+    """
+
+    def __init__(self, table: torch.Tensor, *arguments: Any):
+        super().__init__(*arguments)
+        self.table = table
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]  branches say which is called
+        self, x: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """x float32[rows, width] to float32[rows, width], rows as `batch` says. Raise TypeError for
+        a batch that does not know its tokens.
+        """
+        if batch.inputs is None:
+            raise TypeError("the batch has no tokens for layers")
+        tokens = batch.inputs.to(self.table.device)
+        chosen = self.table[tokens].to(x.device)
+        with opened("", type(self.router).__name__):
+            weights = self.router.weights_of(self.router.linear(x), chosen)
+        return self.of_chosen(x, chosen, weights)

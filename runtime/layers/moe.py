@@ -123,6 +123,15 @@ class Router:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return chosen, weights if spec.scale == 1 else weights * spec.scale
 
+    def weights_of(self, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Return the weights of experts that something else has chosen, int64[rows, n_used], as
+        float32[rows, n_used].
+        """
+        weights = self._scores(logits).gather(1, chosen)
+        if self.spec.norm:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights if self.spec.scale == 1 else weights * self.spec.scale
+
     def _scores(self, logits: torch.Tensor) -> torch.Tensor:
         match self.spec.score:
             case "softmax":
@@ -203,7 +212,14 @@ class MoE:
         return self.spec.n_used / self.spec.n_experts
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        chosen, weights = self.router(x)
+        return self.of_chosen(x, *self.router(x))
+
+    def of_chosen(
+        self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what a call does, for experts int64[rows, n_used] that were chosen, and their
+        weights float32[rows, n_used].
+        """
         if self.latent is not None:
             y = self.latent.up(self.mix(self.latent.down(x), chosen, weights))
         elif self.shared is None:

@@ -17,10 +17,12 @@ from ..layers.attention import Attention
 from ..layers.block import AttentionAndFFN, AttentionAndStateSpace, Block, Branch
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
+from ..layers.layer_input import TokenMoE
 from ..layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
 from ..layers.rope import Rope, Scaling
 from ..layers.rowwise.sparse_gate import PARTS, AbsentSparseFFN, SparseGate
 from ..layers.specs import AttentionSpec, FFNSpec
+from ..layers.streams import HyperConnection
 from ..weights.linear import Linear
 from .decoder_sizes import DecoderSizes
 from .network import Network
@@ -65,9 +67,11 @@ class Decoder(DecoderSizes):
         post_norms: tuple[str | None, str | None] = (None, None),
         more: tuple[Branch, ...] = (),
         output_scale: torch.Tensor | None = None,
+        streams: tuple[HyperConnection | None, HyperConnection | None] = (None, None),
     ) -> Block:
         """A block of a mixer, a feed-forward layer, and `more` branches. norms, post_norms: the
-        names of the norms before and after the two; None for none.
+        names of the norms before and after the two; None for none. streams: what is around the two
+        where there are several residual streams.
         """
         at = f"blk.{layer}"
         before, after = (
@@ -77,9 +81,14 @@ class Decoder(DecoderSizes):
         share = self.w.share
         total = None if share is None else share.meeting.sum
         branches = (
-            Branch(before[0], mixer, after[0], mixer=True, sum=total),
+            Branch(before[0], mixer, after[0], mixer=True, sum=total, streams=streams[0]),
             Branch(
-                before[1], ffn, after[1], sum=None if isinstance(ffn, DenseAndExperts) else total
+                before[1],
+                ffn,
+                after[1],
+                takes_batch=isinstance(ffn, TokenMoE),
+                sum=None if isinstance(ffn, DenseAndExperts) else total,
+                streams=streams[1],
             ),
             *more,
         )

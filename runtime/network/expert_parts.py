@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ...errors import ConfigError
 from ..layers.absent import AbsentRows
+from ..layers.layer_input import TokenMoE
 from ..layers.moe import Experts, Latent, MoE, Router
 from ..layers.specs import FFNSpec, RouterSpec
 from .decoder import Decoder
@@ -63,20 +66,21 @@ def moe(
     shared_factor: float = 1.0,
     scaled_router: bool = True,
     latent: int = 0,
+    table: torch.Tensor | None = None,
 ) -> MoE | AbsentRows:
     """Router and experts of a block, or nothing where this rank has none of them. hidden: their
     hidden size. shared: that of the expert that works on every token (0: none), which
     `ffn_gate_inp_shexp` gates if the file has it. shared_ffn: what it does, where that is not
     `ffn`. shared_factor: multiplies what it gives. scaled_router: see `Weights.linear`. latent:
     length of what experts read and write, between `ffn_latent_down` and `ffn_latent_up` (0: the
-    width).
+    width). table: the experts of every token, where it chooses them.
     """
     at, w = f"blk.{layer}", d.w
     gate = f"{at}.ffn_gate_inp_shexp"
     if w.share is not None and not w.share.layer(layer).n_experts:
         return AbsentRows()
     always = shared and (w.share is None or w.share.has_ffn(layer, shared=True))
-    return MoE(
+    parts = (
         _router(d, layer, router, scaled=scaled_router),
         _experts(d, layer, router.n_experts, hidden, ffn, latent or d.width),
         d.ffn(layer, shared, shared_ffn or ffn, "_shexp", shared_factor) if always else None,
@@ -86,6 +90,7 @@ def moe(
         None if w.share is None else w.share.owned(layer),
         _latent(d, layer, latent) if latent else None,
     )
+    return MoE(*parts) if table is None else TokenMoE(table, *parts)
 
 
 def dense_then_experts(d: Decoder, router: RouterSpec) -> Callable[[int], Any]:

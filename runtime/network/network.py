@@ -11,9 +11,10 @@ import torch
 from ..layers.absent import AbsentMixer
 from ..layers.batch import Batch
 from ..layers.block import Block
-from ..layers.layer_input import LayerInputs
+from ..layers.layer_input import LayerInputs, TokenIds
 from ..layers.norm import Norm
 from ..layers.rowwise.altup import leave_streams, left_streams
+from ..layers.streams import StreamEnds
 from ..state.cache import CacheSettings
 from ..state.pool import Pool, rows_of, window_of
 from ..state.sequence import State, reserve
@@ -33,7 +34,7 @@ class Network:
     each of which has some rows of `output`; None if `output` is whole. stage: which blocks this
     process evaluates; None for all. n_streams: vectors of the width that a token has between
     layers; the first is the residual stream, others are in the scratch of a batch
-    (`rowwise.altup`).
+    (`rowwise.altup`). streams: how several residual streams begin and end; None for one.
     """
 
     embedding: Embedding
@@ -43,10 +44,11 @@ class Network:
     n_vocab: int
     embedding_scale: float = 1.0
     softcap: float = 0.0
-    inputs: LayerInputs | None = None
+    inputs: LayerInputs | TokenIds | None = None
     join: Callable[[torch.Tensor], torch.Tensor] | None = None
     stage: Stage | None = None
     n_streams: int = 1
+    streams: StreamEnds | None = None
 
     @property
     def layers(self) -> range:
@@ -57,6 +59,11 @@ class Network:
     def width(self) -> int:
         """Elements of a hidden vector."""
         return self.output_norm.weight.numel()
+
+    @property
+    def stream_width(self) -> int:
+        """Elements of what blocks hand on: of a hidden vector, or of all streams."""
+        return self.width * (1 if self.streams is None else self.streams.n)
 
     @property
     def output_device(self) -> torch.device:
@@ -115,6 +122,19 @@ class Network:
         h = self.embedding(tokens)
         return h if self.embedding_scale == 1 else h * self.embedding_scale
 
+    def begun(self, h: torch.Tensor) -> torch.Tensor:
+        """Return what the first block reads, float32[rows, stream_width], of embeddings
+        float32[rows, width].
+        """
+        return h if self.streams is None else self.streams.begin(h)
+
+    def ended(self, h: torch.Tensor) -> torch.Tensor:
+        """Return final hidden states float32[rows, width], normed, of what the last block gives,
+        float32[rows, stream_width].
+        """
+        h = h.to(self.output_device)
+        return self.output_norm(h if self.streams is None else self.streams.end(h))
+
     def prepared(self, tokens: torch.Tensor, h: torch.Tensor, batch: Batch) -> Batch:
         """Return the batch with what blocks need of the tokens themselves."""
         return batch if self.inputs is None else replace(batch, inputs=self.inputs(tokens, h))
@@ -130,6 +150,7 @@ class Network:
         reserve(states, batch.lengths)
         h = self.embed(tokens)
         batch = self.prepared(tokens, h, batch)
+        h = self.begun(h)
         if self.stage is not None:
             h = self.taken(self.stage, h, batch)
         for layer in self.layers:
@@ -139,7 +160,7 @@ class Network:
             h = self.handed_on(self.stage, h, len(h), batch, final=final)
         for state, n in zip(states, batch.lengths, strict=False):
             state.advance(n)
-        return self.output_norm(h.to(self.output_device))
+        return self.ended(h)
 
     @property
     def moved_width(self) -> int:
@@ -185,14 +206,14 @@ class Network:
             moved[:, self.width :] = others.flatten(1).to(moved.device)
 
     def first_states(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what the first block reads, float32[rows, width], of tokens int64[rows]."""
-        return self.embed(tokens).to(self.blocks[0].device)
+        """Return what the first block reads, float32[rows, stream_width], of tokens int64[rows]."""
+        return self.begun(self.embed(tokens)).to(self.blocks[0].device)
 
     def after_layer(
         self, layer: int, tokens: torch.Tensor, h: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
-        """Return what comes out of one block for the states h float32[rows, width] that it reads.
-        The scratch of `batch` holds what earlier layers have left.
+        """Return what comes out of one block for the states h float32[rows, stream_width] that it
+        reads. The scratch of `batch` holds what earlier layers have left.
         """
         if self.inputs is not None:
             batch = replace(batch, inputs=self.inputs(tokens, self.embed(tokens)))

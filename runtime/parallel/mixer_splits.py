@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..layers.attention import Attention
+from ..layers.compressed.attention import CompressedAttention
 from ..layers.latent import Joined, PerHead
 from ..layers.mla import MLA
 from ..layers.norm import HeadLayerNorm
@@ -138,6 +139,44 @@ def plan_latent(module: MLA, splits: TensorSplits, parts: Parts) -> Parts:
             else:
                 splits.experts(stem(product.name), [[held] for held in heads], sum_after=False)
     splits.columns(output, [[scaled(held, s.value_length)] for held in heads])
+    return tuple(replace(part, heads=held) for part, held in zip(parts, heads, strict=True))
+
+
+def plan_compressed(
+    module: CompressedAttention, layer: int, splits: TensorSplits, parts: Parts
+) -> Parts:
+    """Split attention to near positions and entries by groups of heads. Every rank has keys,
+    compressors and indexers as a whole.
+    """
+    s, at, output = module.spec, f"blk.{layer}", stem(module.output_b.name)
+    of_group = s.heads // s.groups
+    unit = least_common(
+        multiple(of_group * s.key_length, splits.row_unit(module.q.name)),
+        multiple(s.out_rank, splits.row_unit(module.output_a.name)),
+        multiple(s.out_rank, splits.column_unit(module.output_b.name)),
+    )
+    unit = fitting(unit, s.groups)
+    groups = ranges(splits.apportion.units(s.groups // unit, ""), unit)
+    heads = [scaled(held, of_group) for held in groups]
+    copied = [module.q_a, module.kv]
+    norms = [module.q_norm, module.kv_norm]
+    for name, compressor in zip(
+        ("attn_compressor", "indexer_compressor"), module.compressors, strict=False
+    ):
+        copied += [compressor.kv, compressor.gate]
+        norms.append(compressor.norm)
+        splits.copy(f"{at}.{name}_ape.weight")
+    if module.indexer is not None:
+        copied += [module.indexer.q, module.indexer.weights]
+    for product in copied:
+        splits.copy(product.name)
+    for norm in norms:
+        splits.copy(norm.tensor)
+    splits.rows(stem(module.q.name), [[scaled(held, s.key_length)] for held in heads])
+    splits.vector(f"{at}.attn_sinks.weight", [[held] for held in heads])
+    outputs = [[scaled(held, s.out_rank)] for held in groups]
+    splits.rows(stem(module.output_a.name), outputs)
+    splits.columns(output, outputs)
     return tuple(replace(part, heads=held) for part, held in zip(parts, heads, strict=True))
 
 

@@ -13,6 +13,7 @@ from ...errors import UsageError
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT
 from ..layers.attention import Attention
+from ..layers.compressed.attention import CompressedAttention
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.layer_input import LayerInput
@@ -28,6 +29,7 @@ from .apportion import Apportion, Balanced, Reference, normalized, ranges
 from .expert_mode import ExpertChoice
 from .mixer_splits import (
     plan_attention,
+    plan_compressed,
     plan_delta_net,
     plan_kimi_delta,
     plan_latent,
@@ -74,12 +76,17 @@ def plan_split(
             for norm in (branch.norm, branch.post_norm):
                 if norm is not None:
                     splits.copy(norm.tensor)
+            if branch.streams is not None:
+                for name in branch.streams.weights.tensors:
+                    splits.copy(name)
             for module in branch.modules:
                 match module:
                     case Attention():
                         parts = plan_attention(module, splits, parts, _source(module, layers))
                     case MLA():
                         parts = plan_latent(module, splits, parts)
+                    case CompressedAttention():
+                        parts = plan_compressed(module, layer, splits, parts)
                     case DeltaNet():
                         parts = plan_delta_net(module, layer, splits, parts)
                     case KimiDelta():
@@ -103,6 +110,9 @@ def plan_split(
                             " split plan"
                         )
         layers.append(parts)
+    if network.streams is not None:
+        for name in network.streams.weights.tensors:
+            splits.copy(name)
     vocabulary = _output(network, splits, normal)
     return SplitPlan(normal, splits.found, tuple(layers), vocabulary)
 

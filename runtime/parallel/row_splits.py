@@ -55,8 +55,8 @@ def plan_experts(
     """Split experts, and the shared one; the router is whole on every rank."""
     spec, down = module.spec, module.experts.down
     splits.copy(module.router.linear.name)
-    for choice_bias in ("exp_probs_b.bias", "exp_probs_b"):
-        splits.copy(module.router.linear.name.replace("ffn_gate_inp.weight", choice_bias))
+    for other in ("exp_probs_b.bias", "exp_probs_b", "ffn_gate_tid2eid.weight"):
+        splits.copy(module.router.linear.name.replace("ffn_gate_inp.weight", other))
     inputs = [m for m in (module.experts.gate, module.experts.up, module.experts.gate_up) if m]
     hidden, shares = down.cols, splits.apportion.shares
     names = [name for m in inputs for name in m.tensors]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..layers.compressed.specs import CompressedSpec
 from ..layers.specs import (
     AttentionSpec,
     DeltaNetSpec,
@@ -127,6 +128,12 @@ class Share:
     def latent(self, layer: int, spec: MLASpec) -> MLASpec | None:
         n = self.layer(layer).n_heads
         return replace(spec, heads=n) if n else None
+
+    def compressed(self, layer: int, spec: CompressedSpec) -> CompressedSpec | None:
+        """A rank has whole groups of heads."""
+        n = self.layer(layer).n_heads
+        groups = n // (spec.heads // spec.groups)
+        return replace(spec, heads=n, groups=groups) if n else None
 
     def delta_net(self, layer: int, spec: DeltaNetSpec) -> DeltaNetSpec | None:
         """The value heads of a key head are on its rank: side by side in files that are not

@@ -94,6 +94,19 @@ class Hyperparameters:
             )
         return tuple(self._bounded(key, x, least, _MOST) for x in data[:n_layers])
 
+    def at_least_per_layer(self, key: str, n_layers: int) -> tuple[int, ...]:
+        """Return one integer of 0 or more per layer, from an array that may go on for blocks that
+        the file lacks. Raise ConfigError, with file and key, for other values.
+        """
+        data = get(self.metadata, self._full(key), list, file=self.file)
+        if len(data) < n_layers or not all(isinstance(x, int) for x in data):
+            raise ConfigError(
+                f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers}"
+                " integers or more",
+                file=self.file,
+            )
+        return tuple(self._bounded(key, x, 0, _MOST) for x in data[:n_layers])
+
     def numbers(
         self,
         key: str,

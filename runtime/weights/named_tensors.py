@@ -82,8 +82,10 @@ class NamedTensors:
                 file=self.source.path,
             )
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
-        """Return the tensor, of which `shape` is the whole shape, as this rank has it."""
+    def _tensor(self, name: str, shape: tuple[int, ...], type: str = "") -> TensorInfo:
+        """Return the tensor, of which `shape` is the whole shape, as this rank has it. type: of
+        numbers that are not decoded.
+        """
         whole = self._named(name)
         # Some writers drop trailing dimensions of 1.
         if _without_ones(whole.shape) != _without_ones(shape):
@@ -92,7 +94,11 @@ class NamedTensors:
                 file=self.source.path,
                 tensor=name,
             )
-        if whole.type.name not in self._decodable:
+        if type and whole.type.name != type:
+            raise MalformedFileError(
+                f"type is {whole.type}, expected {type}", file=self.source.path, tensor=name
+            )
+        if not type and whole.type.name not in self._decodable:
             raise UnsupportedTypeError(
                 f"type {whole.type} cannot be decoded yet", file=self.source.path, tensor=name
             )

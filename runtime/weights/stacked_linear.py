@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 
 class ManyMatrices:
-    """A parameter with several `matrices` of one size: their device and size."""
+    """A parameter with several `matrices` of one size: their device and size. together: observers
+    do not see which matrix an input is for.
+    """
 
     matrices: Sequence[MatrixLike]
     role: str
+    together: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -135,7 +138,9 @@ class ExpertLinear(ManyMatrices):
 
 
 class HeadLinear(ManyMatrices):
-    """One matrix per head: y[:, h] = W_h x[:, h], for x float32[rows, heads, n_in]."""
+    """One matrix per head: y[:, h] = W_h x[:, h], for x float32[rows, heads, n_in]. together: the
+    file has them as one matrix, so that observers see no heads.
+    """
 
     bias = scale = None
 
@@ -147,9 +152,10 @@ class HeadLinear(ManyMatrices):
         *,
         role: str,
         split: str,
+        together: bool = False,
     ):
         self.name, self.matrices, self.role, self.split = name, matrices, role, split
-        self.observed = (name,)
+        self.observed, self.together = (name,), together
         self._taps = taps
 
     @property
@@ -161,13 +167,13 @@ class HeadLinear(ManyMatrices):
     @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32[rows, heads, n_in] to float32[rows, heads, n_out]. Observers see the rows head
-        after head, with the head in place of the expert.
+        after head, with the head in place of the expert unless they are `together`.
         """
         n_heads, by_head = len(self.matrices), x.transpose(0, 1).flatten(0, 1)
         if self._taps.observers:
             heads = torch.arange(n_heads, device=x.device).repeat_interleave(len(x))
             for observe in self._taps.observers:
-                observe(self.name, by_head, heads)
+                observe(self.name, by_head, None if self.together else heads)
         y, proof = grouped_products(self.matrices, by_head, [len(x)] * n_heads)
         self._taps.check(self.name, proof, stays=proof is not y)
         return y.unflatten(0, (n_heads, len(x))).transpose(0, 1)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from ...errors import NonFiniteError
+from ...errors import MalformedFileError, NonFiniteError
 from ...formats.source import Source, TensorInfo
 from .encoded import DecodeCache
 from .linear import Embedding, Linear
@@ -81,6 +82,22 @@ class Weights(NamedTensors):
     def optional_values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Return what `values` returns; None if there is no such tensor on this rank."""
         return self.values(name, shape) if name in self._tensors else None
+
+    def numbers(self, name: str, shape: tuple[int, int], below: int) -> torch.Tensor:
+        """Return int64 of this shape, stored as I32, on the device of its layer.
+        MalformedFileError for a number that is not from 0 to below `below`.
+        """
+        tensor = self._tensor(name, shape, "I32")
+        rows = np.ascontiguousarray(self.source.read_rows(tensor, 0, tensor.n_rows))
+        found = torch.from_numpy(rows.view("<i4").astype(np.int64)).reshape(tensor.shape)
+        wrong = found[(found < 0) | (found >= below)]
+        if len(wrong):
+            raise MalformedFileError(
+                f"has the number {int(wrong[0])}, expected 0 to {below - 1}",
+                file=self.source.path,
+                tensor=name,
+            )
+        return found.to(self.placement.home(name))
 
     def observe(self, name: str, x: torch.Tensor) -> None:
         """Show x to observers as the input of a tensor that no layer multiplies."""
@@ -155,10 +172,18 @@ class Weights(NamedTensors):
         )
 
     def heads(
-        self, name: str, n_heads: int, n_in: int, n_out: int, *, role: str, split: str
+        self,
+        name: str,
+        n_heads: int,
+        n_in: int,
+        n_out: int,
+        *,
+        role: str,
+        split: str,
+        together: bool = False,
     ) -> HeadLinear:
         """`<name>.weight` with shape [n_heads, n_out, n_in], one matrix per head; the shape
-        [n_heads * n_out, n_in] is the same.
+        [n_heads * n_out, n_in] is the same. together: see `HeadLinear`.
         """
         stored = self._named(f"{name}.weight")
         folded = stored.shape == (n_heads * n_out, n_in)
@@ -168,7 +193,9 @@ class Weights(NamedTensors):
             tensor = TensorInfo(tensor.name, (local, n_out, n_in), tensor.type)
         matrices = self.store.matrices([tensor], tensor.n_matrices)
         return self._record(
-            HeadLinear(f"{name}.weight", matrices, self.taps, role=role, split=split)
+            HeadLinear(
+                f"{name}.weight", matrices, self.taps, role=role, split=split, together=together
+            )
         )
 
     def can_merge(self, *names: str) -> bool:

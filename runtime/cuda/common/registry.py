@@ -150,6 +150,8 @@ def check_description(branch: Branch) -> None:
     module = branch.module
     if isinstance(module, AltUpRows):
         raise Slow("no kernels for this kind of layer")
+    if branch.streams is not None:
+        raise Slow("several residual streams")
     own_norms = isinstance(module, (DenseAndExperts, LayerInput))
     # What has kernels for the stream as it is, with the norm after it alone.
     any_norm = isinstance(module, (Attention, GatedFFN, AbsentMixer, AbsentRows))

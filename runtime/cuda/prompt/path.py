@@ -18,6 +18,7 @@ from ....cuda_kernels.matvec.plan import NORM_MATVEC
 from ....cuda_kernels.packed.decode import decode_rows
 from ....formats.tensor_names import TensorName
 from ...layers.batch import Batch
+from ...layers.layer_input import LayerInputs
 from ...layers.norm import RMSNorm
 from ...network.network import Network
 from ...state.sequence import State
@@ -104,9 +105,9 @@ class PromptPath:
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
         inputs = network.inputs
         self._inputs = (
-            None
-            if inputs is None
-            else self._part("LayerInputs", lambda: PromptLayerInputs(inputs, context))
+            self._part("LayerInputs", lambda: PromptLayerInputs(inputs, context))
+            if isinstance(inputs, LayerInputs)
+            else None
         )
 
     def _step(self, branch: PlacedBranch, executor: Any | None) -> Stage:
