@@ -38,6 +38,7 @@ RUNNABLE = frozenset(
         "glm-dsa",
         "glm4",
         "glm4moe",
+        "glm5-next",
         "gpt-oss",
         "granite",
         "granitehybrid",

@@ -139,7 +139,7 @@ def _compute_bytes(
             + _decoded_bytes(unread)
         )
     used = max((m.experts_used for block in blocks for m in block.row_layers), default=1)
-    width = network.width
+    width = network.stream_width
     widest = max(
         (
             2 * (p.rows + p.cols) * (used if TensorName.parse(p.role).is_stacked else 1)

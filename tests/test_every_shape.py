@@ -25,6 +25,7 @@ from iqforge.runtime.model import Model
 from iqforge.runtime.parallel.share import NoMeeting, Share
 from iqforge.runtime.split_model import make_plan
 from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.weights.split_plan import length
 
 from .choices import by_token, comparable, recorded
 from .short_shapes import shortened
@@ -115,6 +116,7 @@ SIZES = {
     "apertus-70b": 70.6,
     "k-exaone": 236,
     "deepseek-v4-flash": 284,
+    "glm-5.3-flash": 313.3,  # 320 with the block that predicts further tokens
     "step-3.5-flash": 196,  # without blocks that predict further tokens
 }
 
@@ -131,11 +133,13 @@ LARGER = {
     "ling-1t",
     "ling-3.0-flash",
 }
-LATENT = [name for name in SHAPES if SHAPES[name].latent is not None]
 # Those that kernels evaluate, those that they evaluate in part, and the others.
 KERNELS = [name for name in SHAPES if architectures()[SHAPES[name].architecture].gpu]
-LAYER_BY_LAYER = [name for name in SHAPES if SHAPES[name].architecture == "deepseek4"]
+LAYER_BY_LAYER = [
+    name for name in SHAPES if SHAPES[name].architecture in ("deepseek4", "glm5-next")
+]
 PARTLY = {*SHAPES} - {*KERNELS, *LAYER_BY_LAYER}
+LATENT = [name for name in KERNELS if SHAPES[name].latent is not None]
 EACH = [
     pytest.param(name, marks=pytest.mark.full) if name in LARGER else name
     for name in SHAPES
@@ -184,15 +188,17 @@ def test_what_has_no_kernels_says_so(name):
 @pytest.mark.parametrize("name", LAYER_BY_LAYER)
 @pytest.mark.parametrize("shares", [(1, 1), (3, 1, 2), (1,) * 9])
 def test_ranks_of_what_has_no_kernels(name, shares):
-    """Groups of heads and experts are split, and a rank may have none of the groups."""
+    """Heads and experts are split. Where groups of heads are, a rank may have none of them."""
     source = SyntheticSource(f"{name}:IQ4_K")
     plan = make_plan(source, shares)
     for rank in range(len(shares)):
         with Model(source, "cpu", share=Share(plan, rank, NoMeeting())) as model:
             assert slow_layers(model)
+    groups = getattr(SHAPES[name], "groups", len(shares))
     for layer in plan.layers:
-        assert sum(part.n_heads for part in layer) == SHAPES[name].n_heads
-        assert sum(part.n_heads > 0 for part in layer) == min(len(shares), SHAPES[name].groups)
+        heads = [part.n_heads + length(part.key_heads) for part in layer]  # of one kind in a layer
+        assert sum(heads) == SHAPES[name].n_heads
+        assert sum(n > 0 for n in heads) == min(len(shares), groups)
 
 
 @pytest.mark.parametrize("name", EACH)

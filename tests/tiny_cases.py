@@ -51,6 +51,7 @@ FAMILIES = (
     "gemma1",
     "gemma3n",
     "deepseek4",
+    "glm5_next",
 )
 
 

@@ -21,6 +21,7 @@ from .experts import DOWN, GATE, UP, RoutedExperts
 from .implied import check_flag, check_name
 from .layout_options import LayoutOptions
 from .registry import register
+from .streams import stream_keys, stream_weights
 from .weight import ConvertedTensor, Shape, Weight, check_shape, split_numbers
 
 LAYER = "layers.{}"
@@ -162,9 +163,7 @@ class DeepseekV4(RoutedExperts):
             "attention.output_lora_rank": u32(self.o_rank),
             "attention.compress_ratios": array(ValueType.INT32, self.ratios),
             "attention.compress_rope_freq_base": f32(self.rope.compressed_base()),
-            "hyper_connection.count": u32(self.n_streams),
-            "hyper_connection.sinkhorn_iterations": u32(config.integer("hc_sinkhorn_iters")),
-            "hyper_connection.epsilon": f32(config.number("hc_eps")),
+            **stream_keys(config),
             "hash_layer_count": u32(self.n_hash),
             "embedding_length_out": u32(self.n_embd * self.n_streams),
         }
@@ -182,11 +181,10 @@ class DeepseekV4(RoutedExperts):
 
     def weights(self) -> list[Weight]:
         d, streams = self.n_embd, self.n_streams
-        mixes, flat = (2 + streams) * streams, streams * d
         attn, ffn, heads = f"{LAYER}.attn", f"{LAYER}.ffn", self.n_heads * self.head_size
         width, out = self.n_ff_expert * self.n_shared, self.n_groups * self.o_rank
         exact = [
-            Weight("hc_head_fn", "output_hc_fn.weight", (streams, flat), exact=True),
+            Weight("hc_head_fn", "output_hc_fn.weight", (streams, streams * d), exact=True),
             Weight("hc_head_base", "output_hc_base.weight", (streams,), exact=True),
             Weight("hc_head_scale", "output_hc_scale.weight", (1,), exact=True),
             Weight(f"{attn}.attn_sink", "blk.{}.attn_sinks.weight", (self.n_heads,), exact=True),
@@ -203,17 +201,12 @@ class DeepseekV4(RoutedExperts):
                 exact=True,
             ),
         ]
-        for part in ("attn", "ffn"):
-            for name, shape in (("fn", (mixes, flat)), ("base", (mixes,)), ("scale", (3,))):
-                stem = f"hc_{part}_{name}"
-                exact.append(
-                    Weight(f"{LAYER}.{stem}", f"blk.{{}}.{stem}.weight", shape, exact=True)
-                )
         return [
             Weight("embed", "token_embd", (self.n_vocab, d)),
             Weight("norm", "output_norm", (d,)),
             Weight("head", "output", (self.n_vocab, d)),
             *exact,
+            *stream_weights(LAYER, streams, d, self.n_layers),
             Weight(f"{LAYER}.attn_norm", "blk.{}.attn_norm", (d,)),
             Weight(f"{LAYER}.ffn_norm", "blk.{}.ffn_norm", (d,)),
             Weight(f"{attn}.wq_a", "blk.{}.attn_q_a", (self.q_rank, d)),

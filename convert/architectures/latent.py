@@ -40,6 +40,7 @@ class LatentAttention(RoutedExperts):
         None
     )
     has_selection_bias = False
+    least_rotated = 1  # elements of keys
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
@@ -48,7 +49,7 @@ class LatentAttention(RoutedExperts):
         self.kv_rank = config.integer("kv_lora_rank")
         self.n_nope, self.n_rot = (
             config.integer("qk_nope_head_dim"),
-            config.integer("qk_rope_head_dim"),
+            config.integer("qk_rope_head_dim", minimum=self.least_rotated),
         )
         self.n_value = config.integer("v_head_dim")
         self.n_dense = self._count_dense_layers()

@@ -9,7 +9,7 @@ projections, and models with eight experts as a separate case.
 from __future__ import annotations
 
 from .mix_rules import VALUES, MixRule, RuleSet, by_preset, mix_rule
-from .presets import IK
+from .presets import GLM5_NEXT, IK
 
 _PRESETS = """
     F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K Q3_K_S Q3_K_M Q3_K_L Q4_K Q4_K_S
@@ -197,20 +197,7 @@ _PROTECTED = (
     "a.rvq.codebook",
     "mm.a.code_embd",
 )
-_PROTECTED_IN = {
-    "glm5-next": (
-        "hc_",
-        "indexer",
-        "ssm_f_a.weight",
-        "ssm_f_b.weight",
-        "ssm_g_a.weight",
-        "ssm_g_b.weight",
-        "ssm_beta.weight",
-        "attn_kv_a_mqa",
-        "attn_k_b",
-        "attn_v_b",
-    )
-}
+_PROTECTED_IN = {"glm5-next": GLM5_NEXT}
 
 MAINLINE = RuleSet(
     name="mainline",

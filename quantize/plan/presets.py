@@ -226,6 +226,15 @@ _GENERAL = (
     mix_rule("ffn_up", _EDGE_LINES, flag="ffn_up", count="up"),
 )
 
+GLM5_NEXT = (  # parts of names of tensors that llama.cpp keeps as they are
+    "hc_",
+    "indexer",
+    *(f"ssm_{part}.weight" for part in ("f_a", "f_b", "g_a", "g_b", "beta")),
+    "attn_kv_a_mqa",
+    "attn_k_b",
+    "attn_v_b",
+)
+
 IK = RuleSet(
     name="ik",
     output=OUTPUT_ROW,
@@ -259,6 +268,7 @@ IK = RuleSet(
     # As llama.cpp keeps them: ik_llama.cpp does not have these architectures.
     protected_in={
         **dict.fromkeys(("lfm2", "lfm2moe"), ("shortconv.conv.weight",)),
+        "glm5-next": GLM5_NEXT,
         "gemma3n": ("altup", "laurel", "per_layer_model_proj"),
         # Which llama.cpp does not keep: small, and everything after them depends on them.
         "deepseek4": ("hc_", "compressor_ape.weight", "indexer.proj.weight"),

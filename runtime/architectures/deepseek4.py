@@ -10,10 +10,11 @@ from typing import Any
 from ..layers.block import Block
 from ..layers.layer_input import TokenIds
 from ..layers.specs import FFNSpec
-from ..network.compressed_parts import CompressedParts, StreamParts
+from ..network.compressed_parts import CompressedParts
 from ..network.decoder import Decoder
 from ..network.expert_parts import moe, router_spec
 from ..network.network import Network
+from ..network.stream_parts import StreamParts
 from . import architecture
 
 _NO_LIMIT = 1e-6  # llama.cpp takes limits that are not above it for none

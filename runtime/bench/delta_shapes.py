@@ -1,10 +1,41 @@
-"""Shapes of models with gated delta nets, with and without experts."""
+"""Shapes of models with gated delta nets, with and without experts, and of those that have several
+residual streams besides.
+"""
 
 from __future__ import annotations
 
-from ...formats.values import ValueType, array, u32
-from .mixer_sizes import DeltaSizes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...formats.types import GGMLType
+from ...formats.values import Value, ValueType, array, boolean, f32, u32
+from .hybrid_shapes import HybridShape
+from .mixer_sizes import DeltaSizes, IndexerSizes, KimiDeltaSizes, LatentSizes, StreamSizes
 from .shape import Shape
+
+
+@dataclass(frozen=True)
+class StreamsShape(HybridShape):
+    """The shape of a model with several residual streams, which end in their mean. Nothing of its
+    heads is rotated.
+    """
+
+    streams: StreamSizes = field(default_factory=StreamSizes)
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self.streams.around("attn", self.width)
+        yield from super()._mixer(layer)
+
+    def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self.streams.around("ffn", self.width)
+        yield from super()._feed_forward(layer)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        own = {**self.streams.keys, "rope.dimension_count": u32(0)}
+        found = {f"{self.architecture}.{key}": value for key, value in own.items()}
+        return super().metadata(type) | found
+
 
 DELTA_SHAPES: dict[str, Shape] = {
     "qwen3.5-35b-a3b": Shape(
@@ -98,5 +129,25 @@ DELTA_SHAPES: dict[str, Shape] = {
         head_norms=True,
         ffn_norm="post_attention_norm",
         keys={"expert_shared_feed_forward_length": u32(512)},
+    ),
+    "glm-5.3-flash": StreamsShape(
+        *("glm5-next", "320B.A18B", 45, 4096, 64, 1, 256, 2048, 154880),
+        *(10000.0, 1 << 20, 1e-5, 288, 8),
+        n_dense=3,
+        dense_hidden=12288,
+        shared=2048,
+        choice_bias=True,
+        latent=LatentSizes(1536, 512, 256, 0, 256),
+        indexer=IndexerSizes(32, 128, 2048, pool=16),
+        attending=tuple(range(3, 45, 4)),
+        recurrent=KimiDeltaSizes(64, 128, bound=-5.0, rate_columns=False),
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(2.5),
+            "swiglu_clamp_exp": f32(10.0),
+            "swiglu_clamp_shexp": f32(10.0),
+        },
     ),
 }

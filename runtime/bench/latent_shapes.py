@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...formats.types import GGMLType
 from ...formats.values import Value, ValueType, array, boolean, f32, string, u32
-from .mixer_sizes import IndexerSizes, LatentSizes
+from .mixer_sizes import IndexerSizes, LatentSizes, StreamSizes
 from .shape import Shape
 
 _OVERLAPPING = 4  # the ratio of layers whose entries overlap, and which have an indexer
@@ -17,7 +17,7 @@ _OVERLAPPING = 4  # the ratio of layers whose entries overlap, and which have an
 class CompressedShape(Shape):
     """The shape of a model whose layers have `ratios` (0: a window only). Heads are in `groups`,
     each of which gives `out_rank` elements. The token chooses experts in the first `by_token`
-    layers, and there are so many `streams`.
+    layers.
     """
 
     ratios: tuple[int, ...] = ()
@@ -26,7 +26,7 @@ class CompressedShape(Shape):
     out_rank: int = 0
     index_heads: int = 0
     index_length: int = 0
-    streams: int = 4
+    streams: StreamSizes = field(default_factory=StreamSizes)
     by_token: int = 0
 
     @property
@@ -42,19 +42,11 @@ class CompressedShape(Shape):
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of all tensors, in the order of a converted file."""
         yield from super().tensors()
-        yield from self._mixing("output_hc", self.streams, 1)
-
-    def _mixing(
-        self, name: str, numbers: int, groups: int
-    ) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{name}_fn.weight", (numbers, self.streams * self.width)
-        yield f"{name}_base.weight", (numbers,)
-        yield f"{name}_scale.weight", (groups,)
+        yield from self.streams.ends(self.width)
 
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         rows, ratio = self.n_heads * self.head, self.ratios[layer]
-        n = self.streams
-        yield from self._mixing("hc_attn", (2 + n) * n, 3)
+        yield from self.streams.around("attn", self.width)
         yield from self._norm("attn_norm")
         yield "attn_sinks.weight", (self.n_heads,)
         yield "attn_q_a.weight", (self.q_rank, self.width)
@@ -81,8 +73,7 @@ class CompressedShape(Shape):
         yield f"{name}_norm.weight", (length,)
 
     def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        n = self.streams
-        yield from self._mixing("hc_ffn", (2 + n) * n, 3)
+        yield from self.streams.around("ffn", self.width)
         if layer < self.by_token:
             yield "ffn_gate_tid2eid.weight", (self.n_vocab, self.n_used)
             for name, shape in super()._feed_forward(layer):
@@ -101,8 +92,8 @@ class CompressedShape(Shape):
             "attention.indexer.head_count": u32(self.index_heads),
             "attention.indexer.key_length": u32(self.index_length),
             "hash_layer_count": u32(self.by_token),
-            "hyper_connection.count": u32(self.streams),
-            "embedding_length_out": u32(self.streams * self.width),
+            "embedding_length_out": u32(self.streams.n * self.width),
+            **self.streams.keys,
         }
         found = {f"{self.architecture}.{key}": value for key, value in own.items()}
         return super().metadata(type) | found
@@ -291,8 +282,6 @@ LATENT_SHAPES: dict[str, Shape] = {
             "expert_weights_norm": boolean(True),
             "expert_weights_scale": f32(1.5),
             "swiglu_clamp_exp": f32(10.0),
-            "hyper_connection.sinkhorn_iterations": u32(20),
-            "hyper_connection.epsilon": f32(1e-6),
             "rope.scaling.type": string("yarn"),
             "rope.scaling.factor": f32(16.0),
             "rope.scaling.original_context_length": u32(65536),

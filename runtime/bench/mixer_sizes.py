@@ -1,5 +1,5 @@
-"""Sizes of delta nets, state-space layers, short convolutions and latent attention, with their
-tensors and keys.
+"""Sizes of delta nets, state-space layers, short convolutions, latent attention and residual
+streams, with their tensors and keys.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...formats.values import Value, f32, u32
+from ...formats.values import Value, boolean, f32, u32
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class StateSpaceSizes:
 @dataclass(frozen=True)
 class KimiDeltaSizes:
     """Sizes of Kimi delta attention, as in `KimiDeltaSpec`. low_rank: decays and gates come from
-    two products.
+    two products. rate_columns: rates of decays are a column each.
     """
 
     heads: int
@@ -101,6 +101,7 @@ class KimiDeltaSizes:
     convolution: int = 4
     bound: float = 0.0
     low_rank: bool = True
+    rate_columns: bool = True
 
     def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of the tensors of a layer without its norm."""
@@ -114,7 +115,7 @@ class KimiDeltaSizes:
                 yield f"ssm_{part}_b.weight", (inner, self.length)
             else:
                 yield f"ssm_{part}_a.weight", (inner, width)
-        yield "ssm_a", (self.heads, 1)
+        yield "ssm_a", (self.heads, 1) if self.rate_columns else (self.heads,)
         yield "ssm_dt.bias", (inner,)
         yield "ssm_beta.weight", (self.heads, width)
         yield "ssm_norm.weight", (self.length,)
@@ -160,11 +161,14 @@ class LatentSizes:
 
 @dataclass(frozen=True)
 class IndexerSizes:
-    """Sizes of the indexer of sparse attention, as in `IndexerSpec`. Every layer has one."""
+    """Sizes of the indexer of sparse attention, as in `IndexerSpec`. Every layer has one. pool: so
+    many positions have one key together; 0: each has its own.
+    """
 
     heads: int
     length: int
     top_k: int
+    pool: int = 0
 
     def tensors(self, width: int, q_rank: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of the tensors of a layer."""
@@ -173,12 +177,52 @@ class IndexerSizes:
         yield "indexer.proj.weight", (self.heads, width)
         yield "indexer.attn_k.weight", (self.length, width)
         yield "indexer.attn_q_b.weight", (self.heads * self.length, q_rank)
+        if self.pool:
+            yield "indexer_compressor_ape.weight", (self.pool, self.length)
+            yield "indexer_compressor_gate.weight", (self.length, width)
 
     @property
     def keys(self) -> dict[str, Value]:
         """Return the metadata keys of the indexer, without the architecture's name."""
-        return {
+        found = {
             "attention.indexer.head_count": u32(self.heads),
             "attention.indexer.key_length": u32(self.length),
             "attention.indexer.top_k": u32(self.top_k),
+        }
+        if self.pool:
+            found["attention.indexer.kpool"] = u32(self.pool)
+            found["attention.indexer.kpool_select_tail"] = boolean(True)
+        return found
+
+
+@dataclass(frozen=True)
+class StreamSizes:
+    """Sizes of several residual streams, as in `StreamSpec`."""
+
+    n: int = 4
+    iterations: int = 20
+    epsilon: float = 1e-6
+
+    def around(self, part: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors around a layer. part: `attn` or `ffn`."""
+        yield from self._mixing(f"hc_{part}", (2 + self.n) * self.n, 3, width)
+
+    def ends(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors after the last layer."""
+        yield from self._mixing("output_hc", self.n, 1, width)
+
+    def _mixing(
+        self, name: str, numbers: int, groups: int, width: int
+    ) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}_fn.weight", (numbers, self.n * width)
+        yield f"{name}_base.weight", (numbers,)
+        yield f"{name}_scale.weight", (groups,)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of the streams, without the architecture's name."""
+        return {
+            "hyper_connection.count": u32(self.n),
+            "hyper_connection.sinkhorn_iterations": u32(self.iterations),
+            "hyper_connection.epsilon": f32(self.epsilon),
         }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -43,26 +44,90 @@ class Indexer:
             rope,
         )
 
+    @property
+    def kept_length(self) -> int:
+        """Elements that are kept of a position."""
+        return self.spec.key_length
+
     def project(
         self, x: torch.Tensor, q_latent: torch.Tensor, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries float32[rows, heads, key_length], keys float32[rows, key_length] and
         weights of heads float32[rows, heads].
         """
-        s, angles = self.spec, batch.angles(self.rope)
-        q = self.rope(self.q(q_latent).view(len(x), s.heads, s.key_length), angles)
-        k = self.rope(self.k_norm(self.k(x))[:, None], angles)[:, 0]
+        s = self.spec
+        q = self.q(q_latent).view(len(x), s.heads, s.key_length)
+        k = self.k_norm(self.k(x))[:, None]
+        if s.rope_length:
+            angles = batch.angles(self.rope)
+            q, k = self.rope(q, angles), self.rope(k, angles)
+        k = k[:, 0]
         return q, k, self.weights(x) * (s.heads * s.key_length) ** -0.5
 
     def select(self, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return bool[n, total]: the positions that the last n of `total` see, for q and weights of
         n tokens and keys of all positions.
         """
-        n, total = len(q), len(k)
-        scores = q.new_zeros(n, total)
-        for head in range(self.spec.heads):
-            scores += weights[:, head, None] * (q[:, head] @ k.T).relu_()
-        return best_positions(scores, self.spec.top_k)
+        return best_positions(head_scores(q, k, weights), self.spec.top_k)
+
+
+class PooledIndexer(Indexer):
+    """The choice of pools of positions (GLM-5.3, 2026): so many positions each, from the first one
+    of a sequence on. The key of a pool is the sum of those of its positions, each element weighted
+    by the softmax over the positions of gate(x) + offsets. A token sees the positions of the
+    top_k / pool pools with the largest scores among those that end at it or before, and all that
+    follow the last of these.
+
+    offsets: float32[pool, key_length].
+    """
+
+    def __init__(self, *args: Any, gate: Linear, offsets: torch.Tensor, **parts: Any):
+        super().__init__(*args, **parts)
+        self.gate, self.offsets = gate, offsets
+
+    @property
+    def kept_length(self) -> int:
+        """A key and a gate."""
+        return 2 * self.spec.key_length
+
+    def project(
+        self, x: torch.Tensor, q_latent: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `Indexer.project`, but every key is followed by its gate."""
+        q, k, weights = super().project(x, q_latent, batch)
+        return q, torch.cat([k, self.gate(x)], dim=1), weights
+
+    def select(self, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return bool[n, total]: the positions that the last n of `total` see, for q and weights of
+        n tokens, and keys with gates of all positions.
+        """
+        n, total, pool = len(q), len(k), len(self.offsets)
+        n_pools = total // pool
+        values, gates = k[: n_pools * pool].unflatten(0, (n_pools, pool)).chunk(2, dim=-1)
+        keys = weighted_sum(values, gates + self.offsets)
+        counts = [(position + 1) // pool for position in range(total - n, total)]
+        chosen = best_positions(head_scores(q, keys, weights), self.spec.top_k // pool, counts)
+        every, ends = torch.arange(total, device=q.device), torch.tensor(counts, device=q.device)
+        seen = (every >= pool * ends[:, None]) & (every <= every[total - n :, None])
+        seen[:, : n_pools * pool] |= chosen.repeat_interleave(pool, dim=1)
+        return seen
+
+
+def head_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return sums over heads of weights * relu(q . key), float32[n, keys], for q float32[n, heads,
+    length], keys float32[keys, length] and weights float32[n, heads].
+    """
+    scores = q.new_zeros(len(q), len(keys))
+    for head in range(q.shape[1]):
+        scores += weights[:, head, None] * (q[:, head] @ keys.T).relu_()
+    return scores
+
+
+def weighted_sum(values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Return float32[runs, length]: the sum over each run of values float32[runs, positions,
+    length], each element weighted by the softmax of its scores over the run.
+    """
+    return (values * scores.softmax(dim=1)).sum(dim=1)
 
 
 def best_positions(

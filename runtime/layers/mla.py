@@ -70,7 +70,7 @@ class MLA(LooksBack):
 
     @property
     def _index_width(self) -> int:
-        return 0 if self.indexer is None else self.indexer.spec.key_length
+        return 0 if self.indexer is None else self.indexer.kept_length
 
     def new_storage(
         self, n_rows: int, settings: CacheSettings, device: torch.device
@@ -149,14 +149,18 @@ class MLA(LooksBack):
         """Return queries float32[rows, heads, rope + nope] and what the cache holds, float32[rows,
         rope + rank]. The rotated elements come first in both.
         """
-        s, angles = self.spec, batch.angles(self.rope)
+        s, angles = self.spec, batch.angles(self.rope) if self.spec.rope_length else None
         q = self.q(q_latent).view(len(x), s.heads, s.key_length)
-        q = torch.cat([self.rope(q[..., s.nope_length :], angles), q[..., : s.nope_length]], dim=-1)
+        if angles is not None:
+            turned = self.rope(q[..., s.nope_length :], angles)
+            q = torch.cat([turned, q[..., : s.nope_length]], dim=-1)
         if s.temperature is not None:
             q = q * temperature(s.temperature, batch.positions)[:, None, None]
         both = self.kv_a(x)
         c = self.kv_norm(both[:, : s.kv_rank])
         self.up.observe(c)
+        if angles is None:
+            return q, c
         k_rope = self.rope(both[:, None, s.kv_rank :], angles)[:, 0]
         return q, torch.cat([k_rope, c], dim=-1)
 

@@ -95,17 +95,17 @@ class HyperConnection:
 
 
 class StreamEnds:
-    """The streams before the first layer, all alike, and what they become after the last one: the
-    sum of each times sigmoid(a) + epsilon.
+    """The `n` streams before the first layer, all alike, and what they become after the last one:
+    the sum of each times sigmoid(a) + epsilon, or without weights their mean.
     """
 
-    def __init__(self, weights: StreamWeights):
-        self.weights = weights
+    def __init__(self, n: int, weights: StreamWeights | None = None):
+        self.n, self.weights = n, weights
 
     @property
-    def n(self) -> int:
-        """How many streams there are."""
-        return self.weights.spec.n
+    def tensors(self) -> Iterator[str]:
+        """The names of its tensors, which are whole on every rank."""
+        return iter(()) if self.weights is None else self.weights.tensors
 
     def begin(self, h: torch.Tensor) -> torch.Tensor:
         """Return float32[rows, n * width] for embeddings float32[rows, width]."""
@@ -113,5 +113,7 @@ class StreamEnds:
 
     def end(self, h: torch.Tensor) -> torch.Tensor:
         """Return float32[rows, width] for h float32[rows, n * width]."""
+        if self.weights is None:
+            return h.unflatten(-1, (self.n, -1)).mean(dim=-2)
         [a] = self.weights.numbers(h, [self.n])
         return joined(h, a.sigmoid() + self.weights.spec.epsilon)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..layers.absent import AbsentMixer
-from ..layers.indexer import Indexer
+from ..layers.indexer import Indexer, PooledIndexer
 from ..layers.latent import Joined, PerHead, UpProjection
 from ..layers.mla import MLA
 from ..layers.norm import LayerNorm, RMSNorm
@@ -25,7 +25,7 @@ from .decoder import Decoder
 from .expert_parts import moe, router_spec
 
 # The norms of latent vectors have the eps of their class in transformers, whatever the model's is
-# (1e-5 in GLM). Files have one key, for the others.
+# (1e-5 in GLM-5). Files have one key, for the others.
 _LATENT_EPS = 1e-6
 _KEY_EPS = 1e-6  # of the norm of the indexer's keys, for which there is no key in files either
 
@@ -38,15 +38,24 @@ class LatentParts:
     spec: MLASpec
     rope: Rope
     dense: int
+    eps: float = _LATENT_EPS
 
     @classmethod
     def read(
-        cls, d: Decoder, temperature: Temperature | None = None, *, rotates: bool = True
+        cls,
+        d: Decoder,
+        temperature: Temperature | None = None,
+        *,
+        rotates: bool = True,
+        eps: float = _LATENT_EPS,
     ) -> LatentParts:
-        """rotates: heads know their positions. ConfigError for sizes that contradict each other."""
+        """rotates: heads know their positions. eps: of norms of latent vectors. ConfigError for
+        sizes that contradict each other.
+        """
         p = d.p
         key_length = p.integer("attention.key_length_mla", d.key_length)
-        rotated = p.integer("rope.dimension_count", least=2, most=key_length - 1)
+        least = 2 if rotates else 0
+        rotated = p.integer("rope.dimension_count", least=least, most=key_length - 1)
         if len(set(d.heads)) != 1:
             raise ConfigError("layers with different numbers of heads", file=p.file)
         magnitude = _magnitude(p)
@@ -67,7 +76,7 @@ class LatentParts:
         )
         rope = cls._rope(d, rotated, "norm") if rotates else Rope.none("norm", rotated)
         dense = p.integer("leading_dense_block_count", 0, least=0)
-        return cls(d, spec, rope, min(dense, d.n_layers))
+        return cls(d, spec, rope, min(dense, d.n_layers), eps)
 
     @staticmethod
     def _rope(d: Decoder, rotated: int, style: str) -> Rope:
@@ -124,9 +133,13 @@ class LatentParts:
         w.skip(f"{joined}.")
         return PerHead(k_b, v_b, f"{joined}.weight", w.observe)
 
-    def chooses(self, owners: Collection[int], style: str) -> Callable[[int], Any]:
+    def chooses(
+        self, owners: Collection[int], style: str, *, pools: bool = False
+    ) -> Callable[[int], Any]:
         """Return the attention of a block, by its number, to positions that an indexer chooses: its
         own in the blocks `owners`, in others the last one before. style: how the indexers rotate.
+        pools: they choose pools of positions, if the file says so. ConfigError for sizes that
+        contradict each other.
         """
         p, sparse, s = self.d.p, self.d.w.switches.sparse_attention, self.spec
         spec = IndexerSpec(
@@ -135,37 +148,50 @@ class LatentParts:
             s.rope_length,
             p.integer("attention.indexer.top_k"),
         )
+        pool = p.integer("attention.indexer.kpool", 0, least=0) if pools else 0
+        if pool and (spec.top_k % pool or not p.flag("attention.indexer.kpool_select_tail", False)):
+            raise ConfigError(
+                f"an indexer of pools of {pool} that chooses {spec.top_k} positions, or leaves out"
+                " those after the last pool",
+                file=p.file,
+            )
         # It turns by the same angles as heads do.
         rope = self.rope if style == self.rope.style else self._rope(self.d, s.rope_length, style)
 
         def attention(layer: int) -> Any:
             indexer = None
             if sparse and layer in owners:
-                indexer = self._indexer(layer, spec, rope)
+                indexer = self._indexer(layer, spec, rope, pool)
             else:
                 self.d.w.skip(f"blk.{layer}.indexer.")
+                if pool:
+                    self.d.w.skip(f"blk.{layer}.indexer_compressor_")
             return self.attention(layer, indexer, top_k=spec.top_k if sparse else 0)
 
         return attention
 
-    def _indexer(self, layer: int, spec: IndexerSpec, rope: Rope) -> Indexer:
+    def _indexer(self, layer: int, spec: IndexerSpec, rope: Rope, pool: int = 0) -> Indexer:
+        """pool: so many positions have one key together; 0: each has its own."""
         d, at = self.d, f"blk.{layer}.indexer"
 
         def product(name: str, n_in: int, n_out: int):
-            return d.w.linear(
-                f"{at}.{name}", n_in, n_out, role=f"indexer.{name}", split="replicated"
-            )
+            role = f"indexer{name}"
+            return d.w.linear(f"blk.{layer}.{role}", n_in, n_out, role=role, split="replicated")
 
         norm, n = f"{at}.k_norm", spec.key_length
         bias = d.w.optional_vector(f"{norm}.bias", n)
-        return Indexer(
-            spec,
-            q=product("attn_q_b", self.spec.q_rank, spec.heads * n),
-            k=product("attn_k", d.width, n),
-            k_norm=LayerNorm(d.w.vector(f"{norm}.weight", n), bias, _KEY_EPS, norm),
-            weights=product("proj", d.width, spec.heads),
-            rope=rope,
-        )
+        parts: dict[str, Any] = {
+            "q": product(".attn_q_b", self.spec.q_rank, spec.heads * n),
+            "k": product(".attn_k", d.width, n),
+            "k_norm": LayerNorm(d.w.vector(f"{norm}.weight", n), bias, _KEY_EPS, norm),
+            "weights": product(".proj", d.width, spec.heads),
+            "rope": rope,
+        }
+        if not pool:
+            return Indexer(spec, **parts)
+        gate = product("_compressor_gate", d.width, n)
+        offsets = d.w.values(f"{at}_compressor_ape.weight", (pool, n))
+        return PooledIndexer(spec, gate=gate, offsets=offsets, **parts)
 
     def router(self, score: str, **spec: Any) -> RouterSpec | None:
         """Read how tokens choose experts; None if no layer has any. Arguments: as for
@@ -199,7 +225,7 @@ class LatentParts:
         return self.d.w.linear(f"blk.{layer}.{name}", n_in, n_out, role=name, split=split)
 
     def _norm(self, name: str, n: int) -> RMSNorm:
-        return RMSNorm(self.d.w.vector(f"{name}.weight", n), _LATENT_EPS, name)
+        return RMSNorm(self.d.w.vector(f"{name}.weight", n), self.eps, name)
 
 
 def _magnitude(p: Hyperparameters) -> float:

@@ -111,7 +111,7 @@ def plan_split(
                         )
         layers.append(parts)
     if network.streams is not None:
-        for name in network.streams.weights.tensors:
+        for name in network.streams.tensors:
             splits.copy(name)
     vocabulary = _output(network, splits, normal)
     return SplitPlan(normal, splits.found, tuple(layers), vocabulary)

@@ -6,7 +6,7 @@ import torch
 
 from ...weights.linear import Linear
 from ..batch import Batch
-from ..indexer import best_positions
+from ..indexer import best_positions, head_scores, weighted_sum
 from ..norm import RMSNorm
 from ..rope import Rope
 from ..specs import IndexerSpec
@@ -84,7 +84,7 @@ class Compressor:
             n = self.length
             values = torch.cat([old[..., :n], values[..., n:]], dim=1)
             scores = torch.cat([old_scores[..., :n], scores[..., n:]], dim=1)
-        found = self.norm((values * scores.softmax(dim=1)).sum(dim=1))
+        found = self.norm(weighted_sum(values, scores))
         positions = origin + torch.arange(runs.start, runs.stop, device=rows.device) * self.ratio
         return rotated(self.rope, found[:, None], self.rope.angles(positions))[:, 0]
 
@@ -120,7 +120,4 @@ class EntryIndexer:
         """
         if len(keys) <= self.spec.top_k:
             return None
-        scores = q.new_zeros(len(q), len(keys))
-        for head in range(self.spec.heads):
-            scores += weights[:, head, None] * (q[:, head] @ keys.T).relu_()
-        return best_positions(scores, self.spec.top_k, counts)
+        return best_positions(head_scores(q, keys, weights), self.spec.top_k, counts)
