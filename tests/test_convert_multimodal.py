@@ -18,6 +18,7 @@ from .tiny_models import make_tiny_model
 
 # Multimodal classes by the case of their text model.
 MULTIMODAL = {
+    "Cohere2VisionForConditionalGeneration": "command_a_plus",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma3nForConditionalGeneration": "gemma3n",
     "Gemma4ForConditionalGeneration": "gemma4_moe",
@@ -28,8 +29,10 @@ MULTIMODAL = {
     "Step3p7ForConditionalGeneration": "step35",
 }
 OTHER_NAMES = (
+    "BailingMoeV3ForCausalLM",
     "Ernie4_5_ForCausalLM",
     "ExaoneMoEForCausalLM",
+    "HyV3ForCausalLM",
     "LFM2ForCausalLM",
 )  # of classes that have a case
 ALONE = "Mistral4ForCausalLM"  # the text model of the case mistral4
