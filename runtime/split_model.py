@@ -12,6 +12,7 @@ from .architectures import build_network
 from .layers.attention import Attention
 from .layers.block import Block
 from .layers.dense_and_experts import DenseAndExperts
+from .layers.ffn import GatedFFN
 from .layers.layer_input import LayerInput
 from .layers.mla import MLA
 from .layers.rowwise.altup import AltUpRows
@@ -113,8 +114,13 @@ def network_and_weights(
 
 
 def exchanges_of(block: Block) -> int:
-    """Return in how many exchanges the ranks of a split add up what a step gives in a block."""
-    return sum(not isinstance(branch.module, (LayerInput, AltUpRows)) for branch in block.branches)
+    """Return in how many exchanges the ranks of a split add up what a step gives in a block, or
+    gather what sparse gates need of all elements.
+    """
+    modules = [branch.module for branch in block.branches]
+    return sum(not isinstance(m, (LayerInput, AltUpRows)) for m in modules) + sum(
+        isinstance(m, GatedFFN) and m.spec.cutoff is not None for m in modules
+    )
 
 
 def sums_of(block: Block) -> int:

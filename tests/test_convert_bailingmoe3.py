@@ -247,7 +247,7 @@ def test_queries_of_latent_vectors(tmp_path):
 
 @pytest.mark.parametrize(
     "limits, expected",
-    [([None, 7], [0, 7, 0]), ([0, 4.5, 5, 6], [0, 4.5, 5]), ([], [0, 0, 0])],
+    [([None, 7], [0, 7, 0]), ([0, 4.5, 5, None], [0, 4.5, 5]), ([], [0, 0, 0])],
 )
 def test_limits_of_layers(tmp_path, limits, expected):
     lists = {"expert_swiglu_limit_list": limits, "share_expert_swiglu_limit_list": [1, 2, 3]}
@@ -281,6 +281,10 @@ def test_a_missing_tensor_is_named(tmp_path, name):
         ({"layer_types": ["full_attention"]}, "'layer_types' has 1 items"),
         ({"expert_swiglu_limit_list": [1, "x"]}, "'expert_swiglu_limit_list' is not a list"),
         ({"share_expert_swiglu_limit_list": [-1]}, "'share_expert_swiglu_limit_list' is not"),
+        ({"expert_swiglu_limit_list": [10**400]}, "numbers from 0 to 3.40282e\\+38"),
+        ({"expert_swiglu_limit_list": [True]}, "'expert_swiglu_limit_list' is not a list"),
+        ({"expert_swiglu_limit_list": [1.0] * 99}, "has limits of 99 layers"),
+        ({"n_group": 4, "num_expert_group": 2}, "'num_expert_group' and 'n_group' are 2 and 4"),
         ({"linear_num_heads": 3}, "linear attention have 3 heads, and others 4"),
         ({"hidden_act": "gelu"}, "GGUF's bailingmoe3 implies silu"),
     ],

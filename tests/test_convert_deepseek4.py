@@ -312,6 +312,8 @@ def test_a_table_of_floats(tmp_path):
         ({"scoring_func": "sigmoid"}, "'scoring_func' is 'sigmoid'"),
         ({"attention_bias": True}, "'attention_bias' is true"),
         ({"mlp_bias": True}, "'mlp_bias' is true"),
+        ({"tie_word_embeddings": True}, "'tie_word_embeddings' is true"),
+        ({"qk_rope_head_dim": 7}, "'qk_rope_head_dim' is 7, expected an even number"),
         ({"num_key_value_heads": 2}, "'num_key_value_heads' is 2"),
         ({"o_groups": 3}, "num_attention_heads 4 is not a multiple of o_groups 3"),
         ({"hidden_act": "gelu"}, "GGUF's deepseek4 implies silu"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -174,6 +175,7 @@ def test_defaults_of_the_class(tmp_path):
         ({"intermediate_size": [0, *WIDTHS[1:]]}, "a positive width for each of 4 layers"),
         ({"activation_sparsity_pattern": [0.5] * 3}, "from 0 to below 1 for each of 4 layers"),
         ({"activation_sparsity_pattern": [1.0] * 4}, "from 0 to below 1 for each of 4 layers"),
+        ({"activation_sparsity_pattern": [1 - 1e-10] * 4}, "from 0 to below 1 for each of 4"),
         ({"activation_sparsity_pattern": 0.5}, "from 0 to below 1 for each of 4 layers"),
         ({"vocab_size_per_layer_input": VOCAB + 1}, "vocab_size_per_layer_input"),
     ],
@@ -238,3 +240,12 @@ def test_rows_that_are_padded(start, stop):
     found = PaddedRows(Rows(), 9).read(start, stop)
     assert found.shape == (stop - start, 4)
     assert found.any(1).tolist() == [row < 5 for row in range(start, stop)]
+
+
+def test_no_limit_of_logits_is_refused(tmp_path):
+    write(tmp_path, CLASS, CONFIG, SHAPES)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text()) | {"final_logit_softcapping": None}
+    file.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="'final_logit_softcapping' is null"):
+        convert(tmp_path)

@@ -155,3 +155,10 @@ def test_special_tokens_are_those_that_files_state_or_else_those_of_these_names(
     assert found == [bos, eos, 318, 317]
     assert metadata["tokenizer.ggml.pre"] == "solar-open"
     assert NFC_KEY not in metadata  # as that name implies
+
+
+@pytest.mark.parametrize("factor", [1e308, 2, 0.01, 0, -1])
+def test_a_part_of_heads_that_there_is_not_is_refused(tmp_path, factor):
+    write(tmp_path, CLASS, CONFIG | {"partial_rotary_factor": factor}, {})
+    with pytest.raises(ConfigError, match="'partial_rotary_factor' is"):
+        convert(tmp_path, vocab_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...errors import ConfigError
+from ...errors import ConfigError, printable
 from ...formats.values import Value, ValueType, array, boolean, f32, u32
 from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
@@ -22,6 +22,7 @@ from .weight import Shape, Weight, split_numbers
 
 _SHARED = "moe_shared_expert_intermediate_size"
 # Settings that transformers 5 saves in other words than published configs have.
+_LARGEST = 3.4028234e38  # in float32
 _NAMES = {
     "num_experts_per_token": "num_experts_per_tok",
     "num_shared_experts": "n_shared_experts",
@@ -90,9 +91,17 @@ class BailingMoe3(MtpBlocks, KimiDeltaLayers):
 
     def read_config(self, checkpoint: Checkpoint) -> Config:
         config = checkpoint.config.of_text()
-        found: dict[str, Any] = {
-            new: config.values[old] for old, new in _NAMES.items() if old in config
-        }
+        found: dict[str, Any] = {}
+        for old, new in _NAMES.items():
+            if old not in config:
+                continue
+            found[new] = config.values[old]
+            if new in config and config.values[new] != found[new]:
+                raise ConfigError(
+                    f"keys '{old}' and '{new}' are {printable(found[new], 40)} and"
+                    f" {printable(config.values[new], 40)}",
+                    file=config.file,
+                )
         # Published, `head_dim` is that of the delta nets; transformers saves another one.
         if "linear_head_dim" not in config and "head_dim" in config:
             found["linear_head_dim"] = config.values["head_dim"]
@@ -146,10 +155,16 @@ class BailingMoe3(MtpBlocks, KimiDeltaLayers):
         if found is None:
             return None
         if not isinstance(found, list) or not all(
-            x is None or (isinstance(x, (int, float)) and 0 <= x < float("inf")) for x in found
+            x is None or (type(x) in (int, float) and 0 <= x <= _LARGEST) for x in found
         ):
             raise ConfigError(
-                f"key '{key}' is not a list of numbers of at least 0, or null",
+                f"key '{key}' is not a list of numbers from 0 to {_LARGEST:g}, or null",
+                file=self.config.file,
+            )
+        most = self.n_main + self.config.integer("num_nextn_predict_layers", default=0)
+        if any(found[most:]):
+            raise ConfigError(
+                f"key '{key}' has limits of {len(found)} layers, of which the model has {most}",
                 file=self.config.file,
             )
         limits = [float(x or 0) for x in found[: self.n_layers]]

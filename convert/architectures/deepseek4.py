@@ -69,8 +69,8 @@ class DeepseekV4(RoutedExperts):
         self.ratios = self._read_ratios()
         self.n_hash = self._read_hash_layers()
         check_name(config, name, "scoring_func", ("sqrtsoftplus",))
-        for flag, implied in (("attention_bias", False), ("mlp_bias", False)):
-            check_flag(config, name, flag, implied)
+        for flag in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+            check_flag(config, name, flag, False)
         if self.n_kv_heads != 1:
             raise ConfigError(
                 f"key 'num_key_value_heads' is {self.n_kv_heads}; GGUF's {name} implies 1",

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
+
 from ...errors import ConfigError
 from ...formats.source import TensorInfo
 from ...formats.values import Value, ValueType, array, boolean, f32, u32
@@ -67,6 +69,12 @@ class Gemma3n(NumberedMatrices):
 
     def read_config(self, checkpoint: Checkpoint) -> Config:
         """Return the settings, with one `intermediate_size` where there is a list of `widths`."""
+        text = checkpoint.config.of_text()
+        if text.values.get("final_logit_softcapping", 0.0) is None:
+            raise ConfigError(
+                f"key 'final_logit_softcapping' is null; GGUF's {self.gguf_name} has a limit",
+                file=text.file,
+            )
         config = super().read_config(checkpoint)
         found = config.values.get("intermediate_size")
         self.widths: list[int] | None = None
@@ -151,7 +159,7 @@ class Gemma3n(NumberedMatrices):
         if (
             not isinstance(found, list)
             or len(found) != n
-            or not all(type(x) in (int, float) and 0 <= x < 1 for x in found)
+            or not all(type(x) in (int, float) and 0 <= x < 1 and np.float32(x) < 1 for x in found)
         ):
             raise ConfigError(
                 "key 'activation_sparsity_pattern' must have a number from 0 to below 1 for each"

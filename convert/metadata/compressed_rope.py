@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ...formats.values import Value
 from ..checkpoint.config import Config
-from .rope import RopeConfig
+from .rope import RopeConfig, share_of_head
 
 
 class CompressedRope(RopeConfig):
@@ -47,6 +47,11 @@ class CompressedRope(RopeConfig):
     def rotated(self) -> int:
         """Return how many elements of a head are rotated, the last ones."""
         if "qk_rope_head_dim" in self._config:
-            return self._config.integer("qk_rope_head_dim", maximum=self._head_size)
-        section = self._section or self._config
-        return int(self._head_size * section.number("partial_rotary_factor"))
+            rotated = self._config.integer("qk_rope_head_dim", maximum=self._head_size)
+            if rotated < 2 or rotated % 2:
+                raise ConfigError(
+                    f"key 'qk_rope_head_dim' is {rotated}, expected an even number of at least 2",
+                    file=self._config.file,
+                )
+            return rotated
+        return share_of_head(self._section or self._config, self._head_size)

@@ -80,11 +80,7 @@ class RopeConfig:
             if section is not None
         ]
         found = next((section for section in sections if "partial_rotary_factor" in section), None)
-        return (
-            self._head_size
-            if found is None
-            else int(self._head_size * found.number("partial_rotary_factor"))
-        )
+        return self._head_size if found is None else share_of_head(found, self._head_size)
 
     def scaling_keys(self) -> dict[str, Value]:
         """Return `rope.scaling.*`; none for llama3, whose scaling is a tensor of factors."""
@@ -310,3 +306,18 @@ class AlphaRopeConfig(RopeConfig):
             "rope.scaling.factor": f32(1.0),
             "rope.scaling.original_context_length": u32(self.context()),
         }
+
+
+def share_of_head(section: Config, head_size: int) -> int:
+    """Return how many elements of a head `partial_rotary_factor` says. ConfigError unless they are
+    an even number from 2 to all.
+    """
+    factor = section.number("partial_rotary_factor")
+    rotated = int(head_size * factor) if 0 < factor <= 1 else 0
+    if rotated < 2 or rotated % 2:
+        raise ConfigError(
+            f"key 'partial_rotary_factor' is {factor:g}: of heads of {head_size} that is no even"
+            f" number from 2 to {head_size}",
+            file=section.file,
+        )
+    return rotated

@@ -165,7 +165,7 @@ class Network:
     @property
     def moved_width(self) -> int:
         """Elements of a token that a stage hands on: those of all streams."""
-        return self.n_streams * self.width
+        return self.n_streams * self.stream_width
 
     def taken(self, stage: Stage, h: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return what the first layer here reads: the embeddings h float32[rows, width] or what the
