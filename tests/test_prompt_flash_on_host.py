@@ -41,7 +41,7 @@ class Launched:
     def __init__(self, folder: Path, blocks: int):
         self.folder, self.blocks, self.libraries = folder, blocks, {}
 
-    def __call__(self, kernel, grid, threads, *arguments, shared=0):
+    def __call__(self, kernel, grid, threads, *arguments, shared=0, pdl=False):
         spec, name = kernel
         if name == "flash_join":  # `run` has done it
             return
