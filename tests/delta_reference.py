@@ -114,18 +114,10 @@ def delta_case(case: tuple, device: torch.device, *, empty: bool = False, seed: 
     return Case(shape, net, norm, 3 * random(rows, width), state, rates.contiguous())
 
 
-@dataclass
-class Prompt:
-    """The delta net of `case` on new sequences, or after what the only one kept: products and gates
-    half[rows, ...], rates float32[rows, 2 * value_heads], the result and the state after it.
-    """
+class PromptCheck:
+    """What a layer with the net of `case` gives for a prompt: the result and the state after it."""
 
-    case: Case
-    heads: DeltaHeads
-    n_sequences: int
-    products: torch.Tensor
-    z: torch.Tensor
-    rates: torch.Tensor
+    case: Any
     expected: torch.Tensor
     after: RecurrentState
 
@@ -140,6 +132,22 @@ class Prompt:
         error = (out.float() - self.expected).norm()
         assert error < limit * self.expected.norm()
         assert (memory - self.after.memory).norm() <= 1e-3 * self.after.memory.norm()
+
+
+@dataclass
+class Prompt(PromptCheck):
+    """The delta net of `case` on new sequences, or after what the only one kept: products and gates
+    half[rows, ...], rates float32[rows, 2 * value_heads], the result and the state after it.
+    """
+
+    case: Case
+    heads: DeltaHeads
+    n_sequences: int
+    products: torch.Tensor
+    z: torch.Tensor
+    rates: torch.Tensor
+    expected: torch.Tensor
+    after: RecurrentState
 
 
 def prompt_case(case: tuple, half: torch.dtype, device: torch.device) -> Prompt:

@@ -38,6 +38,27 @@ def expert_stacks(
     }
 
 
+def dense_rows(width: int, hidden: int, prefix: str = "mlp.", suffix: str = "") -> Names:
+    """The three matrices of a feed-forward layer within a block."""
+    return {
+        f"{prefix}{x}_proj.weight": (
+            (width, hidden) if x == "down" else (hidden, width),
+            f"ffn_{x}{suffix}.weight",
+        )
+        for x in ("gate", "up", "down")
+    }
+
+
+def further_rows(width: int, norm: str, gguf: str) -> Names:
+    """What a block has that predicts further tokens, with the norm at its end."""
+    return {
+        "eh_proj.weight": ((width, 2 * width), "nextn.eh_proj.weight"),
+        "enorm.weight": ((width,), "nextn.enorm.weight"),
+        "hnorm.weight": ((width,), "nextn.hnorm.weight"),
+        f"{norm}.weight": ((width,), f"{gguf}.weight"),
+    }
+
+
 def shapes_of(names: Names, stacks: Stacks | None = None) -> dict[str, Shape]:
     """Return {stored name: shape} of all that a checkpoint stores."""
     shapes = {name: shape for name, (shape, _) in names.items()}

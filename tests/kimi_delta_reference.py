@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from iqforge.cuda_kernels.common.delta_heads import DeltaHeads
-from iqforge.cuda_kernels.prompt.delta_chunks import DeltaWeights
 from iqforge.cuda_kernels.step.kimi_delta import KimiDeltaShape
 from iqforge.runtime.layers.batch import Batch
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.recurrent.kimi_delta import KimiDelta
 from iqforge.runtime.layers.specs import KimiDeltaSpec
 from iqforge.runtime.state.recurrent import RecurrentState
+
+from .delta_reference import PromptCheck
 
 # rows, heads, length of keys and values, taps, and in some the bound of decays
 STEPS = [(1, 4, 16, 4), (8, 3, 20, 3), (3, 2, 36, 2), (1, 4, 16, 4, -5.0), (8, 3, 20, 3, -0.75)]
@@ -56,9 +57,9 @@ def mixed(net: KimiDelta, products: list[torch.Tensor], state: RecurrentState) -
 
 
 @dataclass
-class Prompt:
-    """The layer of `case` on new sequences, or after what the only one kept: products half[rows,
-    ...], the logarithms of rates float32[rows, heads], the result and the memory after it.
+class Prompt(PromptCheck):
+    """The layer of `case` on new sequences, or after what the only one kept: products, decay and
+    gate half[rows, ...], beta float32[rows, heads] before its sigmoid.
     """
 
     case: Case
@@ -70,20 +71,6 @@ class Prompt:
     beta: torch.Tensor
     expected: torch.Tensor
     after: RecurrentState
-
-    @property
-    def weights(self) -> DeltaWeights:
-        net = self.case.net
-        return DeltaWeights(net.convolution, net.dt, net.a, net.norm.weight, net.norm.eps)
-
-    def check(self, out: torch.Tensor, memory: torch.Tensor) -> None:
-        """Check half[rows, ...] and the memory: factors are rounded to 10 bits, results to a
-        half.
-        """
-        limit = 1.5e-3 if out.dtype == torch.float16 else 4e-3
-        error = (out.float() - self.expected).norm()
-        assert error < limit * self.expected.norm()
-        assert (memory - self.after.memory).norm() <= 1e-3 * self.after.memory.norm()
 
 
 def prompt_case(case: tuple, half: torch.dtype, device: torch.device, decay: float = 1) -> Prompt:

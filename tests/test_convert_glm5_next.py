@@ -7,7 +7,14 @@ import pytest
 from iqforge.errors import ConfigError
 
 from .family_checkpoint import FF, HEADS, VOCAB, D, convert, write
-from .family_checks import check_missing, expert_stacks, keys_of, shapes_of
+from .family_checks import (
+    check_missing,
+    dense_rows,
+    expert_stacks,
+    further_rows,
+    keys_of,
+    shapes_of,
+)
 
 CLASS = "Glm5NextForConditionalGeneration"
 SIZE, RANK, Q_RANK, NOPE, VALUE, EXPERTS, EXPERT = 8, 24, 20, 12, 16, 3, 20
@@ -95,27 +102,13 @@ INDEXER = {
     f"{_INDEXER}.index_kpool_compress_ape": ((POOL, INDEX), "indexer_compressor_ape.weight"),
     f"{_INDEXER}.index_kpool_compress_gate": ((INDEX, D), "indexer_compressor_gate.weight"),
 }
-DENSE = {
-    f"mlp.{x}_proj.weight": ((D, FF) if x == "down" else (FF, D), f"ffn_{x}.weight")
-    for x in ("gate", "up", "down")
-}
+DENSE = dense_rows(D, FF)
 SPARSE = {
     "mlp.gate.weight": ((EXPERTS, D), "ffn_gate_inp.weight"),
     "mlp.gate.e_score_correction_bias": ((EXPERTS,), "exp_probs_b.bias"),
-    **{
-        f"mlp.shared_experts.{x}_proj.weight": (
-            (D, EXPERT) if x == "down" else (EXPERT, D),
-            f"ffn_{x}_shexp.weight",
-        )
-        for x in ("gate", "up", "down")
-    },
+    **dense_rows(D, EXPERT, "mlp.shared_experts.", "_shexp"),
 }
-FURTHER = {
-    "eh_proj.weight": ((D, 2 * D), "nextn.eh_proj.weight"),
-    "enorm.weight": ((D,), "nextn.enorm.weight"),
-    "hnorm.weight": ((D,), "nextn.hnorm.weight"),
-    "shared_head.norm.weight": ((D,), "nextn.shared_head_norm.weight"),
-}
+FURTHER = further_rows(D, "shared_head.norm", "nextn.shared_head_norm")
 PREFIX = "model.language_model."
 
 

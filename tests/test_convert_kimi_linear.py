@@ -7,7 +7,7 @@ import pytest
 from iqforge.errors import ConfigError
 
 from .family_checkpoint import EMBEDDING, FF, HEADS, VOCAB, D, convert, write
-from .family_checks import check_missing, expert_stacks, keys_of, shapes_of
+from .family_checks import check_missing, dense_rows, expert_stacks, keys_of, shapes_of
 
 SIZE, RANK, NOPE, ROT, VALUE, EXPERTS, EXPERT = 8, 24, 12, 4, 16, 3, 20
 INNER = HEADS * SIZE
@@ -66,20 +66,11 @@ LATENT = {
     KV_B: ((HEADS * (NOPE + VALUE), RANK), ""),
     "self_attn.o_proj.weight": ((D, HEADS * VALUE), "attn_output.weight"),
 }
-DENSE = {
-    f"{x}_proj.weight": ((D, FF) if x == "down" else (FF, D), f"ffn_{x}.weight")
-    for x in ("gate", "up", "down")
-}
+DENSE = dense_rows(D, FF, "")
 SPARSE = {
     "gate.weight": ((EXPERTS, D), "ffn_gate_inp.weight"),
     "gate.e_score_correction_bias": ((EXPERTS,), "exp_probs_b.bias"),
-    **{
-        f"shared_experts.{x}_proj.weight": (
-            (D, EXPERT) if x == "down" else (EXPERT, D),
-            f"ffn_{x}_shexp.weight",
-        )
-        for x in ("gate", "up", "down")
-    },
+    **dense_rows(D, EXPERT, "shared_experts.", "_shexp"),
 }
 STACKS = expert_stacks(
     "model.layers.{layer}.block_sparse_moe.experts.{expert}.{part}.weight",

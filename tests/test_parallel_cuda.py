@@ -132,7 +132,7 @@ def test_ranks_give_what_one_gpu_gives(shares, spec, precision, moved, read):
             rounding = error(one["values"][name], exact[name])
             recurrent = spec.startswith(("qwen35", "nemotron", "falcon", "kimi"))
             limit = max(most, rounding) if recurrent else most
-            assert_near(first["values"][name], one["values"][name], limit, name)
+            assert_near(first["values"][name], one["values"][name], limit, name, precision)
             continue
         captured = first["values"][name]
         # (Of the last row alone, the last attention rounds otherwise.)
@@ -145,13 +145,17 @@ def test_ranks_give_what_one_gpu_gives(shares, spec, precision, moved, read):
         assert errors.max() < most or int(errors.argmax()) in flipped, name
 
 
-def assert_near(found: torch.Tensor, wanted: torch.Tensor, most: float, name: str) -> None:
-    """Few rows of a step may be further off: a difference in the last bit can change how an
-    activation is rounded to 8 bits, or which of two experts with nearly the same score is chosen.
+def assert_near(
+    found: torch.Tensor, wanted: torch.Tensor, most: float, name: str, precision: str
+) -> None:
+    """Few rows of a step may be further off, but in float32: a difference in the last bit can
+    change how an activation is rounded to 8 bits, or which of two experts with nearly the same
+    score is chosen.
     """
     errors = (found - wanted).abs().amax(-1) / wanted.abs().max()
     further = int((errors >= most).sum())
-    assert further <= (len(errors) // 12 if name == "steps" else 0), f"{name}: {errors}"
+    rounds = name == "steps" and precision != "f32"
+    assert further <= (len(errors) // 12 if rounds else 0), f"{name}: {errors}"
     assert errors.max() < 0.2, f"{name}: {errors}"
 
 
@@ -177,5 +181,5 @@ def test_ranks_with_layers_give_what_one_gpu_gives(shares, spec, precision, move
     assert layers == list(range(len(layers)))
     one = read("whole", "1", spec, precision, "")
     for name in ("prompt", "pieces", "steps"):
-        assert_near(found[0]["values"][name], one["values"][name], 1e-3, name)
+        assert_near(found[0]["values"][name], one["values"][name], 1e-3, name, precision)
     assert precision == "f32" or not any(rank["slow"] for rank in found)

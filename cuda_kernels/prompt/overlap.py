@@ -7,7 +7,7 @@ FEW = 64  # tokens
 
 def overlap(tokens: int) -> bool:
     """Return whether a launch for so many tokens may begin before the one in front of it has ended.
-    With more tokens its blocks, which wait, take room from those of that one. This costs more than
-    the gap between launches: 1 to 5 % of prompts of 2,048 tokens through recurrent layers.
+    With more tokens its blocks, which wait, take room from those of that one, which costs as much
+    as the gap between launches or more ("Overlap" in docs/benchmarks/cuda-history/prompts.md).
     """
     return tokens <= FEW
