@@ -29,6 +29,7 @@ MODULES = (
     "attention.index",
     "attention.mla",
     "attention.step",
+    "matvec.several",
     "matvec.specs",
     "packed.decode",
     "packed.rearrange",

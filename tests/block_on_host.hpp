@@ -107,10 +107,24 @@ inline uint32_t to_bfloats(float low, float high) {
 }
 inline float reciprocal(float v) { return fabsf(v) >= 0x1p126f ? 0.0f : 1.0f / v; }
 inline float larger(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
-inline int dp4a_ss(int a, int b, int c) { return __dp4a(a, b, c); }
+inline int dp4a_ss(uint32_t a, int b, int c) { return __dp4a(a, b, c); }
 inline int dp4a_us(uint32_t a, int b, int c) {
   for (int j = 0; j < 4; ++j) c += int(a >> (8 * j) & 255) * int(int8_t(b >> (8 * j)));
   return c;
+}
+template <bool UNSIGNED> inline void multiply_bytes(int (&d)[4], const int (&a)[4], const int (&b)[2]) {
+  struct Given { int a[4], b[2]; };
+  exchange(Given{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}}, [&](const Given (&w)[32], int lane) {
+    for (int i = 0; i < 4; ++i)
+      for (int k = 0; k < 8; ++k)
+        d[i] = (UNSIGNED ? dp4a_us : dp4a_ss)(w[lane / 4 * 4 + k % 4].a[i / 2 + k / 4 * 2], w[(lane % 4 * 2 + i % 2) * 4 + k % 4].b[k / 4], d[i]);
+    return 0;
+  });
+}
+static unsigned group_arrivals[16];   // at barriers by number, of all blocks
+template <int COUNT> inline void group_barrier(int number) {
+  const unsigned mine = group_arrivals[number]++ / COUNT;
+  wait_until([=] { return group_arrivals[number] / COUNT > mine; });
 }
 static const uint8_t *memory_begin[4], *memory_end[4];   // what copies may read
 static bool is_known(const uint8_t* from, size_t bytes) {
@@ -123,6 +137,7 @@ inline void copy16(uint32_t to, const uint8_t* from, bool wanted, bool) {
   memset(shared_memory + to, 0xC5, 16);
   copies[current].back().push_back({to, from});
 }
+inline void copy16_read_again(uint32_t to, const uint8_t* from) { copy16(to, from, true, true); }
 inline void commit_copies() { copies[current].emplace_back(); }
 template <int PENDING> inline void wait_for_copies() {
   auto& groups = copies[current];

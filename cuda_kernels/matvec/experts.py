@@ -29,6 +29,7 @@ from .expert_operands import (
 )
 from .operands import check_matrix, check_tensor, fits
 from .plan import (
+    AFTER_FEW_BLOCKS,
     EXPERT_DOWN,
     EXPERT_GATE,
     EXPERT_GATE_BY,
@@ -153,7 +154,7 @@ def expert_gate_up(
                 out,
                 *(shared_scales if with_terms["shared_scaled"] else ()),
                 *(() if weighing is None else (weighing,)),
-                shared=here.shared_of(type, kind, cut),
+                shared=here.shared_of(type, kind in AFTER_FEW_BLOCKS, cut.shared),
                 pdl=pdl,
             )
 
@@ -234,6 +235,6 @@ def expert_down_add(
             None if shared is None else shared.data,
             h,
             *([np.float32(scale)] if scale != 1 else []),
-            shared=here.shared_of(down.type, EXPERT_DOWN, cut),
+            shared=here.shared_of(down.type, False, cut.shared),
             pdl=pdl,
         )

@@ -17,7 +17,7 @@ from .sizes import activation_bytes, granule, shared_space_of, stage_bytes
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu
 # KIND of matvec/experts.cu, 4 less.
 EXPERT_GATE_UP, EXPERT_DOWN, EXPERT_GATE, EXPERT_GATE_BY = range(4, 8)
-_AFTER_FEW_BLOCKS = (MATVEC_ADD, EXPERT_GATE_UP, EXPERT_GATE)
+AFTER_FEW_BLOCKS = (MATVEC_ADD, EXPERT_GATE_UP, EXPERT_GATE)
 NAMES = (
     *("norm_matvec", "matvec_add", "gate_up", "gate_by"),
     *("expert_gate_up", "expert_down", "expert_gate", "expert_gate_by"),
@@ -218,17 +218,19 @@ def _advances(type: GGMLType, stage_rows: int, kind: int, steps: int, stage_step
 class DeviceLimits(Occupancy):
     """Limits of a device for products."""
 
-    def shared_of(self, type: GGMLType, kind: int, cut: MatvecPlan) -> int:
-        """Return the bytes of shared memory to launch with, next to the table of the type.
+    def shared_of(self, type: GGMLType, after_few: bool, planned: int) -> int:
+        """Return the bytes of shared memory to launch with where so many are planned, next to the
+        table of the type. after_few: the launch before may have few blocks.
 
         Each block of a product is to be on a multiprocessor before the block in front of it has
         ended there, so that its first weights load meanwhile, and all multiprocessors are to have
         one block: where some have two and others none, everything waits for those. In a chain of
         kernels with a block everywhere it comes out so by itself, as two blocks fit and not three.
-        What follows attention or a router, whose blocks are here and there, has to be alone.
+        What follows attention, a router, or a launch that rounds activations, whose blocks are
+        here and there, has to be alone.
         """
-        alone = self.alone - shared_bytes(type) if kind in _AFTER_FEW_BLOCKS else 0
-        return max(cut.shared, alone)
+        alone = self.alone - shared_bytes(type) if after_few else 0
+        return max(planned, alone)
 
     def plan(
         self, type: GGMLType, cols: int, n: int, kind: int, rows: Sequence[int] = ()
@@ -236,7 +238,7 @@ class DeviceLimits(Occupancy):
         """Return the plan for matrices of so many `rows` each, with pairs of rows only where these
         fit.
         """
-        wanted = self.alone if kind in _AFTER_FEW_BLOCKS else self.beside
+        wanted = self.alone if kind in AFTER_FEW_BLOCKS else self.beside
         block_rows = -(-sum(rows) // self.processors) if kind == EXPERT_DOWN else 0
         if type.name in _PAIRED and n == 1 and kind in SINGLE_ROW and self._has_pairs(rows):
             pairs = plan(type, cols, n, kind, self.shared, wanted, True)

@@ -18,6 +18,7 @@ scale stays float32); products of bytes are added exactly, the rest in float32, 
 follows from shapes and device alone. With F32, F16 and BF16 matrices everything is float32.
 Products with a matrix are multiplied by its scale. Nothing is allocated, so calls can be captured
 into a CUDA graph; with `pdl` a kernel loads its first weights while the previous one still runs.
+Several rows are multiplied on tensor cores where memory for that is lent: see `several.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from ...formats.types import GGMLType
 from ..common.gating import Gating
 from ..compile.launch import device_index, function, launch
 from ..packed.matrix import PackedMatrix
+from . import several
 from .operands import Join, NextAttention, RowRange, check_matrix, check_tensor
 from .plan import (
+    AFTER_FEW_BLOCKS,
     GATE_BY,
     GATE_UP,
     MATVEC_ADD,
@@ -41,8 +44,10 @@ from .plan import (
     NAMES,
     NORM_MATVEC,
     DeviceLimits,
+    MatvecPlan,
     limits,
 )
+from .several import SeveralPlan, several_plan, several_spec
 from .sizes import shared_space_of
 from .specs import is_late, product_spec
 
@@ -188,7 +193,29 @@ def _product(
     with torch.cuda.device(index):
         for first in range(0, n, at_once):
             now = x[first : first + at_once]
-            arguments = []
+            # Fewer rows of activations at the end may allow more warps.
+            cut = planned(here, type, cols, len(now), kind, each)
+            joined: list[object] = []
+            if join is not None:
+                joined = [
+                    join.delta[first:],
+                    join.weight,
+                    np.float32(join.eps),
+                    np.float32(join.scale),
+                    join.out[first:],
+                ]
+            matrices = len(parts) if kind == NORM_MATVEC else 1
+            form = type, cols, len(now), kind
+            if isinstance(cut, SeveralPlan):
+                memory, bias = several.lent_space(), norm_weight if kind == MATVEC_ADD else None
+                _round(now, None if kind == MATVEC_ADD else norm_weight, type, joined, pdl)
+                own = tuple(option for option in options if option != "JOINS")
+                spec = several_spec(*form, cut, matrices, half, own, gating)
+                arguments = [memory, bias]
+            else:
+                spec = product_spec(*form, cut, matrices, half, options, gating)
+                arguments = [now, norm_weight]
+            arguments.append(np.float32(eps))
             for m, out, r, begin in parts:
                 arguments += [
                     m.data,
@@ -198,33 +225,58 @@ def _product(
                     np.int32(m.total_rows),
                 ]
             arguments += [None, None, np.int32(0), np.int32(0), np.int32(0)] * (3 - len(parts))
-            if join is not None:
-                arguments += [
-                    join.delta[first:],
-                    join.weight,
-                    np.float32(join.eps),
-                    np.float32(join.scale),
-                    join.out[first:],
-                ]
+            if isinstance(cut, MatvecPlan):
+                arguments += joined
             if scaled:
                 arguments += map(np.float32, scales + [1.0] * (3 - len(scales)))
             if attention is not None and "LATE_BELOW" in options:
                 arguments += [attention.position, np.int32(attention.full)]
-            # Fewer rows of activations at the end may allow more warps.
-            cut = here.plan(type, cols, len(now), kind, each)
-            matrices = len(parts) if kind == NORM_MATVEC else 1
-            spec = product_spec(type, cols, len(now), kind, cut, matrices, half, options, gating)
             launch(
                 function(spec, NAMES[kind], index),
                 here.processors,  # also where there are few rows: see `DeviceLimits.shared_of`
                 32 * cut.warps,
-                now,
-                norm_weight,
-                np.float32(eps),
                 *arguments,
-                shared=here.shared_of(type, kind, cut),
+                shared=here.shared_of(
+                    type, kind in AFTER_FEW_BLOCKS or isinstance(cut, SeveralPlan), cut.shared
+                ),
                 pdl=pdl,
             )
+
+
+def _round(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    type: GGMLType,
+    joined: list[object],
+    pdl: bool,
+) -> None:
+    """Round rows of activations, multiplied by `weight` if given, for weights of a type. joined:
+    arguments for the branch before, where it is to be finished first.
+    """
+    n, cols = x.shape
+    options = ("JOINS",) if joined else ()
+    half = x.dtype == torch.bfloat16
+    spec = several.round_spec(type, cols, n, half, options)
+    launch(
+        function(spec, "round_rows", device_index(x.device)),
+        (-(-cols // several.CHUNK), n),
+        32 * several.ROUNDING_WARPS,
+        x,
+        weight,
+        several.lent_space(),
+        *joined,
+        pdl=pdl,
+    )
+
+
+def planned(
+    here: DeviceLimits, type: GGMLType, cols: int, n: int, kind: int, each: Sequence[int]
+) -> MatvecPlan | SeveralPlan:
+    """Return the plan of a launch for n rows of activations. each: rows of the matrices."""
+    if several.takes(type, cols, n):
+        space = shared_space_of(type, here.shared)
+        return several_plan(type, cols, n, kind, tuple(each), here.processors, space)
+    return here.plan(type, cols, n, kind, each)
 
 
 def _check(
@@ -266,7 +318,7 @@ def _rows_at_once(
     n, cols = x.shape
     space = shared_space_of(type, here.shared)
     most = n
-    while most and here.plan(type, cols, most, kind, each).shared > space:
+    while most and planned(here, type, cols, most, kind, each).shared > space:
         most -= 1
     if not most:
         raise ShapeError(

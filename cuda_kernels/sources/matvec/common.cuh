@@ -44,6 +44,30 @@ DEV float quotient(float a, float b, float inverse) {
   return fmaf(fmaf(-b, q, a), inverse, q);
 }
 
+// Eight elements of each thread of a warp in 8 bits. Four lanes have 32 elements with one scale, and two lanes have the sum of 16 codes. A scale that
+// is not finite makes every product with it so, and is seen in the logits.
+struct Rounded { uint32_t word[2]; float scale; int sum; };
+DEV Rounded rounded(const float (&f)[8]) {
+  Rounded r;
+  float m = fabsf(f[0]);
+  #pragma unroll
+  for (int i = 1; i < 8; i++) m = larger(m, fabsf(f[i]));
+  #pragma unroll
+  for (int o = 1; o < 4; o <<= 1) m = larger(m, __shfl_xor_sync(~0u, m, o));
+  const float inverse = m > 0x1p-120f ? quotient(127.0f, m, reciprocal(m)) : 0.0f;
+  r.scale = m < 0x1p126f ? quotient(m, 127.0f, 1 / 127.0f) : __int_as_float(0x7F800000);   // beyond, reciprocals are 0
+  #pragma unroll
+  for (int k = 0; k < 2; k++) {
+    uint32_t code[4];
+    #pragma unroll
+    for (int i = 0; i < 4; i++) code[i] = __float_as_uint(fmaf(f[4 * k + i], inverse, 0x1.8p23f));   // to even, in its lowest byte
+    r.word[k] = permute(permute(code[0], code[1], 0x40), permute(code[2], code[3], 0x40), 0x5410);
+  }
+  r.sum = dp4a_ss(r.word[1], 0x01010101, dp4a_ss(r.word[0], 0x01010101, 0));
+  r.sum += __shfl_xor_sync(~0u, r.sum, 1);
+  return r;
+}
+
 template <class F> struct Activations {
   static constexpr int GRANULES = 32 * STEPS;              // of a row, padded with zeros to whole steps
   static constexpr int WORDS = F::SPREAD || F::FLOATS ? F::G / 4 : F::G / 16, PARTS = F::NEGATED ? 2 * WORDS : WORDS;
@@ -59,26 +83,10 @@ template <class F> struct Activations {
     } else round(row, v, f);
   }
 
-  // Four lanes have 32 elements with one scale. Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of
-  // both), or floats times the scale. A scale that is not finite makes every product with it so, and is seen in the logits.
+  // Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of both), or floats times the scale.
   DEV void round(uint8_t* row, uint32_t v, const float (&f)[8]) {
-    float m = fabsf(f[0]);
-    #pragma unroll
-    for (int i = 1; i < 8; i++) m = larger(m, fabsf(f[i]));
-    #pragma unroll
-    for (int o = 1; o < 4; o <<= 1) m = larger(m, __shfl_xor_sync(~0u, m, o));
-    const float inverse = m > 0x1p-120f ? quotient(127.0f, m, reciprocal(m)) : 0.0f;
-    const float scale = m < 0x1p126f ? quotient(m, 127.0f, 1 / 127.0f) : __int_as_float(0x7F800000);   // beyond, reciprocals are 0
-    uint32_t word[2];
-    #pragma unroll
-    for (int k = 0; k < 2; k++) {
-      uint32_t code[4];
-      #pragma unroll
-      for (int i = 0; i < 4; i++) code[i] = __float_as_uint(fmaf(f[4 * k + i], inverse, 0x1.8p23f));   // to even, in its lowest byte
-      word[k] = permute(permute(code[0], code[1], 0x40), permute(code[2], code[3], 0x40), 0x5410);
-    }
-    int sum = dp4a_ss(word[1], 0x01010101, dp4a_ss(word[0], 0x01010101, 0));
-    sum += __shfl_xor_sync(~0u, sum, 1);
+    const Rounded r = rounded(f);
+    const uint32_t (&word)[2] = r.word;
     const uint32_t g = v / (F::G / 8);
     if (F::SPREAD)
       #pragma unroll
@@ -90,7 +98,7 @@ template <class F> struct Activations {
       *(int2*)at = make_int2(word[0], word[1]);
       if (F::NEGATED) *(int2*)(at + 16 * WORDS * GRANULES) = make_int2(bytes_negated(word[0]), bytes_negated(word[1]));
     }
-    record(row + 16 * PARTS * GRANULES + RECORD * g, v, scale, sum);
+    record(row + 16 * PARTS * GRANULES + RECORD * g, v, r.scale, r.sum);
   }
 
   DEV void record(uint8_t* at, uint32_t v, float scale, int sum) {

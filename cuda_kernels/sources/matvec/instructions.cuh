@@ -56,6 +56,19 @@ DEV float reciprocal(float v) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"
 DEV int dp4a_us(uint32_t a, int b, int c) { int d; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 DEV int dp4a_ss(int a, int b, int c) { int d; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 
+// d += 16 rows of 32 signed bytes (or UNSIGNED ones) times 8 columns of 32 signed bytes. A lane has of rows lane / 4 and that + 8 the bytes 4 (lane % 4) to 4 (lane % 4) + 3 in a[0] and
+// a[1], and the same of the upper 16 in a[2] and a[3]; so of column lane / 4 in b; and of the result columns 2 (lane % 4) and the next one.
+template <bool UNSIGNED> DEV void multiply_bytes(int (&d)[4], const int (&a)[4], const int (&b)[2]) {
+#define PRODUCT_OF_BYTES(TYPE)                                                                                                                   \
+  asm("mma.sync.aligned.m16n8k32.row.col.s32." TYPE ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                    \
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+  if constexpr (UNSIGNED) PRODUCT_OF_BYTES("u8");
+  else PRODUCT_OF_BYTES("s8");
+#undef PRODUCT_OF_BYTES
+}
+// A barrier by number, of so many threads.
+template <int COUNT> DEV void group_barrier(int number) { asm volatile("bar.sync %0, %1;" :: "r"(number), "n"(COUNT) : "memory"); }
+
 // Copies from global to shared memory that continue while the thread does: started (by lanes with `wanted`, without a branch), put in groups,
 // waited for but for the last PENDING groups. With `lines`, L2 takes in whole lines of 128 bytes: the
 // fastest on an H200, where asking for 256 loses a tenth of the bandwidth (benchmarks/reads.py). Nobody reads weights a second time in a step,
@@ -76,6 +89,9 @@ DEV void copy16(uint32_t to, const uint8_t* from, bool wanted, bool lines) {
   else
     asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p " COPY_OF_WEIGHTS " [%0], [%1], 16" WITH_POLICY ";}"
                  :: "r"(to), "l"(from), "r"((uint32_t)wanted), "l"(POLICY) : "memory");
+}
+DEV void copy16_read_again(uint32_t to, const uint8_t* from) {   // by other blocks
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
 }
 DEV void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEV void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }

@@ -47,10 +47,15 @@ typedef unsigned long long uint64_t;
 
 constexpr int MAX_PLANES = 6;
 
-#ifdef UNITS_IN_SHARED
+#if defined(UNITS_IN_SHARED) && !defined(WHOLE_VALUES)  // WHOLE_VALUES: `unpack` gives the values themselves, but for a row's header
 constexpr bool PRODUCTS = true;
 #else
 constexpr bool PRODUCTS = false;
+#endif
+#ifdef UNITS_IN_SHARED
+constexpr bool HEADERS_APART = true;  // a row's header is left to the kernel
+#else
+constexpr bool HEADERS_APART = false;
 #endif
 
 // Of a packed matrix: blocks and units per row, and where its planes begin.
@@ -96,7 +101,7 @@ __device__ __forceinline__ float scaled(float d, int n) { return PRODUCTS ? d * 
 // A row's header of 2 (f16) or 4 bytes (float32).
 template <int BYTES>
 __device__ __forceinline__ float row_header(const uint8_t* base, const Geometry& g, int plane, int64_t row) {
-  if (PRODUCTS) return 1.0f;
+  if (HEADERS_APART) return 1.0f;
   if constexpr (BYTES == 2) return half_to_float(load_as<uint16_t>(of_row<2>(base, g, plane, row)));
   else return load_as<float>(of_row<4>(base, g, plane, row));
 }

@@ -157,6 +157,11 @@ struct IQ4_K : layout::IQ4_K {
     sixteen_of_16(r.q.x, r.q.y, halves & 1u, w);
     sixteen_of_16(r.q.z, r.q.w, halves & 2u, w + 4);
   }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
+    six_bit_signed_scales(r.record, unit & 7, s);
+    signed_table_parts<IQ4NL_TABLE>(r.q, w);
+  }
   using Sixteen = IQ4NL_TABLE;
   static __device__ __forceinline__ uint4 codes(const Raw& r) { return r.q; }
   static __device__ __forceinline__ void terms(const Raw& r, int unit, float (&s)[2], float (&c)[2]) {

@@ -86,6 +86,11 @@ struct IQ4_KS : layout::IQ4_KS {
     sixteen_of_16(r.q.x, r.q.y, r.scale & 1u, w);
     sixteen_of_16(r.q.z, r.q.w, r.scale & 1u, w + 4);
   }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int, int (&w)[2][8], float (&s)[2]) {
+    s[0] = scale_of_byte(r.d, r.scale);
+    signed_table_parts<IQ4NL_TABLE>(r.q, w);
+  }
   using Sixteen = IQ4NL_TABLE;
   static __device__ __forceinline__ uint4 codes(const Raw& r) { return r.q; }
   static __device__ __forceinline__ void terms(const Raw& r, int, float (&s)[2], float (&c)[2]) {

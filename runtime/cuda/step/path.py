@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 
+from ....cuda_kernels.matvec import several
 from ....errors import EvaluationError
 from ...cpu.offloaded_steps import OffloadedSteps
 from ...cpu.plan import NotPlanned
@@ -63,6 +64,7 @@ class StepPath:
         self.captures = self._launches.captured
         self._offloaded = self._answers()
         self._graphs = StepGraphs(context.device)
+        self._rounded = several.space(context.device)  # activations of several rows
         # What comes from and goes to other ranks that have other layers.
         self._between = torch.empty(STEP_ROWS, network.moved_width, device=context.device)
 
@@ -252,7 +254,7 @@ class StepPath:
                 layer.state(state).n_seen += n
         key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
         stage, launches = self.network.stage, self._launches
-        with torch.cuda.device(self.context.device):
+        with torch.cuda.device(self.context.device), several.lent(self._rounded):
             if stage is None:
                 launch = partial(launches.step, sequence, state, n, wanted)
                 answers = self._offloaded if sequence.captures else None
