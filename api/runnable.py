@@ -41,6 +41,7 @@ RUNNABLE = frozenset(
         "glm5-next",
         "gpt-oss",
         "granite",
+        "granite_swa",
         "granitehybrid",
         "granitemoe",
         "hunyuan-dense",

@@ -154,6 +154,8 @@ ARCHITECTURES = [
     Row("granite-3.3-8b", "IQ4_K"),
     Row("granite-3.1-3b-a800m", "IQ4_K"),
     Row("granite-4.0-h-7b", "IQ4_K"),
+    Row("granite-swash-2b", "IQ4_K"),
+    Row("granite-swash-3b-a600m", "IQ4_K"),
     Row("nemotron-h-8b", "IQ4_K"),
     Row("nemotron-3-nano-30b-a3b", "IQ4_K"),
     Row("codestral-mamba-7b", "IQ4_K"),

@@ -1,10 +1,10 @@
-"""Cases of Granite 3 and 4, dense, with experts and with Mamba."""
+"""Cases of Granite 3 and 4, dense, with experts, with Mamba and with windows."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .tiny_configs import SMALL, Case, Sizes, common
+from .tiny_configs import SMALL, WINDOW, Case, Sizes, common
 
 FACTORS = {
     "attention_multiplier": 0.2,
@@ -62,6 +62,22 @@ def _granite_hybrid_dense(s: Sizes) -> dict[str, Any]:
     return _granite_hybrid(s, num_local_experts=0, num_experts_per_tok=0, **more)
 
 
+def _granite_swa(s: Sizes) -> dict[str, Any]:
+    """The first layer of four, and the last one here, sees all positions; the second one has no
+    rotation.
+    """
+    n = 5 if s is SMALL else 4
+    more = {"num_hidden_layers": n, "sliding_window": WINDOW}
+    bases = [50000.0, 0, *[50000.0] * (n - 2)]
+    return common(s, tie_word_embeddings=True, **FACTORS) | more | {"layer_rope_theta": bases}
+
+
+def _granite_moe_swa(s: Sizes) -> dict[str, Any]:
+    """With experts and a shared one; every layer rotates heads."""
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"][: s.layers]
+    return _granite_moe_shared(s) | {"layer_types": kinds, "sliding_window": WINDOW}
+
+
 CASES = [
     Case("granite", "GraniteForCausalLM", "granite", _granite),
     Case("granite_moe", "GraniteMoeForCausalLM", "granitemoe", _granite_moe),
@@ -74,4 +90,6 @@ CASES = [
         "granitehybrid",
         _granite_hybrid_dense,
     ),
+    Case("granite_swa", "GraniteSWAForCausalLM", "granite_swa", _granite_swa),
+    Case("granite_moe_swa", "GraniteMoeSWAForCausalLM", "granite_swa", _granite_moe_swa),
 ]

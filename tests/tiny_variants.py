@@ -267,6 +267,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": None, "sliding_window": 64},
     ),
     "granite_moe_shared": ({"attention_bias": True},),
+    "granite_swa": (
+        {"attention_bias": True, "mlp_bias": True, "layer_rope_theta": None},
+        {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 5},
+    ),
+    "granite_moe_swa": ({"shared_intermediate_size": 0, "layer_rope_theta": [1e4, 0, 1e4]},),
     "granite4": (
         {"position_embedding_type": None},
         {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 28},

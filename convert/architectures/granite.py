@@ -67,6 +67,8 @@ class GraniteMoe(RoutedExperts, Granite):
     gguf_name = "granitemoe"
     expert_stem = f"{_MOE}.experts"
     shared_by_default = 0
+    router = "router.layer"
+    joins_shared = False  # gate and up of the shared expert stay one tensor
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
@@ -91,14 +93,21 @@ class GraniteMoe(RoutedExperts, Granite):
             *attention(self, bias=biased, output_bias=biased, rotary_pairs=True),
         ]
         if self.n_experts:
-            table.append(Weight(f"{_MOE}.router.layer", "blk.{}.ffn_gate_inp", (self.n_experts, d)))
+            router = f"{_MOE}.{self.router}"
+            table.append(Weight(router, "blk.{}.ffn_gate_inp", (self.n_experts, d)))
         if ff := self.n_ff_shared:
-            gate, down = (f"blk.{{}}.ffn_{part}{self._suffix}" for part in ("gate", "down"))
+            first = "up" if self.joins_shared else "gate"
+            gate, down = (f"blk.{{}}.ffn_{part}{self._suffix}" for part in (first, "down"))
             table += [
-                Weight(f"{_SHARED}.input_linear", gate, (2 * ff, d)),  # `convert` divides it
+                # `convert` divides it, unless gate and up are joined.
+                Weight(f"{_SHARED}.input_linear", gate, (2 * ff, d)),
                 Weight(f"{_SHARED}.output_linear", down, (d, ff)),
             ]
         return table
+
+    @property
+    def _divides_shared(self) -> bool:
+        return self.n_ff_shared > 0 and not self.joins_shared
 
     @property
     def _suffix(self) -> str:
@@ -113,7 +122,7 @@ class GraniteMoe(RoutedExperts, Granite):
             yield from self.stack(self.layer_of(tensor, numbers)).stacked_gate_up(tensor)
         elif self.n_experts and pattern == f"{_MOE}.output_linear.weight":
             yield from self.stack(self.layer_of(tensor, numbers)).stacked_down(tensor)
-        elif self.n_ff_shared and pattern == f"{_SHARED}.input_linear.weight":
+        elif self._divides_shared and pattern == f"{_SHARED}.input_linear.weight":
             yield from self._gate_and_up(tensor, self.layer_of(tensor, numbers))
         else:
             yield from super().convert(name, tensor, table)

@@ -9,7 +9,9 @@ divided by s^2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ..layers.block import Block
 from ..network.decoder import Decoder
@@ -25,14 +27,28 @@ def build(d: Decoder) -> Network:
     """Return the network that the weights and metadata of `d` describe. Raise the errors of
     `Decoder`, which name file and key or tensor.
     """
+    # Of models without positions; the key means something else for other architectures.
+    rope = d.rope("norm") if d.p.flag("rope.scaling.finetuned", True) else None
+
+    def mixer(scaled: Decoder, layer: int, scale: float | None) -> Any:
+        if not d.kv_heads[layer]:
+            return state_space(d, layer)  # whose own norms have the epsilon of the file
+        return scaled.attention(layer, rope, scale=scale)
+
+    return scaled_network(d, mixer)
+
+
+def scaled_network(d: Decoder, mixer: Callable[[Decoder, int, float | None], Any]) -> Network:
+    """Return the network whose layers have the mixer that `mixer` builds, from the decoder with the
+    epsilon of the divided stream, the number of the layer, and the scale of scores (None: the usual
+    one). Raise the errors of `Decoder`.
+    """
     p = d.p
     # A factor of 0 means that there is none.
     added = p.number("residual_scale", 0.0, least=0) or 1.0
     embedded = p.number("embedding_scale", 0.0, least=0) or 1.0
     scale = p.number("attention.scale", 0.0, least=0) or None
-    plain, d = d, replace(d, eps=d.eps / added**2)  # the norms within Mamba-2 are as they are
-    # Of models without positions; the key means something else for other architectures.
-    rope = d.rope("norm") if p.flag("rope.scaling.finetuned", True) else None
+    d = replace(d, eps=d.eps / added**2)
     hidden = p.per_layer("feed_forward_length", d.n_layers)
     router, shared = None, 0
     if p.integer("expert_count", 0, least=0):
@@ -42,9 +58,7 @@ def build(d: Decoder) -> Network:
     def block(layer: int) -> Block:
         n = hidden[layer]
         ffn = d.ffn(layer, n) if router is None else moe(d, layer, n, router, shared=shared)
-        if not d.kv_heads[layer]:
-            return d.block(layer, state_space(plain, layer), ffn)
-        return d.block(layer, d.attention(layer, rope, scale=scale), ffn)
+        return d.block(layer, mixer(d, layer, scale), ffn)
 
     return d.network(
         block,

@@ -1,4 +1,4 @@
-"""Shapes of models with experts whose layers mostly see a window or a chunk of the text."""
+"""Shapes of models whose layers mostly see a window or a chunk of the text."""
 
 from __future__ import annotations
 
@@ -92,20 +92,39 @@ class CohereShape(Shape):
         return super().metadata(type) | pattern | dense
 
 
+@dataclass(frozen=True)
+class NearShape(Shape):
+    """A model whose layers have a window, all but every fourth, and the first one if `first_far`.
+    joins_shared: gate and up of the shared expert are one matrix.
+    """
+
+    first_far: bool = False
+    joins_shared: bool = False
+
+    @property
+    def near(self) -> list[bool]:
+        """Return which layers have the window."""
+        far = (0,) if self.first_far else ()
+        return [layer not in far and (layer + 1) % 4 != 0 for layer in range(self.n_layers)]
+
+    def _gated(
+        self, suffix: str, stack: tuple[int, ...], hidden: int
+    ) -> Iterator[tuple[str, tuple[int, ...]]]:
+        joined = self.joins_shared and suffix == "_shexp"
+        yield from Shape._gated(replace(self, joined_gate_up=joined), suffix, stack, hidden)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        pattern = array(ValueType.BOOL, self.near)
+        key = f"{self.architecture}.attention.sliding_window_pattern"
+        return super().metadata(type) | {key: pattern}
+
+
 def _llama4(name: str, n_experts: int, interval: int, context: int, *, scaled: bool) -> Shape:
     return Shape(
         "llama4",
         name,
-        48,
-        5120,
-        40,
-        8,
-        128,
-        8192,
-        202048,
-        500000.0,
-        context,
-        1e-5,
+        *(48, 5120, 40, 8, 128, 8192),
+        *(202048, 500000.0, context, 1e-5),
         n_experts,
         1,
         llama3_rope=scaled,
@@ -155,6 +174,37 @@ def _trinity(
 
 
 WINDOW_SHAPES: dict[str, Shape] = {
+    "granite-swash-2b": NearShape(
+        "granite_swa",
+        "2B",
+        *(24, 2560, 20, 4, 128, 8192),
+        *(100352, 10000.0, 8192, 1e-5),
+        first_far=True,
+        sinks=True,
+        tied=True,
+        keys={"attention.sliding_window": u32(128), "logit_scale": f32(1.0)},
+    ),
+    "granite-swash-3b-a600m": NearShape(
+        "granite_swa",
+        "3B.A600M",
+        *(28, 1280, 20, 4, 64, 512),
+        *(100352, 10000.0, 8192, 1e-5),
+        *(48, 4),
+        first_far=True,
+        shared=1280,
+        joins_shared=True,
+        merged=True,
+        sinks=True,
+        tied=True,
+        keys={
+            "attention.scale": f32(1 / 64),
+            "attention.sliding_window": u32(128),
+            "embedding_scale": f32(12.0),
+            "expert_shared_feed_forward_length": u32(1280),
+            "logit_scale": f32(5.0),
+            "residual_scale": f32(0.26),
+        },
+    ),
     "llama-4-scout": _llama4("109B.A17B", 16, 1, 10485760, scaled=True),
     "llama-4-maverick": _llama4("400B.A17B", 128, 2, 1048576, scaled=False),
     "trinity-mini": _trinity(
@@ -166,18 +216,9 @@ WINDOW_SHAPES: dict[str, Shape] = {
     "mimo-v2-flash": MimoShape(
         "mimo2",
         "309B.A15B",
-        48,
-        4096,
-        64,
-        4,
-        192,
-        2048,
-        152576,
-        5000000.0,
-        262144,
-        1e-5,
-        256,
-        8,
+        *(48, 4096, 64, 4, 192, 2048),
+        *(152576, 5000000.0, 262144, 1e-5),
+        *(256, 8),
         n_dense=1,
         dense_hidden=16384,
         value_head=128,
@@ -194,18 +235,9 @@ WINDOW_SHAPES: dict[str, Shape] = {
     "k-exaone": Shape(
         "exaone-moe",
         "236B.A23B",
-        48,
-        6144,
-        64,
-        8,
-        128,
-        2048,
-        153600,
-        1000000.0,
-        262144,
-        1e-5,
-        128,
-        8,
+        *(48, 6144, 64, 8, 128, 2048),
+        *(153600, 1000000.0, 262144, 1e-5),
+        *(128, 8),
         n_dense=1,
         dense_hidden=18432,
         shared=2048,
@@ -258,18 +290,9 @@ WINDOW_SHAPES: dict[str, Shape] = {
     "step-3.5-flash": StepShape(
         "step35",
         "196B.A11B",
-        45,
-        4096,
-        64,
-        8,
-        128,
-        1280,
-        128896,
-        5000000.0,
-        262144,
-        1e-5,
-        288,
-        8,
+        *(45, 4096, 64, 8, 128, 1280),
+        *(128896, 5000000.0, 262144, 1e-5),
+        *(288, 8),
         llama3_rope=True,
         n_dense=3,
         dense_hidden=11264,
