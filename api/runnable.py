@@ -49,6 +49,7 @@ RUNNABLE = frozenset(
         "hy_v3",
         "internlm2",
         "kimi-linear",
+        "laguna",
         "lfm2",
         "lfm2moe",
         "llama",

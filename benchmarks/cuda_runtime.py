@@ -154,6 +154,8 @@ ARCHITECTURES = [
     Row("granite-3.3-8b", "IQ4_K"),
     Row("granite-3.1-3b-a800m", "IQ4_K"),
     Row("granite-4.0-h-7b", "IQ4_K"),
+    Row("laguna-xs.2", "IQ4_K"),
+    Row("laguna-s-2.1", "IQ4_K"),
     Row("granite-swash-2b", "IQ4_K"),
     Row("granite-swash-3b-a600m", "IQ4_K"),
     Row("nemotron-h-8b", "IQ4_K"),

@@ -81,7 +81,9 @@ class Attention:
             mask = (at <= positions[:, None]) & (at >= first[:, None])
         more = {"window": s.window, "softcap": s.softcap, "sinks": sinks, "mask": mask}
         mixed = attend_with_scores(q[None], keys, values, scale, **more)[0]
-        out.copy_((mixed if gates is None else mixed * gates.sigmoid()).reshape(out.shape))
+        if gates is not None:
+            mixed = mixed * (F.softplus(gates) if s.softplus_gates else gates.sigmoid())
+        out.copy_(mixed.reshape(out.shape))
 
 
 def rotated(x, angles, n_rot, neox):

@@ -15,6 +15,7 @@ from iqforge.runtime.layers.rope import Rope
 from iqforge.runtime.layers.specs import RouterSpec
 from iqforge.runtime.state.cache import CacheSettings, KVCache
 from iqforge.runtime.state.cache_tiles import RowLayout
+from torch.nn import functional as F
 
 
 def check_attention(
@@ -171,7 +172,8 @@ def attention_error(
     mixed = torch.einsum("rkgn,nkd->rkgd", shares, stored_v)
     expected = cache.result(mixed).reshape(rows, kv * group, dv)
     if shape.gate:
-        expected = expected * gates.double().sigmoid()
+        gates = gates.double()
+        expected = expected * (F.softplus(gates) if shape.softplus_gates else gates.sigmoid())
     return ((results[0].double() - expected).norm() / expected.norm()).item(), *same
 
 
@@ -205,7 +207,7 @@ FEATURES = [
     ((2, 2, 1, 64, 64, "f16", "f16", 0, "norm", False, False), {"biases": True}),
     (
         (2, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True),
-        {"gate": True, "gate_apart": True, "window": 64},
+        {"gate": True, "gate_apart": True, "softplus_gates": True, "window": 64},
     ),
     (
         (2, 3, 2, 64, 64, "f16", "f16", 32, "neox", False, True),

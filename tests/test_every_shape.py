@@ -86,6 +86,8 @@ SIZES = {
     "north-mini-code": 30.5,
     "command-a-plus": 218,  # without the vision tower
     "granite-3.3-8b": 8.17,
+    "laguna-xs.2": 33.4,
+    "laguna-s-2.1": 118,
     "granite-swash-2b": 2.144,
     "granite-swash-3b-a600m": 3.02,
     "granite-4.0-h-7b": 6.94,

@@ -1,10 +1,13 @@
 """Attention of prompts without flash attention, with kernels in torch, against that of a CPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from iqforge.runtime.cuda.prompt.mixers import scores
 from iqforge.runtime.layers.attend import attend_with_scores
 from iqforge.runtime.layers.specs import AttentionSpec
+from torch.nn import functional as F
 
 from . import prompt_on_cpu
 
@@ -29,9 +32,12 @@ def test_attention(monkeypatch, length, softcap, window, with_sinks):
     assert (found.float() - expected).abs().max() < 4e-3
     # To a buffer of another half, with gates that follow each head of queries.
     gates = torch.randn(18, 4, 2, length, generator=g).bfloat16()[:, :, 1]
-    for given in (None, gates):
+    soft = replace(spec, softplus_gates=True)
+    for s, given in ((spec, None), (spec, gates), (soft, gates)):
         out = torch.full((18, 4 * length), torch.nan).bfloat16()
-        assert scores.attend(q, k, v, spec, sinks, out, given) is out
-        factor = 1.0 if given is None else given.float().sigmoid()
+        assert scores.attend(q, k, v, s, sinks, out, given) is out
+        factor = 1.0
+        if given is not None:
+            factor = F.softplus(given.float()) if s is soft else given.float().sigmoid()
         error = (out.float().view(gates.shape) - expected.reshape(gates.shape) * factor).abs()
         assert error.max() < 2e-2

@@ -101,3 +101,7 @@ def test_gates(parts):
     flash.flash_attention(q, k, v, out, scale=0.05, gates=of_heads, parts=parts)
     truth = expected(q, k, v, 0.05) * of_heads.double().sigmoid()
     assert (out.double() - truth).norm() < LIMIT[BF16] * truth.norm()
+    more = {"gates": joined[..., 256:], "softplus": True, "parts": parts}  # as Laguna has it
+    flash.flash_attention(q, k, v, out, scale=0.05, **more)
+    truth = expected(q, k, v, 0.05) * torch.nn.functional.softplus(joined[..., 256:].double())
+    assert (out.double() - truth).norm() < LIMIT[BF16] * truth.norm()

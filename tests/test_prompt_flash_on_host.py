@@ -11,6 +11,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.prompt import flash, flash_plan
 from iqforge.cuda_kernels.prompt.flash_plan import Plan
+from torch.nn import functional
 
 from .flash_reference import LIMIT, expected, operands
 from .kernels_on_host import library, pointer
@@ -73,12 +74,14 @@ def on_host(tmp_path, monkeypatch):
     flash._work.cache_clear()
 
 
-def check(q, k, v, plan, out_dtype=BF16, parts=1, gates=None, **options):
+def check(q, k, v, plan, out_dtype=BF16, parts=1, gates=None, softplus=False, **options):
     out = torch.full((*q.shape[:3], v.shape[3]), torch.nan, dtype=out_dtype)
-    flash.flash_attention(q, k, v, out, scale=0.2, plan=plan, parts=parts, gates=gates, **options)
+    more = {"plan": plan, "parts": parts, "gates": gates, "softplus": softplus}
+    flash.flash_attention(q, k, v, out, scale=0.2, **more, **options)
     truth = expected(q, k, v, 0.2, **options)
     if gates is not None:
-        truth *= gates.double().sigmoid()
+        gates = gates.double()
+        truth *= functional.softplus(gates) if softplus else gates.sigmoid()
     error = (out.double() - truth).norm() / truth.norm()
     assert error < max(LIMIT[q.dtype], LIMIT[out_dtype])
 
@@ -101,4 +104,5 @@ def test_what_scores_may_have(on_host, parts):
     check(q, k, v, plan, F16, parts, window=30, sinks=torch.randn(4))
     joined = torch.randn(1, 50, 4, 64).to(BF16)
     check(q * 4, k, v, plan, BF16, parts, joined[..., 32:], softcap=3.0)
-    check(q, k, v, plan, BF16, parts, torch.randn(1, 50, 5).to(BF16)[..., :4, None])
+    of_heads = torch.randn(1, 50, 5).to(BF16)[..., :4, None]
+    check(q, k, v, plan, BF16, parts, of_heads, softplus=True)

@@ -52,6 +52,7 @@ FAMILIES = (
     "gemma3n",
     "deepseek4",
     "glm5_next",
+    "laguna",
 )
 
 
@@ -111,4 +112,5 @@ FAST = (
     "mamba2",
     "kimi_linear",
     "bailing_hybrid",
+    "laguna",
 )

@@ -272,6 +272,25 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 5},
     ),
     "granite_moe_swa": ({"shared_intermediate_size": 0, "layer_rope_theta": [1e4, 0, 1e4]},),
+    "laguna": (
+        {"gating": "per-element", "moe_routed_scaling_factor": 1.0},
+        {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 3, "tie_word_embeddings": True},
+        {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
+    ),
+    "laguna_m": (
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 50000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": ORIGINAL,
+                    "attention_factor": 1.15,
+                }
+            },
+        },
+        {"rope_parameters": None},
+    ),
     "granite4": (
         {"position_embedding_type": None},
         {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 28},

@@ -57,6 +57,7 @@ class AttentionShape:
     gate: bool = False  # q has a gate after every head, for its result
     gate_apart: bool = False  # gates are not in q
     head_gates: bool = False  # one for all elements of a head, not in q
+    softplus_gates: bool = False  # results are multiplied by the softplus of gates, not the sigmoid
     sinks: bool = False
     window: int = 0  # positions that a token sees; 0: all
     chunked: bool = False  # a token sees those from the last multiple of the window on
@@ -256,6 +257,7 @@ class AttentionShape:
             "BIASES": int(self.biases),
             "VALUE_NORM": int(self.value_norm),
             "GATE": int(self.gate) * (3 if self.head_gates else 2 if self.gate_apart else 1),
+            "SOFTPLUS": int(self.softplus_gates),
             "SINKS": int(self.sinks),
             "WINDOW": self.window,
             "CHUNKED": int(self.chunked),

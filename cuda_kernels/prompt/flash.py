@@ -22,14 +22,20 @@ _L2_BYTES = 32 << 20  # of keys and values that tiles of different heads read at
 
 @functools.cache
 def spec(
-    key: int, value: int, half: torch.dtype, out: torch.dtype, capped: bool, plan: Plan
+    key: int,
+    value: int,
+    half: torch.dtype,
+    out: torch.dtype,
+    capped: bool,
+    plan: Plan,
+    softplus: bool = False,
 ) -> KernelSpec:
     """Return the kernel for heads of these lengths, with keys and values of a dtype, results of
-    another one, and scores with a cap or without.
+    another one, and scores with a cap or without. softplus: what gates multiply by.
     """
     name = f"prompt_flash_{key}_{value}_{short(half)}_{short(out)}_{plan.groups}x{plan.positions}"
     return KernelSpec(
-        f"{name}{'_capped' * capped}",
+        f"{name}{'_capped' * capped}{'_softplus' * softplus}",
         ("prompt/flash.cu",),
         (
             ("HALF", str(HALVES[half])),
@@ -37,6 +43,7 @@ def spec(
             ("KEY", str(key)),
             ("VALUE", str(value)),
             ("CAPPED", str(int(capped))),
+            ("SOFTPLUS", str(int(softplus))),
             ("GROUPS", str(plan.groups)),
             ("POSITIONS", str(plan.positions)),
         ),
@@ -56,6 +63,7 @@ def specs() -> list[KernelSpec]:
             for half, out in ((f16, bf16), (f16, f16), (bf16, bf16))
         ),
         *(spec(n, n, f16, bf16, True, *PLANS[n, n]) for n in (128, 256)),
+        spec(128, 128, f16, bf16, False, *PLANS[128, 128], softplus=True),
     ]
 
 
@@ -70,6 +78,7 @@ def flash_attention(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     gates: torch.Tensor | None = None,
+    softplus: bool = False,
     plan: Plan | None = None,
     parts: int | None = None,
 ) -> None:
@@ -80,8 +89,9 @@ def flash_attention(
     one dtype, heads one after the other. softcap: scores are softcap * tanh(score / softcap) if it
     is not 0. sinks: float32[heads], a further score of each head whose share is left out. gates, of
     the shape and dtype of out, or with one element for each head: results are multiplied by their
-    sigmoid; tokens and heads may be further apart. parts: the positions of a tile are divided among
-    so many blocks (default: as `division` has it). Raise ShapeError for what does not fit together.
+    sigmoid, with `softplus` by ln(1 + e^gate); tokens and heads may be further apart. parts: the
+    positions of a tile are divided among so many blocks (default: as `division` has it). Raise
+    ShapeError for what does not fit together.
     """
     tensors = (q, k, v, out)
     if any(x.data_ptr() % 16 for x in tensors):
@@ -93,6 +103,7 @@ def flash_attention(
         (q.dtype, out.dtype),
         q.device,
         (scale, window, softcap),
+        softplus,
         plan,
         parts,
     )
@@ -150,6 +161,7 @@ def _work(
     dtypes: tuple[torch.dtype, torch.dtype],
     device: torch.device,
     numbers: tuple[float, int, float],
+    softplus: bool,
     plan: Plan | None,
     parts: int | None,
 ) -> _Work:
@@ -174,7 +186,7 @@ def _work(
     together = max(1, min(work.pairs, _L2_BYTES // (2 * total * (key + value))))
     sizes = (n, total, heads // kv_heads, kv_heads, n_sequences, together, work.parts)
     return _Work(
-        spec(key, value, *dtypes, softcap > 0, used),
+        spec(key, value, *dtypes, softcap > 0, used, softplus),
         min(work.pairs * work.rows // used.rows * work.parts, flash_plan.multiprocessors(device)),
         128 * (used.groups + 1),
         used.shared(key, value),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...formats.types import GGMLType
-from ...formats.values import Value, ValueType, array, boolean, f32, u32
+from ...formats.values import Value, ValueType, array, boolean, f32, string, u32
 from .shape import Shape
 
 
@@ -93,6 +93,34 @@ class CohereShape(Shape):
 
 
 @dataclass(frozen=True)
+class LagunaShape(Shape):
+    """Laguna: layers with a window, all but every fourth from the first on, have `near_heads`
+    heads, rotated whole.
+    """
+
+    near_heads: int = 1
+
+    @property
+    def near(self) -> list[bool]:
+        """Return which layers have the window."""
+        return [layer % 4 != 0 for layer in range(self.n_layers)]
+
+    @property
+    def least_layers(self) -> int:
+        return self.n_dense + 1
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        own = replace(self, n_heads=self.near_heads) if self.near[layer] else self
+        yield from Shape._mixer(own, layer)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        heads = [self.near_heads if near else self.n_heads for near in self.near]
+        return super().metadata(type) | {
+            "laguna.attention.head_count": array(ValueType.INT32, heads)
+        }
+
+
+@dataclass(frozen=True)
 class NearShape(Shape):
     """A model whose layers have a window, all but every fourth, and the first one if `first_far`.
     joins_shared: gate and up of the shared expert are one matrix.
@@ -132,6 +160,50 @@ def _llama4(name: str, n_experts: int, interval: int, context: int, *, scaled: b
         dense_hidden=16384,
         shared=8192,
         keys={"interleave_moe_layer_step": u32(interval)},
+    )
+
+
+def _laguna(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int],
+    experts: tuple[int, int],
+    near_heads: int,
+    dense_hidden: int,
+    scaling: tuple[float, int, float],
+) -> Shape:
+    """Laguna. sizes: layers, width, heads, key/value heads, head, hidden size of an expert.
+    scaling: factor of YaRN, the context before it, its `beta_fast`.
+    """
+    factor, original, beta = scaling
+    return LagunaShape(
+        "laguna",
+        name,
+        *sizes,
+        *(100352, 500000.0, int(factor * original), 1e-6),
+        *experts,
+        n_dense=1,
+        dense_hidden=dense_hidden,
+        shared=sizes[-1],
+        rotated=64,
+        gate=True,
+        gate_apart=True,
+        head_gates=True,
+        head_norms=True,
+        choice_bias=True,
+        near_heads=near_heads,
+        keys={
+            "attention.sliding_window": u32(512),
+            "expert_gating_func": u32(2),
+            "expert_shared_feed_forward_length": u32(sizes[-1]),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(2.5),
+            "rope.dimension_count_swa": u32(128),
+            "rope.freq_base_swa": f32(10000.0),
+            "rope.scaling.type": string("yarn"),
+            "rope.scaling.factor": f32(factor),
+            "rope.scaling.original_context_length": u32(original),
+            "rope.scaling.yarn_beta_fast": f32(beta),
+        },
     )
 
 
@@ -212,6 +284,12 @@ WINDOW_SHAPES: dict[str, Shape] = {
     ),
     "trinity-large": _trinity(
         "398B.A13B", (60, 3072, 48, 8, 128, 3072), (256, 4), (6, 12288), 4096, 2.448
+    ),
+    "laguna-xs.2": _laguna(
+        "33B.A3B", (40, 2048, 48, 8, 128, 512), (256, 8), 64, 8192, (32.0, 4096, 64.0)
+    ),
+    "laguna-s-2.1": _laguna(
+        "118B.A8B", (48, 3072, 48, 8, 128, 1024), (256, 10), 72, 12288, (128.0, 8192, 32.0)
     ),
     "mimo-v2-flash": MimoShape(
         "mimo2",

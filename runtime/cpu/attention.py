@@ -104,7 +104,8 @@ def attending(
     keys: Stored, values: Stored, *, capped: bool = False, sinks: bool = False, gated: int = 0
 ) -> int:
     """Return the operation `attend` for a cache of these types, for scores that are capped, with
-    sinks, or with gates: 1 for each element of a head, 2 for a head.
+    sinks, or with gates: 1 for each element of a head, 2 for a head; 3 and 4 for those whose
+    softplus counts.
     """
     features = {
         "CAPPED": int(capped),
@@ -177,7 +178,7 @@ def plan_attention(plan: Plan, module: Attention, x: Buffer) -> Buffer:
             values,
             capped=bool(s.softcap),
             sinks=module.sinks is not None,
-            gated=s.gate * (2 if s.head_gates else 1),
+            gated=s.gate * ((2 if s.head_gates else 1) + 2 * s.softplus_gates),
         ),
         *(plan.frame_address, plan.layer_offset, q.address, 4 * q_step),
         *(mixed.address, 4 * s.value_length, s.heads, s.group),

@@ -107,7 +107,7 @@ class Attention(LooksBack):
         mix = self._fresh if batch.states is None else self._cached
         mixed = mix(q, k, v, batch)
         if gate is not None:
-            mixed = mixed * gate.sigmoid()
+            mixed = mixed * self.spec.opened(gate)
         return self.output(mixed.reshape(len(x), self.spec.heads * self.spec.value_length))
 
     def project(

@@ -7,6 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
+from torch.nn import functional as F
+
 
 @dataclass(frozen=True)
 class Temperature:
@@ -41,7 +44,8 @@ class AttentionSpec:
     softcap * tanh(scores / softcap); 0 for none. sinks: every head has a learned score that takes
     part in the softmax only. gate: the query projection gives a query and a gate for every head;
     the result is multiplied by sigmoid(gate). gate_apart: gates have a projection of their own;
-    with `head_gates` that gives one for all elements of a head. value_norm: value heads are divided
+    with `head_gates` that gives one for all elements of a head. softplus_gates: the result is
+    multiplied by log(1 + e^gate) instead. value_norm: value heads are divided
     by their root mean square. joined_norms: a norm of queries or keys is over all heads of the
     model together. On a rank the products then give all these heads, and `own` says which are its
     own. norms_last: norms of query and key heads follow the rotation. kv_from: the layer whose keys
@@ -68,6 +72,7 @@ class AttentionSpec:
     chunked: bool = False
     gate_apart: bool = False
     head_gates: bool = False
+    softplus_gates: bool = False
 
     @property
     def gated_queries(self) -> bool:
@@ -78,6 +83,10 @@ class AttentionSpec:
     def gate_length(self) -> int:
         """Gates of a head that have a projection of their own."""
         return 1 if self.head_gates else self.value_length
+
+    def opened(self, gates: torch.Tensor) -> torch.Tensor:
+        """Return what gates multiply results by."""
+        return F.softplus(gates) if self.softplus_gates else gates.sigmoid()
 
     def first_seen(self, position: int) -> int:
         """Return the first position that the token at `position` sees."""

@@ -13,7 +13,7 @@
 // or 0), MMA (tensor cores), BY_WARP (tiles of warps, not of the block), WARPS, RESIDENT (blocks of a
 // multiprocessor), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
 // SHARED_BYTES, PART_FLOATS, and what only some models have: BIASES (of the projections), VALUE_NORM, GATE (1: after each query head, 2: in `gates`, for its
-// result, 3: there, one for all elements of a head), SINKS, WINDOW (positions that a token sees, or 0), CHUNKED (it sees those from the last multiple
+// result, 3: there, one for all elements of a head), SOFTPLUS (of gates instead of their sigmoid), SINKS, WINDOW (positions that a token sees, or 0), CHUNKED (it sees those from the last multiple
 // of WINDOW on), SOFTCAP (of scores, or 0), TEMPERATURE, TEMPERATURE_LENGTH and TEMPERATURE_OFFSET (queries
 // grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
 #include "attention/cache.cuh"
@@ -330,6 +330,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 #else
         const float g = __ldcg(q + place_of(r) * Q_STRIDE + DK + i) + (BIASES ? q_bias[(head * GROUP + r % GROUP) * Q_STRIDE + DK + i] : 0.f);
 #endif
+        if (SOFTPLUS) return fmaxf(g, 0.f) + log1pf(expf(-fabsf(g)));
         return __fdiv_rn(1.f, 1.f + expf(-g));
     };
     auto answer = [&](int r, int i, float x, float y) {

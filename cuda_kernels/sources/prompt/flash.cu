@@ -38,7 +38,7 @@ struct Problem {
   int window;
   float scale, cap;
   const float* sinks;  // a score of every head of queries whose share is left out, or null
-  const uint16_t* gates;               // OUT_HALF, or null: results are multiplied by their sigmoid
+  const uint16_t* gates;               // OUT_HALF, or null: results are multiplied by their sigmoid, or their softplus
   int64_t gate_token, gate_head;       // elements from one token and head to the next
   int gate_step;                       // elements from a gate to that of the next element of a head; 0: all have one
   uint32_t none;       // 0
@@ -266,11 +266,14 @@ __device__ __forceinline__ const uint16_t* gates_of(const Problem& p, int64_t to
   return p.gates == nullptr ? nullptr : p.gates + token * p.gate_token + head * p.gate_head + at * p.gate_step;
 }
 
+__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(__expf(-fabsf(x))); }
+
 // Two results, gated if there are gates, rounded. step: 1 if each has its own gate, 0 if both have one.
 __device__ __forceinline__ uint32_t result(float one, float two, const uint16_t* gates, int step) {
   if (gates != nullptr) {
     const float2 gate = unpack2<OUT_HALF>(step ? *reinterpret_cast<const uint32_t*>(gates) : *gates * 0x10001u);
-    one /= 1.0f + __expf(-gate.x), two /= 1.0f + __expf(-gate.y);
+    if (SOFTPLUS) one *= softplus(gate.x), two *= softplus(gate.y);
+    else one /= 1.0f + __expf(-gate.x), two /= 1.0f + __expf(-gate.y);
   }
   return pack2<OUT_HALF>(one, two);
 }

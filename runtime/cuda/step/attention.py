@@ -125,6 +125,7 @@ class StepAttentionLayer(StepBranch):
             gate=s.gate,
             gate_apart=s.gate_apart,
             head_gates=s.head_gates,
+            softplus_gates=s.softplus_gates,
             sinks=s.sinks,
             window=s.window,
             chunked=s.chunked,

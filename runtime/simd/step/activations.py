@@ -25,6 +25,23 @@ def sigmoid(x):
     return v.div(one, v.add(one, v.exp(v.sub(v.splat(np.float32(0)), x))))
 
 
+# ln(1 + t) = 2 artanh(t / (2 + t)): factors of its series, after the first one, 1 / 15. What comes
+# before that is less than a unit in the last place for t up to 1.
+_ARTANH = tuple(np.float32(1 / n) for n in (13, 11, 9, 7, 5, 3, 1))
+
+
+@inlined_function
+def softplus(x):
+    """Return ln(1 + exp(x)) = max(0, x) + ln(1 + exp(-|x|)) of 16 float32."""
+    zero, two = v.splat(np.float32(0)), v.splat(np.float32(2))
+    t = v.exp(v.sub(zero, v.magnitude(x)))
+    s = v.div(t, v.add(two, t))
+    square, series = v.mul(s, s), v.splat(np.float32(1 / 15))
+    for i in range(7):
+        series = v.fma(series, square, v.splat(_ARTANH[i]))
+    return v.fma(v.mul(two, s), series, v.largest(zero, x))
+
+
 def silu(x):
     """Return x / (1 + exp(-x)) of 16 float32."""
     one = v.splat(np.float32(1))

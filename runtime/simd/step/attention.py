@@ -8,12 +8,13 @@ import numpy as np
 
 from ....formats.kernel import inlined_function, part_function
 from .. import vectors as v
+from .activations import sigmoid, softplus
 from .hadamard import hadamard
 from .heads import BLOCK, POSITION, SEQUENCE, row_of
 
 # What `operation` binds: units of the types of keys and values, and how rows consist of them; 1 for
-# scores that are capped, for sinks, for gates (2: one of each head), and for values that were
-# transformed.
+# scores that are capped, for sinks, for gates (2: one of each head; 3 and 4: whose softplus counts,
+# not the sigmoid), and for values that were transformed.
 key_unit: Any = None
 value_unit: Any = None
 KEY_HEADER, KEY_BYTES, VALUE_HEADER, VALUE_BYTES = 0, 64, 0, 64
@@ -119,6 +120,10 @@ def attend(arguments, thread, threads):
                 _apply_gates(arguments, h)
             if GATED == 2:
                 _apply_gate(arguments, h)
+            if GATED == 3:
+                _apply_soft_gates(arguments, h)
+            if GATED == 4:
+                _apply_soft_gate(arguments, h)
         head = end
 
 
@@ -217,6 +222,19 @@ def _apply_gates(arguments, head):
 @part_function
 def _apply_gate(arguments, head):
     gate = v.integer_at(arguments + 160) + v.integer_at(arguments + 168) * head
-    zero, one = v.splat(np.float32(0)), v.splat(np.float32(1))
-    exponential = v.exp(v.sub(zero, v.splat(v.float_at(gate))))
-    _multiply(arguments, head, v.highest(v.div(one, v.add(one, exponential))))
+    _multiply(arguments, head, v.highest(sigmoid(v.splat(v.float_at(gate)))))
+
+
+@part_function
+def _apply_soft_gates(arguments, head):
+    out = _result(arguments, head)
+    gates = v.integer_at(arguments + 160) + v.integer_at(arguments + 168) * head
+    for i in range(0, 128 * v.integer_at(arguments + 72), 64):
+        gate = softplus(v.load_floats(gates + i))
+        v.store_floats(out + i, v.mul(v.load_floats(out + i), gate))
+
+
+@part_function
+def _apply_soft_gate(arguments, head):
+    gate = v.integer_at(arguments + 160) + v.integer_at(arguments + 168) * head
+    _multiply(arguments, head, v.highest(softplus(v.splat(v.float_at(gate)))))

@@ -152,7 +152,7 @@ class PromptAttention(Staged):
         else:
             mixed = self._cached(products, batch, to)
         if mixed is not out:
-            prompt_rows.converted(mixed if gates is None else gated(mixed, gates), out)
+            prompt_rows.converted(mixed if gates is None else gated(mixed, gates, self.m.spec), out)
 
     def _store(self, stream: Stream, batch: Batch) -> None:
         """Keep the keys and values of a pass that has read its own."""

@@ -41,7 +41,7 @@ def attend(
     """Return [S, n, heads, value_length] in the dtype of q, for half[S, n, heads, key_length] and
     [S, N, kv_heads, ...]: each of the last n of N positions sees itself and all before it, or a
     window, or a chunk; `first` is then the first position. With `out`, half of as many elements,
-    write there, times the sigmoid of `gates` of its dtype if there are any, and return it.
+    write there, times what `gates` of its dtype say if there are any, and return it.
 
     On Hopper by kernels of our own, elsewhere by those of torch (`_by_torch`). Heads that neither
     takes, or scores with a cap, have their scores in memory.
@@ -61,6 +61,7 @@ def attend(
             softcap=s.softcap,
             sinks=sinks,
             gates=None if gates is None else gates.view(*shape[:3], -1),
+            softplus=s.softplus_gates,
         )
         return mixed if out is None else out
     if not has_flash(s, q.device):
@@ -75,7 +76,7 @@ def attend(
         mixed = _by_torch(q, k, v, s, sinks)
     if out is None:
         return mixed
-    prompt_rows.converted(mixed if gates is None else gated(mixed, gates), out)
+    prompt_rows.converted(mixed if gates is None else gated(mixed, gates, s), out)
     return out
 
 
@@ -103,15 +104,15 @@ def _by_chunk(
     mixed = torch.cat(found, dim=1)
     if out is None:
         return mixed
-    prompt_rows.converted(mixed if gates is None else gated(mixed, gates), out)
+    prompt_rows.converted(mixed if gates is None else gated(mixed, gates, s), out)
     return out
 
 
-def gated(mixed: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-    """Return results of attention [rows, heads, length] times the sigmoid of their gates, of which
-    a head has `length` or one.
+def gated(mixed: torch.Tensor, gates: torch.Tensor, s: AttentionSpec) -> torch.Tensor:
+    """Return results of attention [rows, heads, length] times what their gates say, of which a head
+    has `length` or one.
     """
-    return mixed.reshape(*gates.shape[:2], -1) * gates.sigmoid()
+    return mixed.reshape(*gates.shape[:2], -1) * s.opened(gates)
 
 
 def _by_torch(
