@@ -55,6 +55,7 @@ RUNNABLE = frozenset(
         "llama",
         "llama4",
         "mamba2",
+        "mellum",
         "mimo2",
         "minimax-m2",
         "mistral3",

@@ -154,6 +154,7 @@ ARCHITECTURES = [
     Row("granite-3.3-8b", "IQ4_K"),
     Row("granite-3.1-3b-a800m", "IQ4_K"),
     Row("granite-4.0-h-7b", "IQ4_K"),
+    Row("mellum2-12b-a2.5b", "IQ4_K"),
     Row("laguna-xs.2", "IQ4_K"),
     Row("laguna-s-2.1", "IQ4_K"),
     Row("granite-swash-2b", "IQ4_K"),

@@ -86,6 +86,7 @@ SIZES = {
     "north-mini-code": 30.5,
     "command-a-plus": 218,  # without the vision tower
     "granite-3.3-8b": 8.17,
+    "mellum2-12b-a2.5b": 12.15,
     "laguna-xs.2": 33.4,
     "laguna-s-2.1": 118,
     "granite-swash-2b": 2.144,

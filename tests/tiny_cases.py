@@ -53,6 +53,7 @@ FAMILIES = (
     "deepseek4",
     "glm5_next",
     "laguna",
+    "mellum",
 )
 
 

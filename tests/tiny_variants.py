@@ -277,6 +277,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 3, "tie_word_embeddings": True},
         {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"]},
     ),
+    "mellum": (
+        {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        {"rope_parameters": None, "tie_word_embeddings": True},
+    ),
     "laguna_m": (
         {
             "rope_parameters": {

@@ -48,6 +48,10 @@ class LayerTypesRopeConfig(PlainRopeConfig):
     def rotated(self) -> int:
         return self._sizes[_FULL]
 
+    def near_rotated(self) -> int:
+        """Return how many elements of a head are rotated in layers with a window."""
+        return self._sizes.get(_NEAR, self._head_size)
+
     @property
     def near_base(self) -> float | None:
         """The base of the rotation in layers with a window; None if the config has none."""

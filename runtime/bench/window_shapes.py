@@ -285,6 +285,15 @@ WINDOW_SHAPES: dict[str, Shape] = {
     "trinity-large": _trinity(
         "398B.A13B", (60, 3072, 48, 8, 128, 3072), (256, 4), (6, 12288), 4096, 2.448
     ),
+    "mellum2-12b-a2.5b": NearShape(
+        "mellum",
+        "12B.A2.5B",
+        *(28, 2304, 32, 4, 128, 896),
+        *(98304, 500000.0, 131072, 1e-6),
+        *(64, 8),
+        head_norms=True,
+        keys={"attention.sliding_window": u32(1024)},
+    ),
     "laguna-xs.2": _laguna(
         "33B.A3B", (40, 2048, 48, 8, 128, 512), (256, 8), 64, 8192, (32.0, 4096, 64.0)
     ),
