@@ -54,6 +54,7 @@ RUNNABLE = frozenset(
         "lfm2moe",
         "llama",
         "llama4",
+        "mamba",
         "mamba2",
         "mellum",
         "mimo2",

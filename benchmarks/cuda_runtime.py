@@ -163,6 +163,8 @@ ARCHITECTURES = [
     Row("nemotron-3-nano-30b-a3b", "IQ4_K"),
     Row("codestral-mamba-7b", "IQ4_K"),
     Row("mamba2-2.7b", "IQ4_K"),
+    Row("mamba-2.8b", "IQ4_K"),
+    Row("falcon-mamba-7b", "IQ4_K"),
     Row("falcon-h1-7b", "IQ4_K"),
     Row("kimi-linear-48b-a3b", "IQ4_K"),
     Row("falcon-h1-34b", "IQ4_K"),

@@ -13,6 +13,7 @@ from .layers.block import Mixer
 from .layers.mla import MLA
 from .layers.recurrent.delta_net import DeltaNet
 from .layers.recurrent.kimi_delta import KimiDelta
+from .layers.recurrent.selective import Selective
 from .layers.recurrent.short_conv import ShortConv
 from .layers.recurrent.state_space import StateSpace
 from .network.network import Network
@@ -31,6 +32,7 @@ _ONE = SplitPlan((1.0,), {}, ())  # all on one GPU
 # What they cost has not been measured.
 _AS_DELTA = {
     StateSpace: "state-space layers",
+    Selective: "selective state spaces",
     ShortConv: "short convolutions",
     KimiDelta: "Kimi delta attention",
 }

@@ -194,7 +194,7 @@ def test_missing_devices_and_files(models, tmp_path):
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"general.architecture": string("mamba")}, ArchitectureError, "mamba"),
+        ({"general.architecture": string("plamo")}, ArchitectureError, "plamo"),
         ({"general.architecture": None}, ConfigError, "general.architecture"),
         ({"llama.block_count": u32(0)}, ConfigError, "block_count.* is 0"),
         ({"llama.block_count": u32(2**31)}, ConfigError, "block_count"),

@@ -54,6 +54,7 @@ FAMILIES = (
     "glm5_next",
     "laguna",
     "mellum",
+    "mamba",
 )
 
 

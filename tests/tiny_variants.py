@@ -232,6 +232,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"tie_word_embeddings": True, "lm_head_multiplier": 1.5},
         YARN,
     ),
+    "mamba": ({"tie_word_embeddings": False, "conv_kernel": 3, "time_step_rank": "auto"},),
     "mamba2": (
         {"tie_word_embeddings": True},
         {"n_groups": 1, "use_conv_bias": False},

@@ -10,7 +10,7 @@ from typing import cast
 
 from ...formats.types import GGMLType
 from ...formats.values import Value, ValueType, array, boolean, f32, u32
-from .mixer_sizes import ConvSizes, KimiDeltaSizes, LatentSizes, StateSpaceSizes
+from .mixer_sizes import ConvSizes, KimiDeltaSizes, LatentSizes, SelectiveSizes, StateSpaceSizes
 from .shape import Shape
 
 _NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
@@ -27,8 +27,12 @@ class NemotronShape(Shape):
     """
 
     pattern: str = ""
-    recurrent: StateSpaceSizes | None = None
+    recurrent: StateSpaceSizes | SelectiveSizes | None = None
     latent_experts: int = 0
+
+    @property
+    def _states(self) -> StateSpaceSizes | SelectiveSizes:
+        return cast(StateSpaceSizes | SelectiveSizes, self.recurrent)
 
     @property
     def least_layers(self) -> int:
@@ -38,7 +42,7 @@ class NemotronShape(Shape):
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from self._norm("attn_norm")
         if self.pattern[layer] == "M":
-            yield from cast(StateSpaceSizes, self.recurrent).tensors(self.width)
+            yield from self._states.tensors(self.width)
         elif self.pattern[layer] == "*":
             yield from self._attention()
 
@@ -68,7 +72,7 @@ class NemotronShape(Shape):
                 ValueType.INT32, [self.n_kv_heads if kind == "*" else 0 for kind in kinds]
             ),
             "rope.scaling.finetuned": boolean(False),
-            **cast(StateSpaceSizes, self.recurrent).keys,
+            **self._states.keys,
         }
         if self.latent_experts:
             own["moe_latent_size"] = u32(self.latent_experts)
@@ -245,6 +249,19 @@ HYBRID_SHAPES: dict[str, Shape] = {
         *(10000.0, 1 << 20, 1e-5),
         pattern="M" * 64,
         recurrent=StateSpaceSizes(128, 64, 128, 8),
+    ),
+    "mamba-2.8b": NemotronShape(
+        *("mamba", "2.8B", 64, 2560, 0, 0, 64, 0, 50280),
+        *(10000.0, 1 << 20, 1e-5),
+        tied=True,
+        pattern="M" * 64,
+        recurrent=SelectiveSizes(5120, 16, 160),
+    ),
+    "falcon-mamba-7b": NemotronShape(
+        *("mamba", "7B", 64, 4096, 0, 0, 64, 0, 65024),
+        *(10000.0, 1 << 20, 1e-5),
+        pattern="M" * 64,
+        recurrent=SelectiveSizes(8192, 16, 256, normed=True),
     ),
     "mamba2-2.7b": NemotronShape(
         *("mamba2", "2.7B", 64, 2560, 0, 0, 64, 0, 50288),

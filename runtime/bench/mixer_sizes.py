@@ -91,6 +91,41 @@ class StateSpaceSizes:
 
 
 @dataclass(frozen=True)
+class SelectiveSizes:
+    """Sizes of selective state spaces, as in `SelectiveSpec`. normed: steps and vectors are."""
+
+    channels: int
+    state: int
+    rank: int
+    convolution: int = 4
+    normed: bool = False
+
+    def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of a layer without its norm."""
+        n = self.channels
+        yield "ssm_a", (n, self.state)
+        yield "ssm_d", (n,)
+        yield "ssm_conv1d.bias", (n,)
+        yield "ssm_conv1d.weight", (n, self.convolution)
+        yield "ssm_dt.bias", (n,)
+        yield "ssm_dt.weight", (n, self.rank)
+        yield "ssm_in.weight", (2 * n, width)
+        yield "ssm_out.weight", (width, n)
+        yield "ssm_x.weight", (self.rank + 2 * self.state, n)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of these layers, without the architecture's name."""
+        return {
+            "ssm.conv_kernel": u32(self.convolution),
+            "ssm.state_size": u32(self.state),
+            "ssm.time_step_rank": u32(self.rank),
+            "ssm.inner_size": u32(self.channels),
+            "ssm.dt_b_c_rms": boolean(self.normed),
+        }
+
+
+@dataclass(frozen=True)
 class KimiDeltaSizes:
     """Sizes of Kimi delta attention, as in `KimiDeltaSpec`. low_rank: decays and gates come from
     two products. rate_columns: rates of decays are a column each.

@@ -302,6 +302,20 @@ class StateSpaceSpec:
 
 
 @dataclass(frozen=True)
+class SelectiveSpec:
+    """A selective state space of the first Mamba (Gu and Dao, 2023): every channel has a memory of
+    state_length elements. rank: elements of the vector from which the steps of channels come. eps:
+    of the norms of this vector and of those that write and read memories; None for no norms.
+    """
+
+    channels: int
+    state_length: int
+    rank: int
+    convolution: int
+    eps: float | None = None
+
+
+@dataclass(frozen=True)
 class ShortConvSpec:
     """A gated short convolution (LFM2, Liquid AI, 2025): c * conv(b * x) over the last `taps`
     tokens of each channel.

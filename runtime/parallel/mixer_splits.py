@@ -16,6 +16,7 @@ from ..layers.mla import MLA
 from ..layers.norm import HeadLayerNorm
 from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.kimi_delta import KimiDelta
+from ..layers.recurrent.selective import Selective
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..weights.split_plan import NOTHING, LayerShare, Range
@@ -293,6 +294,22 @@ def plan_state_space(module: StateSpace, layer: int, splits: TensorSplits, parts
         splits.whole_rows(f"{at}.ssm_norm.weight", [[held] for held in groups])
     splits.columns(output, values)
     return tuple(replace(part, key_heads=held) for part, held in zip(parts, groups, strict=True))
+
+
+def plan_selective(module: Selective, layer: int, splits: TensorSplits, parts: Parts) -> Parts:
+    """Give a selective state space to one rank: its channels choose steps and vectors together."""
+    s, at = module.spec, f"blk.{layer}"
+    owner = ranges(splits.apportion.units(1, "key_heads"), 1)
+    channels = [[scaled(held, s.channels)] for held in owner]
+    splits.rows(stem(module.input.name), [[scaled(held, 2 * s.channels)] for held in owner])
+    splits.rows(f"{at}.ssm_conv1d", channels)
+    chosen = s.rank + 2 * s.state_length
+    splits.rows(stem(module.vectors.name), [[scaled(held, chosen)] for held in owner])
+    splits.rows(stem(module.steps.name), channels)
+    splits.whole_rows(f"{at}.ssm_a", channels)
+    splits.vector(f"{at}.ssm_d", channels)
+    splits.columns(stem(module.output.name), channels)
+    return tuple(replace(part, key_heads=held) for part, held in zip(parts, owner, strict=True))
 
 
 def plan_short_conv(module: ShortConv, splits: TensorSplits, parts: Parts) -> Parts:

@@ -21,6 +21,7 @@ from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.kimi_delta import KimiDelta
+from ..layers.recurrent.selective import Selective
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..layers.rowwise.altup import AltUpRows
@@ -33,6 +34,7 @@ from .mixer_splits import (
     plan_delta_net,
     plan_kimi_delta,
     plan_latent,
+    plan_selective,
     plan_short_conv,
     plan_state_space,
 )
@@ -93,6 +95,8 @@ def plan_split(
                         parts = plan_kimi_delta(module, layer, splits, parts)
                     case StateSpace():
                         parts = plan_state_space(module, layer, splits, parts)
+                    case Selective():
+                        parts = plan_selective(module, layer, splits, parts)
                     case ShortConv():
                         parts = plan_short_conv(module, splits, parts)
                     case GatedFFN() | PlainFFN():

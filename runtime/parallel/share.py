@@ -151,6 +151,10 @@ class Share:
         n = length(self.layer(layer).key_heads)
         return replace(spec, groups=n, heads=spec.heads // spec.groups * n) if n else None
 
+    def has_recurrence(self, layer: int) -> bool:
+        """Return whether this rank has the recurrence of a layer that is not divided."""
+        return self.layer(layer).key_heads != NOTHING
+
     def short_conv(self, layer: int, spec: ShortConvSpec) -> ShortConvSpec | None:
         n = length(self.layer(layer).channels)
         return replace(spec, channels=n) if n else None
