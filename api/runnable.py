@@ -48,6 +48,7 @@ RUNNABLE = frozenset(
         "hunyuan-moe",
         "hy_v3",
         "internlm2",
+        "jamba",
         "kimi-linear",
         "laguna",
         "lfm2",

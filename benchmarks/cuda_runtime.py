@@ -164,6 +164,7 @@ ARCHITECTURES = [
     Row("codestral-mamba-7b", "IQ4_K"),
     Row("mamba2-2.7b", "IQ4_K"),
     Row("mamba-2.8b", "IQ4_K"),
+    Row("jamba-v0.1", "IQ4_K"),
     Row("falcon-mamba-7b", "IQ4_K"),
     Row("falcon-h1-7b", "IQ4_K"),
     Row("kimi-linear-48b-a3b", "IQ4_K"),

@@ -97,6 +97,7 @@ SIZES = {
     "nemotron-3-nano-30b-a3b": 31.6,
     "granite-3.1-3b-a800m": 3.30,
     "codestral-mamba-7b": 7.285,
+    "jamba-v0.1": 51.57,
     "mamba-2.8b": 2.77,
     "falcon-mamba-7b": 7.27,
     "mamba2-2.7b": 2.70,

@@ -55,6 +55,7 @@ FAMILIES = (
     "laguna",
     "mellum",
     "mamba",
+    "jamba",
 )
 
 

@@ -233,6 +233,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         YARN,
     ),
     "mamba": ({"tie_word_embeddings": False, "conv_kernel": 3, "time_step_rank": "auto"},),
+    "jamba": (
+        {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_offset": 0},
+        {"expert_layer_period": 3, "expert_layer_offset": 0, "mamba_dt_rank": "auto"},
+    ),
     "mamba2": (
         {"tie_word_embeddings": True},
         {"n_groups": 1, "use_conv_bias": False},

@@ -87,7 +87,7 @@ class HybridShape(Shape):
     """
 
     attending: tuple[int, ...] = ()
-    recurrent: StateSpaceSizes | ConvSizes | KimiDeltaSizes | None = None
+    recurrent: StateSpaceSizes | SelectiveSizes | ConvSizes | KimiDeltaSizes | None = None
 
     @property
     def least_layers(self) -> int:
@@ -95,8 +95,8 @@ class HybridShape(Shape):
         return max(min(self.attending) + 1, super().least_layers)
 
     @property
-    def _other(self) -> StateSpaceSizes | ConvSizes | KimiDeltaSizes:
-        return cast(StateSpaceSizes | ConvSizes | KimiDeltaSizes, self.recurrent)
+    def _other(self) -> StateSpaceSizes | SelectiveSizes | ConvSizes | KimiDeltaSizes:
+        return cast(StateSpaceSizes | SelectiveSizes | ConvSizes | KimiDeltaSizes, self.recurrent)
 
     def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         if layer in self.attending:
@@ -262,6 +262,14 @@ HYBRID_SHAPES: dict[str, Shape] = {
         *(10000.0, 1 << 20, 1e-5),
         pattern="M" * 64,
         recurrent=SelectiveSizes(8192, 16, 256, normed=True),
+    ),
+    "jamba-v0.1": HybridShape(
+        *("jamba", "52B.A12B", 32, 4096, 32, 8, 128, 14336, 65536),
+        *(10000.0, 262144, 1e-6),
+        *(16, 2),
+        interval=2,
+        attending=(4, 12, 20, 28),
+        recurrent=SelectiveSizes(8192, 16, 256, weighted=True),
     ),
     "mamba2-2.7b": NemotronShape(
         *("mamba2", "2.7B", 64, 2560, 0, 0, 64, 0, 50288),

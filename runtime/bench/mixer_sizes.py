@@ -92,17 +92,24 @@ class StateSpaceSizes:
 
 @dataclass(frozen=True)
 class SelectiveSizes:
-    """Sizes of selective state spaces, as in `SelectiveSpec`. normed: steps and vectors are."""
+    """Sizes of selective state spaces, as in `SelectiveSpec`. normed: steps and vectors are, with
+    `weighted` by weights.
+    """
 
     channels: int
     state: int
     rank: int
     convolution: int = 4
     normed: bool = False
+    weighted: bool = False
 
     def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of the tensors of a layer without its norm."""
         n = self.channels
+        if self.weighted:
+            yield "ssm_b_norm.weight", (self.state,)
+            yield "ssm_c_norm.weight", (self.state,)
+            yield "ssm_dt_norm.weight", (self.rank,)
         yield "ssm_a", (n, self.state)
         yield "ssm_d", (n,)
         yield "ssm_conv1d.bias", (n,)

@@ -11,20 +11,25 @@ _EPS = 1e-6  # of norms without weights (Falcon-Mamba), for which there is no ke
 
 
 def selective(d: Decoder, layer: int) -> Selective | AbsentMixer:
-    """`ssm_*` of a block, or nothing where another rank has it. Raise ConfigError for sizes that
+    """`ssm_*` of a block, with `ssm_dt_norm`, `ssm_b_norm` and `ssm_c_norm` if the file has
+    them, or nothing where another rank has it. Raise ConfigError for sizes that
     are missing or not possible.
     """
     at, w, p = f"blk.{layer}", d.w, d.p
+    weighted = w.has(f"{at}.ssm_dt_norm.weight")
+    eps = d.eps if weighted else _EPS if p.flag("ssm.dt_b_c_rms", False) else None
     s = SelectiveSpec(
         p.integer("ssm.inner_size"),
         p.integer("ssm.state_size"),
         p.integer("ssm.time_step_rank"),
         p.integer("ssm.conv_kernel"),
-        _EPS if p.flag("ssm.dt_b_c_rms", False) else None,
+        eps,
     )
     if w.share is not None and not w.share.has_recurrence(layer):
         return AbsentMixer()
-    n, chosen = s.channels, s.rank + 2 * s.state_length
+    n, sizes = s.channels, {"dt": s.rank, "b": s.state_length, "c": s.state_length}
+    chosen = sum(sizes.values())
+    norms = tuple(w.vector(f"{at}.ssm_{x}_norm.weight", k) for x, k in sizes.items() if weighted)
     return Selective(
         s,
         input=w.linear(f"{at}.ssm_in", d.width, 2 * n, role="ssm_in", split="column"),
@@ -35,4 +40,5 @@ def selective(d: Decoder, layer: int) -> Selective | AbsentMixer:
         a=w.values(f"{at}.ssm_a", (n, s.state_length)),
         d=w.vector(f"{at}.ssm_d", n),
         output=w.linear(f"{at}.ssm_out", n, d.width, role="ssm_out", split="row"),
+        norms=norms or None,
     )

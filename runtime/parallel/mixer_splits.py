@@ -308,6 +308,8 @@ def plan_selective(module: Selective, layer: int, splits: TensorSplits, parts: P
     splits.rows(stem(module.steps.name), channels)
     splits.whole_rows(f"{at}.ssm_a", channels)
     splits.vector(f"{at}.ssm_d", channels)
+    for part in ("dt", "b", "c"):
+        splits.copy(f"{at}.ssm_{part}_norm.weight")
     splits.columns(stem(module.output.name), channels)
     return tuple(replace(part, key_heads=held) for part, held in zip(parts, owner, strict=True))
 

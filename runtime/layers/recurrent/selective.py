@@ -26,7 +26,8 @@ class Selective:
     input: gives the channels, then gates z. convolution: float32[channels, length], the last column
     for the current token; its bias float32[channels]. a: float32[channels, state_length], below 0;
     d: float32[channels]. With `eps` in the description, low-rank steps, b and c are divided by
-    their root mean square.
+    their root mean square, and multiplied by `norms`, float32[rank] and twice
+    float32[state_length], if there are any.
     """
 
     window = 0
@@ -43,7 +44,9 @@ class Selective:
         a: torch.Tensor,
         d: torch.Tensor,
         output: Linear,
+        norms: tuple[torch.Tensor, ...] | None = None,
     ):
+        self.norms = norms
         self.spec, self.input, self.output = spec, input, output
         self.convolution, self.bias = convolution, bias
         self.vectors, self.steps, self.a, self.d = vectors, steps, a, d
@@ -100,7 +103,11 @@ class Selective:
         u = convolved_silu(before, inputs, self.convolution, self.bias)
         found = self.vectors(u.flatten(0, 1)).split([s.rank, s.state_length, s.state_length], dim=1)
         if s.eps is not None:
-            found = [F.rms_norm(x, x.shape[-1:], None, s.eps) for x in found]
+            norms = self.norms or (None,) * 3
+            found = [
+                F.rms_norm(x, x.shape[-1:], norm, s.eps)
+                for x, norm in zip(found, norms, strict=True)
+            ]
         low, b, c = found
         dt = F.softplus(self.steps(low)).view_as(u)
         b, c = (x.view(len(u), n, 1, s.state_length) for x in (b, c))
