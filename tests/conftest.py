@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import sys
 
 import pytest
 
@@ -16,8 +17,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_configure(config) -> None:
-    """Divide the cores among the processes of pytest-xdist: threads of torch that wait for a core
-    spin, and the suite takes three times as long. Commands that tests start inherit it.
+    """Divide the cores among the processes of pytest-xdist, and let threads of torch sleep where
+    they wait for one: the suite takes three times as long otherwise. Commands that tests start
+    inherit both.
 
     Files are not flushed to the disk: no test survives a loss of power, and thousands of files
     would wait for it.
@@ -26,6 +28,7 @@ def pytest_configure(config) -> None:
     if (worker := getattr(config, "workerinput", None)) is not None:
         share = max(1, len(os.sched_getaffinity(0)) // worker["workercount"])
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads it with torch's import
 
 
 @pytest.hookimpl(wrapper=True)
@@ -47,6 +50,20 @@ def pytest_report_header() -> str:
     from .seed import VARIABLE, run_seed
 
     return f"random tests: {VARIABLE}={run_seed()}"
+
+
+@pytest.fixture(autouse=True)
+def threads_of_torch():
+    """Put back the number of threads that a test has set, as commands do that are called as
+    functions: later tests of the process would share cores among more threads than there are.
+    """
+    if (torch := sys.modules.get("torch")) is None:  # tests that import it set no number
+        yield
+        return
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
