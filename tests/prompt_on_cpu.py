@@ -105,7 +105,10 @@ def grouped_product(m, ends, x, out, sources=None, n_slots=1, terms=NO_TERMS, n_
     x = x if sources is None else x[sources[:n].long() // n_slots]
     x = x[:n, prompt_grouped.places(m.cols, CPU)]
     weights = decode_matrix(m, x.dtype).to(x.dtype).view(m.n_matrices, m.rows, m.cols)
-    parts = [a @ w.t() for a, w in zip(x.tensor_split(ends[:-1].long()), weights, strict=True)]
+    parts = [
+        (a.float() @ w.float().t()).to(a.dtype)  # halves are slow on a CPU
+        for a, w in zip(x.tensor_split(ends[:-1].long()), weights, strict=True)
+    ]
     out[:n] = expert_products.with_terms(torch.cat(parts), terms, ends)
 
 
@@ -378,10 +381,12 @@ def rates_product(x, weights, out):
 
 
 def mm(real, a, b, out_dtype=None, out=None):
-    """A product as on a GPU, where sums of halves can be float32."""
-    if out_dtype is None:
+    """A product as on a GPU, where sums of halves are float32: so is this one, which takes a fifth
+    of the time of torch's product of halves on a CPU.
+    """
+    if a.dtype not in (torch.float16, torch.bfloat16):
         return real(a, b) if out is None else real(a, b, out=out)
-    result = real(a.to(out_dtype), b.to(out_dtype))
+    result = real(a.float(), b.float()).to(out_dtype or a.dtype)
     return result if out is None else out.copy_(result)
 
 

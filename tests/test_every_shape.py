@@ -213,10 +213,10 @@ def test_ranks_of_what_has_no_kernels(name, shares):
 @pytest.mark.parametrize("name", EACH)
 def test_no_layer_is_slow_on_ranks(name):
     """By their descriptions, also where a rank has a part of a layer, or none."""
-    spec, shares = f"{name}:IQ4_K", (3, 1, 2)
-    plan = make_plan(SyntheticSource(spec), shares)
+    source, shares = SyntheticSource(f"{name}:IQ4_K"), (3, 1, 2)
+    plan = make_plan(source, shares)
     for rank in range(len(shares)):
-        with Model(SyntheticSource(spec), "cpu", share=Share(plan, rank, NoMeeting())) as model:
+        with Model(source, "cpu", share=Share(plan, rank, NoMeeting())) as model:
             assert bool(slow_layers(model)) == (name in PARTLY)
 
 

@@ -56,19 +56,52 @@ def test_a_sample_of_long_kernels_compiles(source):
     compile_kernels(list({spec.archs: spec for spec in specs}.values()), (ONE,), full=True)
 
 
+def parts_of(spec: KernelSpec) -> set[object]:
+    """What makes a kernel another one than those of the same source."""
+    return {spec.archs, *spec.sources, *spec.defines, *spec.functions, *spec.options}
+
+
+def each_part_once(specs: list[KernelSpec]) -> list[KernelSpec]:
+    """Return few specs that have every part of all of them."""
+    chosen, left = [], set().union(*map(parts_of, specs))
+    while left:
+        chosen.append(max(specs, key=lambda spec: len(parts_of(spec) & left)))
+        left -= parts_of(chosen[-1])
+    return chosen
+
+
 @needs_cuda_core
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "source",
-    [pytest.param(s, marks=pytest.mark.full) if s in LONG else s for s in SOURCES],
-)
-def test_every_kernel_compiles(source):
-    """All kernels of a source compile for one architecture with little optimization, which takes
-    most of the time. The next test takes all architectures.
+@pytest.mark.parametrize("source", [source for source in SOURCES if source not in LONG])
+def test_every_part_of_kernels_compiles(source):
+    """Every header, type and value of a macro compiles with little optimization for one
+    architecture, in as few kernels as have them. The next test takes all that are combined.
     """
     specs = [spec for spec in SPECS if spec.sources[-1] == source]
     assert all(spec.target(ONE) for spec in specs)
-    compile_kernels(specs, (ONE,))
+    compile_kernels(each_part_once(specs), (ONE,))
+
+
+def test_a_sample_has_every_part():
+    specs = [
+        KernelSpec(f"{type}-{cols}", ("a.cu",), (("TYPE", type), ("COLS", cols)), ("f",))
+        for type in ("Q4_0", "Q8_0", "IQ4_K")
+        for cols in ("1", "2")
+    ]
+    sample = each_part_once(specs)
+    assert {d for spec in sample for d in spec.defines} == {d for s in specs for d in s.defines}
+    assert len(sample) == 3
+
+
+@needs_cuda_core
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_kernel_compiles(source):
+    """All kernels of a source compile for one architecture with little optimization. The next test
+    takes all architectures.
+    """
+    compile_kernels([spec for spec in SPECS if spec.sources[-1] == source], (ONE,))
 
 
 @needs_cuda_core
