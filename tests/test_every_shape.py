@@ -173,10 +173,17 @@ def slow_layers(model: Model) -> set[str]:
     return slow
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_no_layer_is_slow(name):
-    with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
-        assert bool(slow_layers(model)) == (name in PARTLY)
+@pytest.fixture(scope="module")
+def opened(request):
+    """(name, model), once for all tests of it."""
+    with Model(SyntheticSource(f"{request.param}:Q8_0"), "cpu") as model:
+        yield request.param, model
+
+
+@pytest.mark.parametrize("opened", EACH, indirect=True)
+def test_no_layer_is_slow(opened):
+    name, model = opened
+    assert bool(slow_layers(model)) == (name in PARTLY)
 
 
 @pytest.mark.parametrize("name", LAYER_BY_LAYER)
@@ -292,18 +299,18 @@ def test_no_layer_is_slow_with_floats_or_an_encoded_cache(name, type, cache, tur
     assert all(map(torch.equal, *runs))
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_memory_is_known_before_anything_is_loaded(name):
+@pytest.mark.parametrize("opened", EACH, indirect=True)
+def test_memory_is_known_before_anything_is_loaded(opened):
     """More tokens at a time, and more positions, take more; kept copies count once per layer."""
     device, settings = torch.device("meta"), CacheSettings()
-    with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
-        network = model.network
-        sizes = [
-            buffer_bytes(network.blocks, network.width, rows, keys, settings, device)
-            for rows, keys in ((256, 1024), (512, 1024), (512, 200_000))
-        ]
-        kept = kept_bytes(network.blocks, settings)
-        assert kept == sum(kept_bytes([block], settings) for block in network.blocks)
+    name, model = opened
+    network = model.network
+    sizes = [
+        buffer_bytes(network.blocks, network.width, rows, keys, settings, device)
+        for rows, keys in ((256, 1024), (512, 1024), (512, 200_000))
+    ]
+    kept = kept_bytes(network.blocks, settings)
+    assert kept == sum(kept_bytes([block], settings) for block in network.blocks)
     assert 0 < sizes[0] < sizes[1] <= sizes[2]
     shape = SHAPES[name]
     if shape.latent is not None:
@@ -317,12 +324,11 @@ def test_memory_is_known_before_anything_is_loaded(name):
     assert (kept == 0) == (not shape.n_experts and shape.latent is None and not recurrent)
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_attention_of_steps_has_kernels_where_a_block_has_99_kb(name):
+@pytest.mark.parametrize("opened", EACH, indirect=True)
+def test_attention_of_steps_has_kernels_where_a_block_has_99_kb(opened):
     """With every type of cache, as on an RTX; also latent attention with `-khad`."""
     limit, types = 97 << 10, attention_shape.TYPES
-    with Model(SyntheticSource(f"{name}:Q8_0"), "cpu") as model:
-        mixers = [mixer for block in model.network.blocks for mixer in block.mixers]
+    mixers = [mixer for block in opened[1].network.blocks for mixer in block.mixers]
     latent = {(m.spec, m.top_k) for m in mixers if isinstance(m, MLA)}
     for (s, top_k), type, turned in itertools.product(latent, types, (0, 64)):
         if turned and ggml_type(type).is_float:
