@@ -59,6 +59,8 @@ RUNNABLE = frozenset(
         "mamba2",
         "mellum",
         "mimo2",
+        "minicpm",
+        "minicpm3",
         "minimax-m2",
         "mistral3",
         "mistral4",

@@ -283,18 +283,19 @@ extern "C" void norm(const uint4* x, int tokens, int n, int stride, const float*
 }
 extern "C" void rows(const uint4* x, int tokens, int rank, int rope, int stride,
                      const float* weight, float eps, const float* cos, const float* sin,
-                     int per_sequence, void* rows, long long first) {
+                     int per_sequence, int neox, void* rows, long long first) {
     launch_on_host((tokens + WARPS - 1) / WARPS, 1, THREADS, [&] {
-        latent_rows(x, tokens, rank, rope, stride, weight, eps, cos, sin, per_sequence, rows,
+        latent_rows(x, tokens, rank, rope, stride, weight, eps, cos, sin, per_sequence, neox, rows,
                     first);
     });
 }
 extern "C" void heads(const uint4* q, int tokens, int heads, int nope, int rope, int stride,
-                      const float* cos, const float* sin, int per_sequence, const float* factors,
-                      void* out) {
+                      const float* cos, const float* sin, int per_sequence, int neox,
+                      const float* factors, void* out) {
     const int units = tokens * heads * (nope + rope) / 8;
     launch_on_host((units + THREADS - 1) / THREADS, 1, THREADS, [&] {
-        latent_heads(q, tokens, heads, nope, rope, stride, cos, sin, per_sequence, factors, out);
+        latent_heads(q, tokens, heads, nope, rope, stride, cos, sin, per_sequence, neox, factors,
+                     out);
     });
 }
 extern "C" void keys(const uint4* rows, long long positions, int width, int heads, int nope,

@@ -225,21 +225,21 @@ def norm_rows(x, weight, eps, out):
     out.copy_(normed(x.float(), weight, eps))
 
 
-def _turned(x, cos, sin):
+def _turned(x, cos, sin, neox):
     angles = torch.stack([cos, sin], -1).repeat(len(x) // len(cos), 1, 1)
-    return rotated(x, angles, 2 * cos.shape[-1], False)
+    return rotated(x, angles, 2 * cos.shape[-1], neox)
 
 
-def latent_rows(x, weight, eps, cos, sin, rows, first):
+def latent_rows(x, weight, eps, cos, sin, rows, first, neox=False):
     c, key = x.float().split([len(weight), 2 * cos.shape[1]], 1)
     c = normed(c, weight, eps)
-    rows[first : first + len(x)] = torch.cat([_turned(key[:, None], cos, sin)[:, 0], c], 1)
+    rows[first : first + len(x)] = torch.cat([_turned(key[:, None], cos, sin, neox)[:, 0], c], 1)
 
 
-def latent_heads(q, cos, sin, factors, out):
+def latent_heads(q, cos, sin, factors, out, neox=False):
     q = q.float().unflatten(1, out.shape[1:])
     nope = out.shape[2] - 2 * cos.shape[1]
-    q = torch.cat([q[..., :nope], _turned(q[..., nope:], cos, sin)], -1)
+    q = torch.cat([q[..., :nope], _turned(q[..., nope:], cos, sin, neox)], -1)
     if factors is not None:
         q = q * factors.repeat(len(q) // len(factors))[:, None, None]
     out.copy_(q)

@@ -120,6 +120,24 @@ BAILING_ATTENTION = {
     "attention.dense.weight": ((D, Q), "attn_output"),
 }
 
+MINICPM3 = {
+    "num_key_value_heads": HEADS,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": D // HEADS,
+}
+MINICPM3_ATTENTION = {
+    "self_attn.q_a_proj.weight": ((24, D), "attn_q_a"),
+    "self_attn.q_a_layernorm.weight": ((24,), "attn_q_a_norm"),
+    "self_attn.q_b_proj.weight": ((HEADS * 20, 24), "attn_q_b"),
+    "self_attn.kv_a_proj_with_mqa.weight": ((16 + 8, D), "attn_kv_a_mqa"),
+    "self_attn.kv_a_layernorm.weight": ((16,), "attn_kv_a_norm"),
+    "self_attn.kv_b_proj.weight": ((HEADS * 12 + D, 16), "attn_kv_b"),
+    "self_attn.o_proj.weight": ((D, D), "attn_output"),
+}
+
 EXAONE_NORMS = {
     name: SANDWICH[name]
     for name in ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
@@ -248,6 +266,26 @@ FAMILIES = {
             "granite.vocab_size": VOCAB,
         },
     ),
+    "MiniCPMForCausalLM": (
+        {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16},
+        NORMS | ATTENTION | MLP,
+        {
+            "minicpm.embedding_scale": 12.0,
+            "minicpm.residual_scale": pytest.approx(1.4),
+            "minicpm.logit_scale": 2.0,
+        },
+    ),
+    "MiniCPM3ForCausalLM": (
+        MINICPM3,
+        NORMS | MINICPM3_ATTENTION | MLP,
+        {
+            "minicpm3.attention.key_length": 20,
+            "minicpm3.attention.q_lora_rank": 24,
+            "minicpm3.attention.kv_lora_rank": 16,
+            "minicpm3.rope.dimension_count": 8,
+            "minicpm3.vocab_size": VOCAB,
+        },
+    ),
     "BailingMoeV2ForCausalLM": (
         BAILING,
         NORMS | BAILING_ATTENTION | MLP,
@@ -277,6 +315,7 @@ FAMILIES = {
 PAIRED = (
     "ArceeForCausalLM",
     "GraniteForCausalLM",
+    "MiniCPMForCausalLM",
     "Ministral3ForCausalLM",
     "SmolLM3ForCausalLM",
 )

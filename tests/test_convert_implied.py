@@ -54,6 +54,14 @@ GEMMA2 = {
     "query_pre_attn_scalar": HEAD,
 }
 GEMMA3 = {"sliding_window": 8, "query_pre_attn_scalar": HEAD}
+MINICPM = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
+MINICPM3 = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
+BOTH_FACTORS = {
+    "type": "longrope",
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * (HEAD // 2),
+    "long_factor": [2.0] * (HEAD // 2),
+}
 BAILING = EXPERTS | {"num_shared_experts": 2, "n_group": 2, "topk_group": 1}
 MINIMAX = {"num_local_experts": 4, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
@@ -111,6 +119,25 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
             {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL, GLOBAL, LOCAL]},
             "fixed period",
         ),
+        ("MiniCPMForCausalLM", MINICPM, {"num_experts": 8}, "is 8; GGUF's minicpm implies 0"),
+        ("MiniCPMForCausalLM", MINICPM, {"hidden_act": "fatrelu"}, "'fatrelu'"),
+        (
+            "MiniCPMForCausalLM",
+            MINICPM,
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "'dynamic' is not supported",
+        ),
+        (
+            "MiniCPMForCausalLM",
+            MINICPM,
+            {"rope_scaling": BOTH_FACTORS | {"attention_factor": 1.5}},
+            "'attention_factor' is 1.5; contexts of 32 and 64 imply 1.09",
+        ),
+        ("MiniCPM3ForCausalLM", MINICPM3, {"scale_depth": 1.2}, "is 1.2; .*minicpm3 implies 1.4"),
+        ("MiniCPM3ForCausalLM", MINICPM3, {"scale_emb": 1}, "minicpm3 implies 12"),
+        ("MiniCPM3ForCausalLM", MINICPM3, {"dim_model_base": 32}, "minicpm3 implies 256"),
+        ("MiniCPM3ForCausalLM", MINICPM3, {"attention_bias": True}, "minicpm3 implies false"),
+        ("MiniCPM3ForCausalLM", MINICPM3, {"num_key_value_heads": 2}, "minicpm3 implies 4"),
         ("BailingMoeV2ForCausalLM", BAILING, {"use_qk_norm": False}, "bailingmoe2 implies true"),
         ("BailingMoeV2ForCausalLM", BAILING, {"use_qkv_bias": True}, "bailingmoe2 implies false"),
         ("BailingMoeV2ForCausalLM", BAILING, {"use_bias": True}, "bailingmoe2 implies false"),
@@ -312,6 +339,21 @@ def test_global_layers_of_gemma3(tmp_path, config, period):
 def test_windows_without_a_key_are_announced(tmp_path, caplog, hf_class, base, change, told):
     metadata(tmp_path / "hf", hf_class, base | change)
     assert ("a sliding window of 8 tokens" in caplog.text) == told
+
+
+@pytest.mark.parametrize("key", ["q_lora_rank", "scale_depth", "dim_model_base"])
+def test_factors_of_minicpm3_that_are_null(tmp_path, key):
+    """Its class takes null for no factor, and for no latent vectors of queries."""
+    write(tmp_path, "MiniCPM3ForCausalLM", MINICPM3, {})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: None}))
+    with pytest.raises(ConfigError, match=f"'{key}' is null"):
+        convert(tmp_path, vocab_only=True)
+
+
+def test_sparse_attention_of_minicpm_is_announced(tmp_path, caplog):
+    metadata(tmp_path / "hf", "MiniCPMForCausalLM", MINICPM | {"sparse_config": {"dense_len": 99}})
+    assert "sparse attention in texts of more than 99 tokens" in caplog.text
 
 
 def test_special_tokens_of_glm_4(tmp_path):

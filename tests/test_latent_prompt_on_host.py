@@ -71,12 +71,15 @@ def test_kernels(compiled, half, stored):
         return found
 
     both("norm_rows", empty(total, RANK, dtype=half), kv[:, :RANK], weight, 1e-6)
-    rows = both("latent_rows", empty(total + 9, width), kv, weight, 1e-6, cos, sin, 4, at=5)
-    assert rows[4 : 4 + total].isfinite().all()
-    assert rows[:4].isnan().all() and rows[4 + total :].isnan().all()
-    for given in (None, factors):
-        heads = empty(total, HEADS, NOPE + ROPE)
-        assert both("latent_heads", heads, q, cos, sin, given).isfinite().all()
+    for neox in (True, False):
+        rows = both(
+            "latent_rows", empty(total + 9, width), kv, weight, 1e-6, cos, sin, 4, neox, at=5
+        )
+        assert rows[4 : 4 + total].isfinite().all()
+        assert rows[:4].isnan().all() and rows[4 + total :].isnan().all()
+        for given in (None, factors):
+            heads = empty(total, HEADS, NOPE + ROPE)
+            assert both("latent_heads", heads, q, cos, sin, given, neox, at=4).isfinite().all()
     if stored != torch.float32:
         keys = both("latent_keys", empty(total, HEADS, NOPE + ROPE), rows[4 : 4 + total], ROPE)
         assert keys[..., :NOPE].isnan().all() and keys[..., NOPE:].isfinite().all()

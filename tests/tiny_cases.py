@@ -56,6 +56,7 @@ FAMILIES = (
     "mellum",
     "mamba",
     "jamba",
+    "minicpm",
 )
 
 

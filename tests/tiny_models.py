@@ -97,10 +97,22 @@ def _class_of(case: Case):
     """Return the model class of transformers, or the one here of a model that has its own code."""
     import transformers
 
-    from . import bailing_reference, deepseek_reference, internlm2_reference, step35_reference
+    from . import (
+        bailing_reference,
+        deepseek_reference,
+        internlm2_reference,
+        minicpm_reference,
+        step35_reference,
+    )
 
     transformers.utils.logging.disable_progress_bar()
-    own = bailing_reference, deepseek_reference, internlm2_reference, step35_reference
+    own = (
+        bailing_reference,
+        deepseek_reference,
+        internlm2_reference,
+        minicpm_reference,
+        step35_reference,
+    )
     for module in own:
         if hasattr(module, case.hf_class):
             return getattr(module, case.hf_class)

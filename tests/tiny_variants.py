@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .tiny_cases_deepseek import GROUPS
+from .tiny_cases_minicpm import both_factors
 from .tiny_configs import ORIGINAL, WINDOW, yarn
 
 YARN = {"rope_parameters": yarn()}
@@ -18,6 +19,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": ORIGINAL,
 }
+BOTH_FACTORS = both_factors(6, original=256) | {"rope_theta": 5000.0}
 PARTIAL = {
     "rope_parameters": {
         "rope_type": "default",
@@ -106,6 +108,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"routed_scaling_factor": 1.5, "attention_value_scale": None},
         {"num_key_value_heads": 2, "n_group": 2, "topk_group": 1, "n_routed_experts": 8},
     ),
+    "minicpm": (
+        {"attention_bias": True, "tie_word_embeddings": False},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        LINEAR,
+    ),
+    "minicpm3": ({"tie_word_embeddings": False, "rope_parameters": BOTH_FACTORS},),
     "deepseek_moe": (
         {"first_k_dense_replace": 0, "num_key_value_heads": 1},
         {"first_k_dense_replace": 2, "n_shared_experts": 1},

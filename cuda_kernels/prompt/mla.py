@@ -37,9 +37,11 @@ def specs() -> list[KernelSpec]:
     return [_spec(half, stored) for half in _HALVES for stored in _STORED]
 
 
-def fits(nope: int, rope: int, rank: int) -> bool:
-    """Return whether the kernels take heads and latent vectors of these sizes."""
-    return nope % _UNIT == rope % _UNIT == rank % _UNIT == 0
+def fits(nope: int, rope: int, rank: int, neox: bool = False) -> bool:
+    """Return whether the kernels take heads and latent vectors of these sizes. neox: pairs are half
+    of `rope` apart.
+    """
+    return nope % _UNIT == rope % (2 * _UNIT if neox else _UNIT) == rank % _UNIT == 0
 
 
 def norm_rows(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
@@ -68,11 +70,13 @@ def latent_rows(
     sin: torch.Tensor,
     rows: torch.Tensor,
     first: int,
+    neox: bool = False,
 ) -> None:
     """Write rows first .. first + T of stored[n, rope + rank]: the key, rotated, and the normed
     latent vector of columns x half[T, rank + rope], which have them the other way round.
 
-    cos, sin: float32[n, rope / 2] for the positions of a sequence: T is a multiple of n.
+    cos, sin: float32[n, rope / 2] for the positions of a sequence: T is a multiple of n. neox:
+    pairs are half of `rope` apart.
     """
     rank, rope = len(weight), 2 * cos.shape[1]
     launch(
@@ -89,6 +93,7 @@ def latent_rows(
         cos,
         sin,
         np.int32(len(cos)),
+        np.int32(neox),
         rows,
         np.int64(first),
         pdl=overlap(len(x)),
@@ -101,10 +106,11 @@ def latent_heads(
     sin: torch.Tensor,
     factors: torch.Tensor | None,
     out: torch.Tensor,
+    neox: bool = False,
 ) -> None:
     """Write queries stored[T, heads, nope + rope] from columns q half[T, heads * (nope + rope)]:
     the last `rope` elements of each head rotated, all of it times factors float32[n] of the
-    positions.
+    positions. neox: pairs are half of `rope` apart.
     """
     tokens, heads, size = out.shape
     rope = 2 * cos.shape[1]
@@ -121,6 +127,7 @@ def latent_heads(
         cos,
         sin,
         np.int32(len(cos)),
+        np.int32(neox),
         factors,
         out,
         pdl=overlap(tokens),

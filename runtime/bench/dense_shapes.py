@@ -293,6 +293,20 @@ DENSE_SHAPES: dict[str, Shape] = {
             "logit_scale": f32(16.0),
         },
     ),
+    "minicpm-2b": Shape(
+        "minicpm",
+        "2B",
+        *(40, 2304, 36, 36, 64, 5760, 122753),
+        10000.0,
+        4096,
+        1e-5,
+        tied=True,
+        keys={
+            "embedding_scale": f32(12.0),
+            "residual_scale": f32(1.4 / 40**0.5),
+            "logit_scale": f32(9.0),
+        },
+    ),
     "smollm3-3b": Shape(
         "smollm3",
         "3B",

@@ -228,6 +228,19 @@ LATENT_SHAPES: dict[str, Shape] = {
             "rope.scaling.yarn_log_multiplier": f32(0.1),
         },
     ),
+    "minicpm3-4b": Shape(
+        "minicpm3",
+        "4B",
+        *(62, 2560, 40, 40, 96, 6400, 73448),
+        10000.0,
+        32768,
+        1e-5,
+        rotated=32,
+        value_head=64,
+        tied=True,
+        long_rope=True,
+        latent=LatentSizes(768, 256, 64, 32, 64, joined=True),
+    ),
     "deepseek-v3.2": replace(
         _DEEPSEEK_V3, architecture="deepseek32", indexer=IndexerSizes(64, 128, 2048)
     ),

@@ -192,13 +192,16 @@ class ConvSizes:
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """Sizes of latent attention, as in `MLASpec`."""
+    """Sizes of latent attention, as in `MLASpec`. joined: keys and values of all heads are one
+    matrix, and keys of the file describe heads.
+    """
 
     q_rank: int
     kv_rank: int
     nope: int
     rope: int
     value: int
+    joined: bool = False
 
 
 @dataclass(frozen=True)

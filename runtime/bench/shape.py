@@ -174,8 +174,11 @@ class Shape:
             yield "attn_q.weight", (heads * key, self.width)
         yield "attn_kv_a_mqa.weight", (s.kv_rank + s.rope, self.width)
         yield "attn_kv_a_norm.weight", (s.kv_rank,)
-        yield "attn_k_b.weight", (heads, s.kv_rank, s.nope)
-        yield "attn_v_b.weight", (heads, s.value, s.kv_rank)
+        if s.joined:
+            yield "attn_kv_b.weight", (heads * (s.nope + s.value), s.kv_rank)
+        else:
+            yield "attn_k_b.weight", (heads, s.kv_rank, s.nope)
+            yield "attn_v_b.weight", (heads, s.value, s.kv_rank)
         if self.head_gates:
             yield "attn_gate.weight", (heads, self.width)
         yield "attn_output.weight", (self.width, heads * s.value)
@@ -238,17 +241,20 @@ class Shape:
                 "expert_used_count": u32(self.n_used),
                 "expert_feed_forward_length": u32(self.hidden),
             }
-        if (s := self.latent) is not None:  # as llama.cpp describes it: heads of latent vectors
+        if (s := self.latent) is not None:
             out |= {
                 "attention.q_lora_rank": u32(s.q_rank),
                 "attention.kv_lora_rank": u32(s.kv_rank),
+            }
+            if not s.q_rank:
+                del out["attention.q_lora_rank"]
+        if s is not None and not s.joined:  # as llama.cpp describes it: heads of latent vectors
+            out |= {
                 "attention.key_length": u32(s.kv_rank + s.rope),
                 "attention.value_length": u32(s.kv_rank),
                 "attention.key_length_mla": u32(s.nope + s.rope),
                 "attention.value_length_mla": u32(s.value),
             }
-            if not s.q_rank:
-                del out["attention.q_lora_rank"]
         if self.n_dense:
             out["leading_dense_block_count"] = u32(self.n_dense)
         if self.delta is not None:

@@ -47,9 +47,11 @@ class LatentParts:
         temperature: Temperature | None = None,
         *,
         rotates: bool = True,
+        rope: Rope | None = None,
         eps: float = _LATENT_EPS,
     ) -> LatentParts:
-        """rotates: heads know their positions. eps: of norms of latent vectors. ConfigError for
+        """rotates: heads know their positions. rope: how they rotate, where that is not pairs of
+        neighbours with the scaling of the file. eps: of norms of latent vectors. ConfigError for
         sizes that contradict each other.
         """
         p = d.p
@@ -74,7 +76,8 @@ class LatentParts:
             absorb=d.w.switches.absorb,
             temperature=temperature,
         )
-        rope = cls._rope(d, rotated, "norm") if rotates else Rope.none("norm", rotated)
+        if rope is None:
+            rope = cls._rope(d, rotated, "norm") if rotates else Rope.none("norm", rotated)
         dense = p.integer("leading_dense_block_count", 0, least=0)
         return cls(d, spec, rope, min(dense, d.n_layers), eps)
 

@@ -1,7 +1,8 @@
 // Latent attention of a prompt, between the matrix products: norms of latent vectors, rotations, and what goes to the cache.
 //
 // HALF is the type of the products, STORED that of the cache and of attention: 1 is float16, 0 bfloat16, 2 (STORED only) float32.
-// A unit is 8 elements. Rotated pairs are (2j, 2j+1). cos, sin float32[positions of a sequence, rope / 2].
+// A unit is 8 elements. Rotated pairs are (2j, 2j+1), or with `neox` (j, j + rope/2), which needs a rope of whole pairs of units.
+// cos, sin float32[positions of a sequence, rope / 2].
 #include "prompt/common.cuh"
 #include "prompt/overlap.cuh"
 
@@ -12,8 +13,23 @@ __device__ __forceinline__ void store_unit(void* to, long long unit, const float
     else reinterpret_cast<uint4*>(to)[unit] = pack8<STORED == 1>(x);
 }
 
-// Rotate the pairs of unit `unit` of a head at a position.
-__device__ __forceinline__ void rotate(float (&x)[8], const float* cos, const float* sin, long long position, int rope, int unit) {
+// Rotate unit `unit` of what a head at a position rotates, whose units begin at `units`.
+__device__ __forceinline__ void rotate(const uint4* units, int unit, const float* cos, const float* sin, long long position, int rope,
+                                       int neox, float (&x)[8]) {
+    unpack8<HALF>(units[unit], x);
+    if (neox) {
+        const int half = rope / 16;  // units that have the first elements of pairs
+        const bool first = unit < half;
+        const long long at = position * (rope / 2) + (first ? unit : unit - half) * 8;
+        float y[8];
+        unpack8<HALF>(units[first ? unit + half : unit - half], y);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float c = cos[at + j], s = sin[at + j];
+            x[j] = first ? x[j] * c - y[j] * s : y[j] * s + x[j] * c;
+        }
+        return;
+    }
     const long long at = position * (rope / 2) + unit * 4;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -62,7 +78,7 @@ norm_rows(const uint4* x, int tokens, int n, int stride, const float* weight, fl
 // latent vector]. A warp per row.
 extern "C" __global__ void __launch_bounds__(THREADS)
 latent_rows(const uint4* x, int tokens, int rank, int rope, int stride, const float* weight, float eps, const float* cos,
-            const float* sin, int per_sequence, void* rows, long long first) {
+            const float* sin, int per_sequence, int neox, void* rows, long long first) {
     follow_launch_before();
     const int t = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (t >= tokens) return;
@@ -72,8 +88,7 @@ latent_rows(const uint4* x, int tokens, int rank, int rope, int stride, const fl
     for (int unit = lane; unit < (rank + rope) / 8; unit += 32) {
         float y[8];
         if (unit < rope / 8) {
-            unpack8<HALF>(row[rank / 8 + unit], y);
-            rotate(y, cos, sin, t % per_sequence, rope, unit);
+            rotate(row + rank / 8, unit, cos, sin, t % per_sequence, rope, neox, y);
         } else {
             normed(row, weight, inverse, unit - rope / 8, y);
         }
@@ -85,15 +100,16 @@ latent_rows(const uint4* x, int tokens, int rank, int rope, int stride, const fl
 // factors[position], where these are given. A thread per unit.
 extern "C" __global__ void __launch_bounds__(THREADS)
 latent_heads(const uint4* q, int tokens, int heads, int nope, int rope, int stride, const float* cos, const float* sin,
-             int per_sequence, const float* factors, void* out) {
+             int per_sequence, int neox, const float* factors, void* out) {
     follow_launch_before();
     const int units = (nope + rope) / 8;
     const long long i = blockIdx.x * (long long)THREADS + threadIdx.x, all = (long long)heads * units, t = i / all;
     if (t >= tokens) return;
     const int unit = int(i % units), position = int(t % per_sequence);
     float x[8];
-    unpack8<HALF>(q[t * (stride / 8) + i % all], x);
-    if (unit >= nope / 8) rotate(x, cos, sin, position, rope, unit - nope / 8);
+    const uint4* from = q + t * (stride / 8) + i % all;
+    if (unit < nope / 8) unpack8<HALF>(*from, x);
+    else rotate(from - (unit - nope / 8), unit - nope / 8, cos, sin, position, rope, neox, x);
     if (factors != nullptr) {
         const float factor = factors[position];
 #pragma unroll

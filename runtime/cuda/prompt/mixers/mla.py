@@ -51,7 +51,8 @@ class PromptLatent(Staged):
         check_norm(branch.norm, context)
         if not m.switches.flash_attention:
             raise Slow("-fa off keeps the matrix of scores")
-        if m.rope.style != "norm" or not prompt_mla.fits(s.nope_length, s.rope_length, s.kv_rank):
+        self.neox = m.rope.style == "neox"
+        if not prompt_mla.fits(s.nope_length, s.rope_length, s.kv_rank, self.neox):
             raise Slow(f"heads of {s.nope_length} and {s.rope_length}, rank {s.kv_rank}")
         if s.value_length > s.key_length or s.value_length % 8:
             raise Slow(f"heads of {s.key_length} and {s.value_length}")
@@ -148,7 +149,7 @@ class PromptLatent(Staged):
         if s.temperature is not None:
             factors = self.context.temperatures(s.temperature, batch.sequence_positions)
             factors = factors[-len(positions) :]
-        prompt_mla.latent_heads(q, cos, sin, factors, heads)
+        prompt_mla.latent_heads(q, cos, sin, factors, heads, self.neox)
         # Where only own rows are read, all of them are seen.
         chosen = self._choose(batch, len(q)) if self.m.top_k and own is None else None
         if chosen is not None:
@@ -202,7 +203,8 @@ class PromptLatent(Staged):
 
     def _rows(self, kv: torch.Tensor, rows: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
         norm = self.m.kv_norm
-        prompt_mla.latent_rows(kv, norm.weight, norm.eps, *self._angles(batch), rows, first)
+        cos, sin = self._angles(batch)
+        prompt_mla.latent_rows(kv, norm.weight, norm.eps, cos, sin, rows, first, self.neox)
         new = rows[first : first + len(kv), self.m.spec.rope_length :]
         self.context.taps.show(self.m.up.latent_inputs, new)
         return rows
