@@ -64,6 +64,7 @@ RUNNABLE = frozenset(
         "minimax-m2",
         "mistral3",
         "mistral4",
+        "nemotron",
         "nemotron_h",
         "nemotron_h_moe",
         "olmo2",

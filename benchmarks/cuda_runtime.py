@@ -113,6 +113,7 @@ ARCHITECTURES = [
     Row("ministral3-14b", "IQ4_K"),
     Row("seed-oss-36b", "IQ4_K"),
     Row("smollm3-3b", "IQ4_K"),
+    Row("nemotron-mini-4b", "IQ4_K"),
     Row("minicpm-2b", "IQ4_K"),
     Row("minicpm3-4b", "IQ4_K"),
     Row("mixtral-8x7b", "IQ4_K"),

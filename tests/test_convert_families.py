@@ -79,6 +79,12 @@ STARCODER = {
     "mlp.c_proj.weight": ((D, FF), "ffn_down"),
     "mlp.c_proj.bias": ((D,), "ffn_down"),
 }
+NEMOTRON = NORMS | {
+    "input_layernorm.bias": ((D,), "attn_norm"),
+    "post_attention_layernorm.bias": ((D,), "ffn_norm"),
+    "mlp.up_proj.weight": ((FF, D), "ffn_up"),
+    "mlp.down_proj.weight": ((D, FF), "ffn_down"),
+}
 SHARED_EXPERT = {
     "mlp.gate.weight": ((EXPERTS, D), "ffn_gate_inp"),
     "mlp.shared_expert_gate.weight": ((1, D), "ffn_gate_inp_shexp"),
@@ -266,6 +272,20 @@ FAMILIES = {
             "granite.vocab_size": VOCAB,
         },
     ),
+    "NemotronForCausalLM": (
+        {"rms_norm_eps": None, "norm_eps": 1e-5, "hidden_act": "relu2"},
+        NEMOTRON | ATTENTION,
+        {
+            "nemotron.attention.layer_norm_epsilon": pytest.approx(1e-5),
+            "nemotron.attention.layer_norm_rms_epsilon": pytest.approx(1e-5),
+            "nemotron.attention.key_length": HEAD,
+            "nemotron.rope.dimension_count": HEAD // 2,
+            "nemotron.rope.scaling.type": "none",
+            "nemotron.vocab_size": VOCAB,
+            "tokenizer.ggml.padding_token_id": 0,
+            "tokenizer.ggml.unknown_token_id": 1,
+        },
+    ),
     "MiniCPMForCausalLM": (
         {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16},
         NORMS | ATTENTION | MLP,
@@ -325,7 +345,7 @@ PAIRED = (
 def test_names_values_and_keys(tmp_path: Path, hf_class: str):
     config, tensors, keys = FAMILIES[hf_class]
     names = full_names(tensors)
-    if hf_class == "Starcoder2ForCausalLM":
+    if hf_class in ("Starcoder2ForCausalLM", "NemotronForCausalLM"):
         names["model.norm.bias"] = ((D,), "output_norm.bias")
     if hf_class == "BailingMoeV2ForCausalLM":
         names["model.word_embeddings.weight"] = names.pop("model.embed_tokens.weight")
@@ -334,7 +354,7 @@ def test_names_values_and_keys(tmp_path: Path, hf_class: str):
 
     def moved(name: str, values: np.ndarray) -> np.ndarray:
         gguf = names[name][1]
-        if hf_class.startswith("Gemma") and gguf.endswith("_norm.weight"):
+        if hf_class.startswith(("Gemma", "Nemotron")) and gguf.endswith("_norm.weight"):
             return values + np.float32(1)
         if hf_class in PAIRED and gguf in ("blk.0.attn_q.weight", "blk.0.attn_k.weight"):
             return values.reshape(-1, 2, HEAD // 2, D).swapaxes(1, 2).reshape(values.shape)

@@ -54,6 +54,7 @@ GEMMA2 = {
     "query_pre_attn_scalar": HEAD,
 }
 GEMMA3 = {"sliding_window": 8, "query_pre_attn_scalar": HEAD}
+NEMOTRON = {"hidden_act": "relu2"}
 MINICPM = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 MINICPM3 = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
 BOTH_FACTORS = {
@@ -118,6 +119,20 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
             GEMMA3,
             {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL, GLOBAL, LOCAL]},
             "fixed period",
+        ),
+        ("NemotronForCausalLM", NEMOTRON, {"hidden_act": "silu"}, "'silu'"),
+        ("NemotronForCausalLM", NEMOTRON, {"rope_percent": 1.0}, "is 1; GGUF's nemotron implies"),
+        (
+            "NemotronForCausalLM",
+            NEMOTRON,
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "'yarn' is not supported",
+        ),
+        (
+            "NemotronForCausalLM",
+            NEMOTRON,
+            {"partial_rotary_factor": 0.2},
+            "'partial_rotary_factor'",
         ),
         ("MiniCPMForCausalLM", MINICPM, {"num_experts": 8}, "is 8; GGUF's minicpm implies 0"),
         ("MiniCPMForCausalLM", MINICPM, {"hidden_act": "fatrelu"}, "'fatrelu'"),

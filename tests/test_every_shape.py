@@ -107,6 +107,7 @@ SIZES = {
     "ling-3.0-flash": 124.4,
     "falcon-h1-34b": 33.6,
     "smollm3-3b": 3.08,
+    "nemotron-mini-4b": 4.19,
     "minicpm-2b": 2.72,  # 2.4 without the embedding
     "minicpm3-4b": 4.07,
     "ernie-4.5-0.3b": 0.36,

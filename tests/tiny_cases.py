@@ -57,6 +57,7 @@ FAMILIES = (
     "mamba",
     "jamba",
     "minicpm",
+    "nemotron4",
 )
 
 

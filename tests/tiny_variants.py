@@ -113,6 +113,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
         LINEAR,
     ),
+    "nemotron": (
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        {"head_dim": 24, "num_key_value_heads": 1},
+        {"rope_parameters": LINEAR["rope_parameters"] | {"partial_rotary_factor": 1.0}},
+    ),
     "minicpm3": ({"tie_word_embeddings": False, "rope_parameters": BOTH_FACTORS},),
     "deepseek_moe": (
         {"first_k_dense_replace": 0, "num_key_value_heads": 1},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...errors import CheckpointError
 from ...formats.source import TensorInfo
@@ -112,7 +113,8 @@ class Architecture(FamilyMetadata, ABC):
                 file=tensor.file,
                 tensor=tensor.name,
             )
-        shape = shape[:1] if suffix == "bias" else shape
+        if suffix == "bias":
+            shape, weight = shape[:1], replace(weight, plus_one=False)
         check_shape(tensor, shape)
         rows, type = weight_rows(self.checkpoint, tensor, weight, shape)
         name = weight.gguf.format(layer)

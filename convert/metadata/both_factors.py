@@ -4,9 +4,13 @@ otherwise the usual ones.
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...errors import ConfigError
 from ...formats.values import Value, string
 from .rope import LongRopeConfig, RopeConfig
+
+_BOTH = ("longrope", "su")
 
 
 class BothFactorsRopeConfig(LongRopeConfig):
@@ -14,7 +18,7 @@ class BothFactorsRopeConfig(LongRopeConfig):
     original one.
     """
 
-    kinds = ("default", "linear", "longrope", "su")
+    kinds = ("default", "linear", *_BOTH)
 
     def original_context(self) -> int:
         """Return the context in tokens that short factors are for."""
@@ -23,12 +27,15 @@ class BothFactorsRopeConfig(LongRopeConfig):
                 return config.integer("original_max_position_embeddings")
         return self.context()
 
+    def both_factors(self) -> dict[str, np.ndarray]:
+        return super().both_factors() if self.kind in _BOTH else {}
+
     def scaling_keys(self) -> dict[str, Value]:
         """Return `rope.scaling.*`: of two sets of factors the kind, and where the original context
         is not the whole one, its length and the attention factor. Raise ConfigError for another
         factor than that of the two lengths.
         """
-        if self.kind not in ("longrope", "su"):
+        if self.kind not in _BOTH:
             return RopeConfig.scaling_keys(self)
         both = super().scaling_keys()
         implied = both["rope.scaling.attn_factor"].data

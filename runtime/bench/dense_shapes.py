@@ -293,6 +293,17 @@ DENSE_SHAPES: dict[str, Shape] = {
             "logit_scale": f32(16.0),
         },
     ),
+    "nemotron-mini-4b": Shape(
+        "nemotron",
+        "4B",
+        *(32, 3072, 24, 8, 128, 9216, 256000),
+        10000.0,
+        4096,
+        1e-5,
+        rotated=64,
+        layer_norm=True,
+        gated=False,
+    ),
     "minicpm-2b": Shape(
         "minicpm",
         "2B",

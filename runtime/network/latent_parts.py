@@ -60,11 +60,9 @@ class LatentParts:
         rotated = p.integer("rope.dimension_count", least=least, most=key_length - 1)
         if len(set(d.heads)) != 1:
             raise ConfigError("layers with different numbers of heads", file=p.file)
-        magnitude = _magnitude(p)
-        scaling = _scaling(p)
         scale = key_length**-0.5
-        if scaling.kind == "yarn":
-            scale *= (1 + magnitude * math.log(max(1.0, scaling.factor))) ** 2
+        if rope is None and (scaling := _scaling(p)).kind == "yarn":
+            scale *= (1 + _magnitude(p) * math.log(max(1.0, scaling.factor))) ** 2
         spec = MLASpec(
             d.heads[0],
             p.integer("attention.q_lora_rank", 0, least=0),
