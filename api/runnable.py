@@ -81,6 +81,7 @@ RUNNABLE = frozenset(
         "qwen3vlmoe",
         "seed_oss",
         "smollm3",
+        "stablelm",
         "starcoder2",
         "step35",
     }

@@ -114,6 +114,7 @@ ARCHITECTURES = [
     Row("seed-oss-36b", "IQ4_K"),
     Row("smollm3-3b", "IQ4_K"),
     Row("nemotron-mini-4b", "IQ4_K"),
+    Row("stablelm-2-1.6b", "IQ4_K"),
     Row("minicpm-2b", "IQ4_K"),
     Row("minicpm3-4b", "IQ4_K"),
     Row("mixtral-8x7b", "IQ4_K"),

@@ -79,12 +79,18 @@ STARCODER = {
     "mlp.c_proj.weight": ((D, FF), "ffn_down"),
     "mlp.c_proj.bias": ((D,), "ffn_down"),
 }
-NEMOTRON = NORMS | {
+NORM_BIASES = {
     "input_layernorm.bias": ((D,), "attn_norm"),
     "post_attention_layernorm.bias": ((D,), "ffn_norm"),
-    "mlp.up_proj.weight": ((FF, D), "ffn_up"),
-    "mlp.down_proj.weight": ((D, FF), "ffn_down"),
 }
+NEMOTRON = (
+    NORMS
+    | NORM_BIASES
+    | {
+        "mlp.up_proj.weight": ((FF, D), "ffn_up"),
+        "mlp.down_proj.weight": ((D, FF), "ffn_down"),
+    }
+)
 SHARED_EXPERT = {
     "mlp.gate.weight": ((EXPERTS, D), "ffn_gate_inp"),
     "mlp.shared_expert_gate.weight": ((1, D), "ffn_gate_inp_shexp"),
@@ -272,6 +278,15 @@ FAMILIES = {
             "granite.vocab_size": VOCAB,
         },
     ),
+    "StableLMEpochForCausalLM": (
+        {"norm_eps": 1e-4, "rope_pct": 0.5, "use_qkv_bias": True},
+        NORMS | NORM_BIASES | ATTENTION | QKV_BIASES | MLP,
+        {
+            "stablelm.attention.layer_norm_epsilon": pytest.approx(1e-4),
+            "stablelm.rope.dimension_count": HEAD // 2,
+            "stablelm.use_parallel_residual": False,
+        },
+    ),
     "NemotronForCausalLM": (
         {"rms_norm_eps": None, "norm_eps": 1e-5, "hidden_act": "relu2"},
         NEMOTRON | ATTENTION,
@@ -345,7 +360,7 @@ PAIRED = (
 def test_names_values_and_keys(tmp_path: Path, hf_class: str):
     config, tensors, keys = FAMILIES[hf_class]
     names = full_names(tensors)
-    if hf_class in ("Starcoder2ForCausalLM", "NemotronForCausalLM"):
+    if hf_class.startswith(("Starcoder2", "Nemotron", "StableL")):
         names["model.norm.bias"] = ((D,), "output_norm.bias")
     if hf_class == "BailingMoeV2ForCausalLM":
         names["model.word_embeddings.weight"] = names.pop("model.embed_tokens.weight")

@@ -120,6 +120,13 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
             {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL, GLOBAL, LOCAL]},
             "fixed period",
         ),
+        ("StableLmForCausalLM", {}, {"hidden_act": "gelu"}, "'gelu'; GGUF's stablelm implies silu"),
+        (
+            "StableLmForCausalLM",
+            {},
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "'linear' is not supported",
+        ),
         ("NemotronForCausalLM", NEMOTRON, {"hidden_act": "silu"}, "'silu'"),
         ("NemotronForCausalLM", NEMOTRON, {"rope_percent": 1.0}, "is 1; GGUF's nemotron implies"),
         (

@@ -108,6 +108,7 @@ SIZES = {
     "falcon-h1-34b": 33.6,
     "smollm3-3b": 3.08,
     "nemotron-mini-4b": 4.19,
+    "stablelm-2-1.6b": 1.64,
     "minicpm-2b": 2.72,  # 2.4 without the embedding
     "minicpm3-4b": 4.07,
     "ernie-4.5-0.3b": 0.36,

@@ -58,6 +58,7 @@ FAMILIES = (
     "jamba",
     "minicpm",
     "nemotron4",
+    "stablelm",
 )
 
 
@@ -118,4 +119,5 @@ FAST = (
     "kimi_linear",
     "bailing_hybrid",
     "laguna",
+    "stablelm",
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from .tiny_cases_deepseek import GROUPS
 from .tiny_cases_minicpm import both_factors
+from .tiny_cases_stablelm import OF_12B
 from .tiny_configs import ORIGINAL, WINDOW, yarn
 
 YARN = {"rope_parameters": yarn()}
@@ -117,6 +118,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
         {"head_dim": 24, "num_key_value_heads": 1},
         {"rope_parameters": LINEAR["rope_parameters"] | {"partial_rotary_factor": 1.0}},
+    ),
+    "stablelm": (
+        {"use_qkv_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 4},
+        {"rope_parameters": PARTIAL["rope_parameters"] | {"rope_theta": 500.0}},
+        OF_12B | {"num_key_value_heads": 4},
+        {"qk_layernorm": True},
+        {"use_parallel_residual": True},
     ),
     "minicpm3": ({"tie_word_embeddings": False, "rope_parameters": BOTH_FACTORS},),
     "deepseek_moe": (

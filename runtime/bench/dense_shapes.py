@@ -304,6 +304,17 @@ DENSE_SHAPES: dict[str, Shape] = {
         layer_norm=True,
         gated=False,
     ),
+    "stablelm-2-1.6b": Shape(
+        "stablelm",
+        "1.6B",
+        *(24, 2048, 32, 32, 64, 5632, 100352),
+        10000.0,
+        4096,
+        1e-5,
+        rotated=16,
+        biases=QKV,
+        layer_norm=True,
+    ),
     "minicpm-2b": Shape(
         "minicpm",
         "2B",

@@ -155,7 +155,7 @@ def check_description(branch: Branch) -> None:
     own_norms = isinstance(module, (DenseAndExperts, LayerInput))
     # What has kernels for the stream as it is, with the norm after it alone.
     any_norm = isinstance(module, (Attention, GatedFFN, AbsentMixer, AbsentRows))
-    centered = Attention, AttentionAndFFN, PlainFFN, MoE, AbsentMixer, AbsentRows
+    centered = Attention, AttentionAndFFN, GatedFFN, PlainFFN, MoE, AbsentMixer, AbsentRows
     if (own_norms != (branch.norm is None) and not any_norm) or (
         isinstance(branch.norm, LayerNorm) and not isinstance(module, centered)
     ):
@@ -181,7 +181,7 @@ def check_description(branch: Branch) -> None:
             _check_gating(module.shared)
         _check_experts(module)
     elif isinstance(module, GatedFFN):
-        _check_gating(module)
+        _check_gating(module, isinstance(branch.norm, LayerNorm))
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared", "xielu"):
             raise Slow(f"activation {module.spec.activation}")
@@ -200,7 +200,7 @@ def _check_side_by_side(branch: Branch, m: AttentionAndFFN) -> None:
         raise Slow("a norm after attention and feed-forward side by side")
     check_description(Branch(branch.norm, m.attention))
     if isinstance(m.ffn, GatedFFN):
-        _check_gating(m.ffn)
+        _check_gating(m.ffn, isinstance(branch.norm, LayerNorm))
     elif isinstance(m.ffn, MoE):
         check_description(Branch(branch.norm, m.ffn))
 
@@ -213,14 +213,16 @@ def _check_dense_and_experts(m: DenseAndExperts) -> None:
         raise Slow("no experts")
 
 
-def _check_gating(m: GatedFFN) -> None:
-    """Products join gate and up in every known way. Biases are added between, in fewer ways."""
-    biased = any(x is not None and x.bias is not None for x in (m.gate_up, m.gate, m.up))
+def _check_gating(m: GatedFFN, centered: bool = False) -> None:
+    """Products join gate and up in every known way. After biases, and where products do not norm
+    their input as it is centered, they are joined apart, in fewer ways.
+    """
+    apart = centered or any(x is not None and x.bias is not None for x in (m.gate_up, m.gate, m.up))
     spec = m.spec
     if spec.cutoff is not None:
         raise Slow("a gate of which few elements are left")
     known = spec.activation in ("silu", "gelu", "gelu_erf") and not spec.limit
-    if not (known if biased else gating_of(spec).is_known):
+    if not (known if apart else gating_of(spec).is_known):
         raise Slow(f"activation {spec.activation}" + (" within a limit" if spec.limit else ""))
 
 
