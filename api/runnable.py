@@ -70,6 +70,7 @@ RUNNABLE = frozenset(
         "olmo2",
         "olmoe",
         "phi3",
+        "phimoe",
         "qwen2",
         "qwen2moe",
         "qwen3",

@@ -118,6 +118,7 @@ ARCHITECTURES = [
     Row("minicpm-2b", "IQ4_K"),
     Row("minicpm3-4b", "IQ4_K"),
     Row("mixtral-8x7b", "IQ4_K"),
+    Row("phi-3.5-moe", "IQ4_K"),
     Row("kimi-k2", "IQ4_K", layers=12),
     Row("dots-llm1", "IQ4_K"),
     Row("llama-4-scout", "IQ4_K"),

@@ -55,6 +55,7 @@ GEMMA2 = {
 }
 GEMMA3 = {"sliding_window": 8, "query_pre_attn_scalar": HEAD}
 NEMOTRON = {"hidden_act": "relu2"}
+PHIMOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 MINICPM = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 MINICPM3 = {"num_key_value_heads": 4, "qk_rope_head_dim": 8}
 BOTH_FACTORS = {
@@ -119,6 +120,15 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
             GEMMA3,
             {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL, GLOBAL, LOCAL]},
             "fixed period",
+        ),
+        ("PhiMoEForCausalLM", PHIMOE, {"router_jitter_noise": 0.1}, "phimoe implies 0.01"),
+        ("PhiMoEForCausalLM", PHIMOE, {"num_experts_per_tok": 1}, "is 1; GGUF's phimoe implies 2"),
+        ("PhiMoEForCausalLM", PHIMOE, {"hidden_act": "gelu"}, "'gelu'; GGUF's phimoe implies silu"),
+        (
+            "PhiMoEForCausalLM",
+            PHIMOE | {"rope_scaling": BOTH_FACTORS | {"short_mscale": 1.2, "long_mscale": 1.2}},
+            {"rope_scaling": BOTH_FACTORS | {"short_mscale": 1.2, "long_mscale": 1.3}},
+            "'short_mscale' is 1.2 and 'long_mscale' 1.3",
         ),
         ("StableLmForCausalLM", {}, {"hidden_act": "gelu"}, "'gelu'; GGUF's stablelm implies silu"),
         (

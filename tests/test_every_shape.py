@@ -114,6 +114,7 @@ SIZES = {
     "ernie-4.5-0.3b": 0.36,
     "ernie-4.5-21b-a3b": 21.8,
     "mixtral-8x7b": 46.7,
+    "phi-3.5-moe": 41.9,
     "kimi-k2": 1026,
     "llama-4-scout": 107.8,  # without the vision tower
     "llama-4-maverick": 400,

@@ -49,6 +49,7 @@ def rows_and_choices(moe: MoE, n: int = N) -> tuple[torch.Tensor, torch.Tensor, 
         ("sigmoid", True, True),
         ("selected", False, False),
         ("sqrt_softplus", True, False),
+        ("sparse_mixer", False, False),
     ],
 )
 def test_choices_are_those_of_torch(score, bias, grouped):

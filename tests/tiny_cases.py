@@ -59,6 +59,7 @@ FAMILIES = (
     "minicpm",
     "nemotron4",
     "stablelm",
+    "phimoe",
 )
 
 

@@ -119,6 +119,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"head_dim": 24, "num_key_value_heads": 1},
         {"rope_parameters": LINEAR["rope_parameters"] | {"partial_rotary_factor": 1.0}},
     ),
+    "phimoe": (
+        {"attention_bias": False, "lm_head_bias": False},
+        {"tie_word_embeddings": True, "lm_head_bias": False, "sliding_window": WINDOW},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ),
     "stablelm": (
         {"use_qkv_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 4},
         {"rope_parameters": PARTIAL["rope_parameters"] | {"rope_theta": 500.0}},

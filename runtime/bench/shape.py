@@ -118,6 +118,8 @@ class Shape:
         yield from self._norm(self.last_norm)
         if not self.tied:
             yield OUTPUT, (self.n_vocab, self.width)
+        if "output" in self.biases:
+            yield "output.bias", (self.n_vocab,)
 
     def _norm(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{name}.weight", (self.width,)

@@ -14,7 +14,7 @@ from ..weights.ranges import RangeName, opened, ranged
 from ..weights.stacked_linear import ExpertLinear
 from . import expert_rows, many_rows
 from .ffn import GatedFFN, PlainFFN, activate, gated
-from .specs import FFNSpec, RouterSpec
+from .specs import NEAR, FFNSpec, RouterSpec
 
 
 class Experts:
@@ -62,6 +62,19 @@ class Experts:
         else:
             raise TypeError("experts need gate and up, or both merged")
         return gated(self.spec, gate, up)
+
+
+def _mixed(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the weights of `sparse_mixer`, float32[rows, n_used], for logits float32[rows,
+    n_experts] and experts int64[rows, n_used] from the best on.
+    """
+    left, weights = logits, []
+    for expert in chosen.split(1, dim=1):
+        most = logits.gather(1, expert)
+        near = most - logits <= NEAR * torch.maximum(logits.abs(), most)
+        weights.append(1 / (left - most).exp().where(near, 0).sum(dim=1))
+        left = left.scatter(1, expert, -torch.inf)
+    return torch.stack(weights, dim=1)
 
 
 class Router:
@@ -114,6 +127,8 @@ class Router:
         weights = values if choice is scores else scores.gather(1, chosen)
         if spec.score == "selected":
             weights = weights.softmax(dim=-1)
+        if spec.score == "sparse_mixer":
+            weights = _mixed(scores, chosen)
         if self.reduction is not None:
             least, threshold = self.reduction
             kept = weights > threshold * weights[:, :1]
@@ -140,7 +155,7 @@ class Router:
                 return logits.sigmoid()
             case "sqrt_softplus":
                 return F.softplus(logits).sqrt()
-            case "selected":
+            case "selected" | "sparse_mixer":
                 return logits
         raise ValueError(f"score '{self.spec.score}' is not known")
 

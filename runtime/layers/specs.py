@@ -125,15 +125,20 @@ class AttentionSpec:
         return self.kv_heads * self.value_length
 
 
+NEAR = 0.02  # twice the jitter of Phi-3.5-MoE, for which files have no key
+
+
 @dataclass(frozen=True)
 class RouterSpec:
     """How tokens choose experts.
 
-    score: `softmax` or `sigmoid` of the logits, `sqrt_softplus`, or `selected`, the softmax over
-    the logits of the chosen experts. groups: experts are chosen from the `groups_used` best of so
-    many groups; a group is as good as the sum of its `group_best` best experts. norm: weights are
-    divided by their sum. scale: weights are multiplied by it afterwards. on_input: weights multiply
-    what experts read, and not what they give.
+    score: `softmax` or `sigmoid` of the logits, `sqrt_softplus`, `selected`, the softmax over the
+    logits of the chosen experts, or `sparse_mixer`: the weight of each chosen expert, whose logit
+    is m, is its softmax over the experts that are not chosen before it and whose logits x are near,
+    m - x <= NEAR max(|x|, m) (Liu et al., 2024, https://arxiv.org/abs/2409.12136). groups: experts
+    are chosen from the `groups_used` best of so many groups; a group is as good as the sum of its
+    `group_best` best experts. norm: weights are divided by their sum. scale: weights are multiplied
+    by it afterwards. on_input: weights multiply what experts read, and not what they give.
     """
 
     n_experts: int

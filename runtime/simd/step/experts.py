@@ -11,13 +11,16 @@ from .. import vectors as v
 from ..operations import operation
 from .activations import sigmoid
 
-SOFTMAX, SIGMOID, SELECTED, SQRT_SOFTPLUS = range(4)
+SOFTMAX, SIGMOID, SELECTED, SQRT_SOFTPLUS, SPARSE_MIXER = range(5)
 _SCORES = {
     "softmax": SOFTMAX,
     "sigmoid": SIGMOID,
     "selected": SELECTED,
     "sqrt_softplus": SQRT_SOFTPLUS,
+    "sparse_mixer": SPARSE_MIXER,
 }
+
+_NEAR = np.float32(0.02)  # as in the description of a router
 
 # What `operation` binds for `route`: the kind of score, and 1 if experts are in groups. What others
 # need is not compiled.
@@ -36,6 +39,20 @@ def _softmax(x, n):
         total += share
     for i in range(n):
         v.store_float(x + 4 * i, v.float_at(x + 4 * i) / total)
+
+
+@inlined_function
+def _mix(logits, n, chosen, used, weights):
+    """The weights of `sparse_mixer` for chosen experts."""
+    for slot in range(used):
+        most, total = v.float_at(logits + 4 * v.integer_at(chosen + 8 * slot)), np.float32(0)
+        for i in range(n):
+            x, left = v.float_at(logits + 4 * i), True
+            for other in range(slot):
+                left &= v.integer_at(chosen + 8 * other) != i
+            if left and most - x <= _NEAR * max(abs(x), most):
+                total += np.float32(math.exp(x - most))
+        v.store_float(weights + 4 * slot, np.float32(1) / total)
 
 
 @part_function
@@ -129,6 +146,8 @@ def route(arguments, thread, threads):
             v.store_float(weights + 4 * slot, v.float_at(scores + 4 * best))
         if SCORE == SELECTED:
             _softmax(weights, used)
+        if SCORE == SPARSE_MIXER:
+            _mix(scores, n, chosen, used, weights)
         limit = threshold * v.float_at(weights)
         for slot in range(least, used):
             if not v.float_at(weights + 4 * slot) > limit:
