@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import iqforge
 import numpy as np
 import pytest
+import torch
+from iqforge.runtime.model import load_model
+from iqforge.runtime.split_model import make_plan
 
 from .family_checkpoint import EXPERTS, FF, HEAD, KV, LAYER, VOCAB, D, Q, convert, write
 from .family_checks import check_missing, check_tensors, shapes_of
+from .thread_ranks import logits_on_ranks
+from .tiny_cases import CASES, SMALL
+from .tiny_models import make_tiny_model
 
 NAMES = {
     "model.embed_tokens.weight": ((VOCAB, D), "token_embd.weight"),
@@ -69,6 +78,20 @@ def test_names_values_and_keys(tmp_path):
         "phimoe.rope.scaling.attn_factor": 1.25,
     }
     assert {key: metadata[key] for key in keys} == keys
+
+
+def test_logits_with_a_bias(tmp_path):
+    """All at once, and on ranks that have parts of the output."""
+    base = CASES["phimoe"]
+    case = replace(base, config=lambda s: base.config(s) | {"lm_head_bias": True})
+    tiny = make_tiny_model(case, SMALL, tmp_path / "hf")
+    path = iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    expected = torch.from_numpy(tiny.logits)
+    with load_model(path) as model:
+        plan = make_plan(model.source, (2, 1))
+        torch.testing.assert_close(model.forward(tiny.tokens), expected, rtol=0, atol=1e-4)
+    for found in logits_on_ranks(path, tiny.tokens, plan):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -74,6 +74,8 @@ def small(name: str, monkeypatch) -> str:
     sizes: dict[str, Any] = {"width": 256, "n_vocab": 512}
     if shape.latent is not None:
         sizes["n_heads"] = 8
+        if shape.latent.joined:
+            sizes["n_kv_heads"] = 8
         if isinstance(recurrent := getattr(shape, "recurrent", None), KimiDeltaSizes):
             sizes["recurrent"] = replace(recurrent, heads=8)
     if shape.dense_hidden:

@@ -9,7 +9,7 @@ from .tiny_configs import Case, Sizes, headless
 
 
 def _phimoe(s: Sizes) -> dict[str, Any]:
-    config = headless(s, sliding_window=None, attention_bias=True, lm_head_bias=True)
+    config = headless(s, sliding_window=None, attention_bias=True)
     pairs = s.d // config["num_attention_heads"] // 2
     # Within the original context, as transformers takes the short factors for all texts.
     rope = both_factors(pairs, original=64) | {"short_mscale": 1.25, "long_mscale": 1.25}

@@ -120,8 +120,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": LINEAR["rope_parameters"] | {"partial_rotary_factor": 1.0}},
     ),
     "phimoe": (
-        {"attention_bias": False, "lm_head_bias": False},
-        {"tie_word_embeddings": True, "lm_head_bias": False, "sliding_window": WINDOW},
+        {"attention_bias": False, "lm_head_bias": True},
+        {"tie_word_embeddings": True, "sliding_window": WINDOW},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     ),
     "stablelm": (

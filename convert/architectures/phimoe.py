@@ -1,5 +1,5 @@
-"""Phi-3.5-MoE: Phi-3's rotation, query, key and value apart, LayerNorms with biases, and two experts
-of a token that are weighed each for itself (sparse mixer).
+"""Phi-3.5-MoE: Phi-3's rotation, query, key and value apart, LayerNorms with biases, and two
+experts of a token that are weighed each for itself (sparse mixer).
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def _mixed(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     left, weights = logits, []
     for expert in chosen.split(1, dim=1):
         most = logits.gather(1, expert)
-        near = most - logits <= NEAR * torch.maximum(logits.abs(), most)
-        weights.append(1 / (left - most).exp().where(near, 0).sum(dim=1))
+        far = most - logits > NEAR * torch.maximum(logits.abs(), most)
+        weights.append(1 / (left - most).exp().where(~far, 0).sum(dim=1))
         left = left.scatter(1, expert, -torch.inf)
     return torch.stack(weights, dim=1)
 

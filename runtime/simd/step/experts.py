@@ -50,7 +50,7 @@ def _mix(logits, n, chosen, used, weights):
             x, left = v.float_at(logits + 4 * i), True
             for other in range(slot):
                 left &= v.integer_at(chosen + 8 * other) != i
-            if left and most - x <= _NEAR * max(abs(x), most):
+            if left and not most - x > _NEAR * max(abs(x), most):
                 total += np.float32(math.exp(x - most))
         v.store_float(weights + 4 * slot, np.float32(1) / total)
 
