@@ -80,6 +80,7 @@ RUNNABLE = frozenset(
         "qwen3next",
         "qwen3vl",
         "qwen3vlmoe",
+        "qwen4exp",
         "seed_oss",
         "smollm3",
         "stablelm",

@@ -149,7 +149,7 @@ def _compute_bytes(
     )
     activations = rows * (4 * widest + 16 * width * network.n_streams)
     activations += max(
-        (block.mixer.score_bytes(rows, keys, precision) for block in blocks), default=0
+        (m.score_bytes(rows, keys, precision) for block in blocks for m in block.mixers), default=0
     )
     return activations + _decoded_bytes(here) + _LIBRARIES * (device.type != "cpu")
 

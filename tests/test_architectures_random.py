@@ -35,6 +35,7 @@ TYPES = ("IQ4_K", "IQ4_KS", "IQ4_K_R4", "Q8_0", "MXFP4")
 OTHER_TYPES = {
     ("token_embd", 256, "IQ4_K_R4"): "IQ4_K",
     ("per_layer_token_embd", 1024, "IQ4_K_R4"): "IQ4_K",
+    ("per_layer_token_embd", 256, "IQ4_K_R4"): "IQ4_K",
     ("attn_k_b", 192, "IQ4_K"): "Q5_0",
     **{
         (f"ssm_{part}_b", 128, type): other

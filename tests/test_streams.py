@@ -109,12 +109,14 @@ def test_the_best_pools_and_the_tail_are_seen(total, n):
         assert set(found[row].nonzero().flatten().tolist()) == seen, position
 
 
-@pytest.mark.parametrize("shares", [(1, 1), (1, 2, 1)])
-def test_ranks_with_layers(tmp_path, shares):
+@pytest.mark.parametrize(
+    "case, shares", [("glm5_next", (1, 1)), ("glm5_next", (1, 2, 1)), ("qwen4exp", (1, 1, 1))]
+)
+def test_ranks_with_layers(tmp_path, case, shares):
     """They hand all streams on, and the last one ends them."""
     models = Models(tmp_path)
-    path, settings = models.file("glm5_next", "small"), CacheSettings("f32", "f32")
-    tokens = [int(token) for token in models.tiny("glm5_next", "small").tokens]
+    path, settings = models.file(case, "small"), CacheSettings("f32", "f32")
+    tokens = [int(token) for token in models.tiny(case, "small").tokens]
 
     def evaluated(model: Model) -> list[torch.Tensor]:
         state = model.new_state(64, settings)

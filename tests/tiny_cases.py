@@ -60,6 +60,7 @@ FAMILIES = (
     "nemotron4",
     "stablelm",
     "phimoe",
+    "qwen4exp",
 )
 
 

@@ -1,5 +1,5 @@
-"""Sizes of delta nets, state-space layers, short convolutions, latent attention and residual
-streams, with their tensors and keys.
+"""Sizes of delta nets, state-space layers, short convolutions, latent attention, residual streams
+and n-grams, with their tensors and keys.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...formats.values import Value, boolean, f32, u32
+from ...formats.values import Value, ValueType, array, boolean, f32, u32
 
 
 @dataclass(frozen=True)
@@ -270,4 +270,89 @@ class StreamSizes:
             "hyper_connection.count": u32(self.n),
             "hyper_connection.sinkhorn_iterations": u32(self.iterations),
             "hyper_connection.epsilon": f32(self.epsilon),
+        }
+
+
+@dataclass(frozen=True)
+class GatedStreamSizes:
+    """Sizes of residual streams whose mixers give each element a weight, as in
+    `GatedStreamParts`.
+    """
+
+    n: int = 4
+    rank: int = 320
+
+    def around(self, part: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors around a layer. part: `attn` or `ffn`."""
+        yield from self._mixer(f"hc_{part}", width)
+        yield f"hc_{part}_inject.weight", (self.n, self.n * width)
+
+    def ends(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors after the last layer."""
+        yield from self._mixer("output_hc", width)
+
+    def _mixer(self, name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}_norm.weight", (self.n * width,)
+        yield f"{name}_down.weight", (self.rank, self.n * width)
+        yield f"{name}_up.weight", (self.n * width, self.rank)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of the streams, without the architecture's name."""
+        return {
+            "hyper_connection.count": u32(self.n),
+            "hyper_connection.low_rank": u32(self.rank),
+        }
+
+
+@dataclass(frozen=True)
+class NgramSizes:
+    """Sizes of the embeddings of n-grams that one layer adds, as in `NgramSpec`: heads of `rows`
+    rows each, of `length` elements. Hashes of real models have other multipliers.
+    """
+
+    layer: int
+    rows: int
+    length: int
+    heads: int = 8
+    size: int = 3
+    taps: int = 4
+    end: int = 0
+
+    @property
+    def n_heads(self) -> int:
+        """Heads of all lengths together."""
+        return (self.size - 1) * self.heads
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """The shape of `per_layer_token_embd`."""
+        return self.rows * self.n_heads, self.length
+
+    def tensors(self, width: int, streams: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of the layer, without the table."""
+        n_in, n_out = self.n_heads * self.length, streams * width
+        yield "ple_key.weight", (n_out, n_in)
+        yield "ple_value.weight", (width, n_in)
+        yield "ple_conv1d.weight", (n_out, self.taps)
+        for name in ("key", "query", "conv"):
+            yield f"ple_norm_{name}.weight", (n_out,)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        """Return the metadata keys of the n-grams, without the architecture's name."""
+        multipliers = [2 * (1 << 20) * (i + 1) + 1 for i in range(self.size)]
+        arrays = {
+            "layer_multipliers": multipliers,
+            "head_offsets": [self.rows * head for head in range(self.n_heads)],
+            "head_vocab_sizes": [self.rows] * self.n_heads,
+        }
+        return {
+            "ple.layers": array(ValueType.INT32, [self.layer]),
+            "ple.ngram_size": u32(self.size),
+            "ple.heads_per_ngram": u32(self.heads),
+            "ple.conv_kernel": u32(self.taps),
+            "ple.eos_token_id": u32(self.end),
+            "embedding_length_per_layer_input": u32(self.length),
+            **{f"ple.{name}": array(ValueType.UINT64, x) for name, x in arrays.items()},
         }

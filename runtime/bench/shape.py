@@ -115,7 +115,8 @@ class Shape:
         for layer in range(self.n_layers):
             for name, shape in (*self._mixer(layer), *self._feed_forward(layer)):
                 yield f"blk.{layer}.{name}", shape
-        yield from self._norm(self.last_norm)
+        if self.last_norm:
+            yield from self._norm(self.last_norm)
         if not self.tied:
             yield OUTPUT, (self.n_vocab, self.width)
         if "output" in self.biases:

@@ -4,9 +4,10 @@
 matrices are of TYPE, except for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is
 Q8_0, a float type if TYPE is one), norms, biases, routers (with values of bfloat16, as checkpoints
 have them) and convolutions, which are F32, tensors with NAME in their names, and rows that blocks
-of TYPE do not divide, which are IQ4_NL (Q8_0 up to 128 elements). With MXFP4 only experts are of
-it, other matrices Q8_0. With `layers=N` the model has only its first N layers, so that one that is
-larger than a device can be measured in part, as in `deepseek-v3:IQ4_K,layers=12`.
+of TYPE do not divide, which are IQ4_NL (Q8_0 up to 128 elements, F32 if not a multiple of 32).
+With MXFP4 only experts are of it, other matrices Q8_0. With `layers=N` the model has only its first
+N layers, so that one that is larger than a device can be measured in part, as in
+`deepseek-v3:IQ4_K,layers=12`.
 
 One pool of random rows per type and row length serves all tensors, each of which begins at another
 row: a 40 GB model takes seconds and some megabytes. On a CPU the pool may stay in the caches, so
@@ -159,6 +160,8 @@ def _fitting(type: GGMLType, n_cols: int) -> GGMLType:
     """Return the type, or one with shorter blocks for rows that its blocks do not divide."""
     if n_cols % type.block_size == 0:
         return type
+    if n_cols % 32:
+        return ggml_type("F32")
     return ggml_type("IQ4_NL" if n_cols > 128 else "Q8_0")
 
 

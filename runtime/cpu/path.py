@@ -21,6 +21,7 @@ from ..layers.moe import MoE
 from ..layers.norm import Norm
 from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.kimi_delta import KimiDelta
+from ..layers.recurrent.ngrams import Ngrams
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
 from ..layers.rope import Rope
@@ -308,7 +309,7 @@ def _check(block: Block) -> None:
     for branch in block.branches:
         if branch.sum is not None:
             raise NotPlanned("layers of several ranks")
-        if branch.streams is not None:
+        if branch.streams is not None or isinstance(branch.module, Ngrams):
             raise NotPlanned("layers with several residual streams")
 
 

@@ -77,6 +77,10 @@ class Batch:
         positions = self.positions if self.positions.device == device else self.positions.to(device)
         return replace(self, positions=positions, layer=layer, place=None)
 
+    def on_place(self, place: int) -> Batch:
+        """The same rows for what keeps its part of a sequence at the number `place`."""
+        return replace(self, place=place)
+
     @property
     def n_sequences(self) -> int:
         """Sequences that the rows belong to."""

@@ -16,7 +16,7 @@ from . import many_rows
 from .absent import AbsentMixer
 from .batch import Batch
 from .norm import Norm
-from .streams import HyperConnection
+from .streams import Connection
 
 
 class Mixer(Protocol):
@@ -189,6 +189,7 @@ class Branch:
     mixer: the module mixes tokens. takes_batch: it is called with (x, batch), others with x alone.
     sum: adds what the module gives on all tensor-parallel ranks, before the norm; None if it gives
     all of it. streams: h are several streams, of which the branch reads a mixture; None for one.
+    apart: the module keeps something of a sequence at a number of its own, as a `Mixer` does.
     """
 
     norm: Norm | None
@@ -197,7 +198,8 @@ class Branch:
     mixer: bool = False
     takes_batch: bool = False
     sum: Callable[[torch.Tensor], torch.Tensor] | None = None
-    streams: HyperConnection | None = None
+    streams: Connection | None = None
+    apart: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "takes_batch", self.takes_batch or self.mixer)
@@ -250,6 +252,7 @@ class Block:
             if x.mixer
         ]
         [mixer] = mixers or [AbsentMixer()]
+        self._apart = [x.module for x in self.branches if x.apart]
         self._mixer: Mixer = mixer  # pyright: ignore[reportAttributeAccessIssue]  `mixer` says so
 
     @property
@@ -259,9 +262,16 @@ class Block:
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
-        """The module that mixes tokens, or both of two side by side."""
+        """The module that mixes tokens, or both of two side by side, and those of branches that
+        are `apart`.
+        """
         m = self._mixer
-        return (m.attention, m.states) if isinstance(m, AttentionAndStateSpace) else (m,)
+        own = (m.attention, m.states) if isinstance(m, AttentionAndStateSpace) else (m,)
+        return (*own, *self._apart)  # pyright: ignore[reportReturnType]  `apart` says so
+
+    def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
+        """Return the bytes that a sequence of `capacity` positions takes for all mixers."""
+        return sum(mixer.state_bytes(capacity, settings) for mixer in self.mixers)
 
     @property
     def row_layers(self) -> list[FeedForward | RowLayer]:

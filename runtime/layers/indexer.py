@@ -101,16 +101,27 @@ class PooledIndexer(Indexer):
         """Return bool[n, total]: the positions that the last n of `total` see, for q and weights of
         n tokens, and keys with gates of all positions.
         """
-        n, total, pool = len(q), len(k), len(self.offsets)
+        total, pool = len(k), len(self.offsets)
         n_pools = total // pool
         values, gates = k[: n_pools * pool].unflatten(0, (n_pools, pool)).chunk(2, dim=-1)
         keys = weighted_sum(values, gates + self.offsets)
-        counts = [(position + 1) // pool for position in range(total - n, total)]
-        chosen = best_positions(head_scores(q, keys, weights), self.spec.top_k // pool, counts)
-        every, ends = torch.arange(total, device=q.device), torch.tensor(counts, device=q.device)
-        seen = (every >= pool * ends[:, None]) & (every <= every[total - n :, None])
-        seen[:, : n_pools * pool] |= chosen.repeat_interleave(pool, dim=1)
-        return seen
+        return seen_pools(head_scores(q, keys, weights), total, pool, self.spec.top_k)
+
+
+def seen_pools(scores: torch.Tensor, total: int, pool: int, top_k: int) -> torch.Tensor:
+    """Return bool[n, total]: which positions the last n of `total` see, for scores float32[n,
+    pools] of the pools of `pool` positions each, the first of which begins at the first position:
+    those of the top_k / pool best pools among those that end at a token or before, and all that
+    follow the last of these.
+    """
+    n, n_pools = scores.shape
+    counts = [(position + 1) // pool for position in range(total - n, total)]
+    chosen = best_positions(scores, top_k // pool, counts)
+    every, ends = torch.arange(total, device=scores.device), torch.tensor(counts)
+    ends = ends.to(scores.device)[:, None]
+    seen = (every >= pool * ends) & (every <= every[total - n :, None])
+    seen[:, : n_pools * pool] |= chosen.repeat_interleave(pool, dim=1)
+    return seen
 
 
 def head_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

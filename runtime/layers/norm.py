@@ -105,4 +105,16 @@ def _range(name: str) -> RangeName:
     return RangeName("output" if parsed.layer is None else parsed.prefix, parsed.stem or "norm")
 
 
+class NoNorm(RMSNorm):
+    """What stands for the norm before the output in a network that has none: rows stay as they are.
+    No kernel evaluates such networks. weight: float32[width] of ones, which says where rows are.
+    """
+
+    def __init__(self, weight: torch.Tensor):
+        super().__init__(weight, 0.0, "output_norm")
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
 Norm = RMSNorm | LayerNorm

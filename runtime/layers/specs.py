@@ -239,6 +239,7 @@ class DeltaNetSpec:
     """The gated delta rule (Yang et al., 2024) after a short convolution.
 
     Value head j reads key head j % key_heads if `tiled`, else j // (value_heads / key_heads).
+    sigmoid: results are multiplied by the sigmoid of their gates, not by SiLU.
     """
 
     key_heads: int
@@ -247,6 +248,7 @@ class DeltaNetSpec:
     value_length: int
     convolution: int
     tiled: bool
+    sigmoid: bool = False
 
     @property
     def channels(self) -> int:

@@ -1,5 +1,6 @@
-"""Several residual streams (hyper-connections; Xie et al., 2026): layers read a mixture of them,
-and what layers give is added to all of them, which are mixed themselves.
+"""Several residual streams: layers read a mixture of them, and what layers give is added to all of
+them. There are two kinds: hyper-connections, which mix the streams themselves, too (Xie et al.,
+2026), and streams as in Qwen3.8-Flash-Next (Qwen, 2026), whose mean has a weight for each element.
 
 Streams are side by side: float32[rows, n * width].
 """
@@ -70,6 +71,11 @@ class HyperConnection:
     def __init__(self, weights: StreamWeights):
         self.weights = weights
 
+    @property
+    def tensors(self) -> Iterator[str]:
+        """The names of its tensors, which are whole on every rank."""
+        return self.weights.tensors
+
     def before(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what the layer reads, float32[rows, width], and what `after` needs, for h
         float32[rows, n * width].
@@ -117,3 +123,100 @@ class StreamEnds:
             return h.unflatten(-1, (self.n, -1)).mean(dim=-2)
         [a] = self.weights.numbers(h, [self.n])
         return joined(h, a.sigmoid() + self.weights.spec.epsilon)
+
+
+class StreamNorm:
+    """An RMS norm of each of n streams alone. weight: float32[n * width]."""
+
+    def __init__(self, weight: torch.Tensor, n: int, eps: float, tensor: str):
+        self.weight, self.n, self.eps, self.tensor = weight, n, eps, tensor
+
+    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+        """h float32[rows, n * width], to the same shape."""
+        streams = h.unflatten(-1, (self.n, -1))
+        return F.rms_norm(streams, streams.shape[-1:], None, self.eps).flatten(-2) * self.weight
+
+
+class StreamMixer:
+    """The mean over n normed streams x of sigmoid(up silu(down x / n)) * x."""
+
+    def __init__(self, norm: StreamNorm, down: Linear, up: Linear):
+        self.norm, self.down, self.up = norm, down, up
+
+    @property
+    def n(self) -> int:
+        """Streams."""
+        return self.norm.n
+
+    @property
+    def tensors(self) -> Iterator[str]:
+        """The names of its tensors, which are whole on every rank."""
+        yield self.norm.tensor
+        yield from (self.down.name, self.up.name)
+
+    def __call__(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean float32[rows, width], and the normed streams, for h float32[rows, n *
+        width].
+        """
+        x = self.norm(h)
+        gates = self.up(F.silu(self.down(x) / self.n)).sigmoid()
+        return (gates * x).unflatten(-1, (self.n, -1)).mean(dim=-2), x
+
+
+class GatedConnection:
+    """What is around a layer: it reads what `mixer` gives, and 2 sigmoid(inject x / n) times what
+    it gives itself is added to the streams, for the normed streams x.
+    """
+
+    def __init__(self, mixer: StreamMixer, inject: Linear):
+        self.mixer, self.inject = mixer, inject
+
+    @property
+    def tensors(self) -> Iterator[str]:
+        """The names of its tensors, which are whole on every rank."""
+        yield from self.mixer.tensors
+        yield self.inject.name
+
+    def before(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the layer reads, float32[rows, width], and the weights that `after` needs,
+        for h float32[rows, n * width].
+        """
+        read, x = self.mixer(h)
+        return read, 2 * (self.inject(x) / self.mixer.n).sigmoid()
+
+    def after(self, h: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the streams after the layer, float32[rows, n * width], for those before it and
+        what it gives, float32[rows, width]. weights: of `before`.
+        """
+        return h + (weights[..., None] * y[:, None]).flatten(1)
+
+
+class GatedEnds:
+    """The streams before the first layer, all alike, and what `mixer` makes of them after the last
+    one, which is normed.
+    """
+
+    def __init__(self, mixer: StreamMixer):
+        self.mixer = mixer
+
+    @property
+    def n(self) -> int:
+        """Streams."""
+        return self.mixer.n
+
+    @property
+    def tensors(self) -> Iterator[str]:
+        """The names of its tensors, which are whole on every rank."""
+        return self.mixer.tensors
+
+    def begin(self, h: torch.Tensor) -> torch.Tensor:
+        """Return float32[rows, n * width] for embeddings float32[rows, width]."""
+        return h.repeat(1, self.n)
+
+    def end(self, h: torch.Tensor) -> torch.Tensor:
+        """Return float32[rows, width] for h float32[rows, n * width]."""
+        return self.mixer(h)[0]
+
+
+Connection = HyperConnection | GatedConnection
+Ends = StreamEnds | GatedEnds

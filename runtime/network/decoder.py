@@ -18,11 +18,11 @@ from ..layers.block import AttentionAndFFN, AttentionAndStateSpace, Block, Branc
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
 from ..layers.layer_input import TokenMoE
-from ..layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
+from ..layers.norm import HeadLayerNorm, LayerNorm, NoNorm, Norm, RMSNorm
 from ..layers.rope import Rope, Scaling
 from ..layers.rowwise.sparse_gate import PARTS, AbsentSparseFFN, SparseGate
 from ..layers.specs import AttentionSpec, FFNSpec
-from ..layers.streams import HyperConnection
+from ..layers.streams import Connection
 from ..weights.linear import Linear
 from .decoder_sizes import DecoderSizes
 from .network import Network
@@ -36,19 +36,19 @@ class Decoder(DecoderSizes):
         block: Callable[[int], Block],
         *,
         logit_scale: float = 1.0,
-        last_norm: str = "output_norm",
+        last_norm: str | None = "output_norm",
         **options: Any,
     ) -> Network:
         """Return a network of `block(layer)` for every layer. Its output matrix is the embedding if
         the file has no output tensor. logit_scale: multiplies logits. last_norm: the name of the
-        norm before the output. options: those of `Network`.
+        norm before the output; None for none. options: those of `Network`.
         """
         n_vocab = self.p.integer("vocab_size", self.w.n_rows_of("token_embd.weight"))
         output = "output" if self.w.has("output.weight") else "token_embd"
         return Network(
             self.w.embedding("token_embd", n_vocab, self.width),
             [block(layer) for layer in range(self.n_layers)],
-            self.norm(last_norm),
+            self._no_norm() if last_norm is None else self.norm(last_norm),
             self.w.linear(
                 output, self.width, n_vocab, role="output", split="column", factor=logit_scale
             ),
@@ -56,6 +56,9 @@ class Decoder(DecoderSizes):
             **options,
             join=None if self.w.share is None else self.w.share.join,
         )
+
+    def _no_norm(self) -> NoNorm:
+        return NoNorm(torch.ones(self.width, device=self.w.placement.home("output_norm.weight")))
 
     def block(
         self,
@@ -66,12 +69,13 @@ class Decoder(DecoderSizes):
         norms: tuple[str | None, str | None] = ("attn_norm", "ffn_norm"),
         post_norms: tuple[str | None, str | None] = (None, None),
         more: tuple[Branch, ...] = (),
+        first: tuple[Branch, ...] = (),
         output_scale: torch.Tensor | None = None,
-        streams: tuple[HyperConnection | None, HyperConnection | None] = (None, None),
+        streams: tuple[Connection | None, Connection | None] = (None, None),
     ) -> Block:
-        """A block of a mixer, a feed-forward layer, and `more` branches. norms, post_norms: the
-        names of the norms before and after the two; None for none. streams: what is around the two
-        where there are several residual streams.
+        """A block of a mixer, a feed-forward layer, and `first` branches before and `more` after
+        them. norms, post_norms: the names of the norms before and after the two; None for none.
+        streams: what is around the two where there are several residual streams.
         """
         at = f"blk.{layer}"
         before, after = (
@@ -81,6 +85,7 @@ class Decoder(DecoderSizes):
         share = self.w.share
         total = None if share is None else share.meeting.sum
         branches = (
+            *first,
             Branch(before[0], mixer, after[0], mixer=True, sum=total, streams=streams[0]),
             Branch(
                 before[1],

@@ -19,12 +19,13 @@ def recurrent_layers(d: Decoder) -> tuple[bool, ...]:
     return p.flags("attention.recurrent_layers", d.n_layers, default, n_blocks=n_blocks)
 
 
-def delta_net(d: Decoder, layer: int) -> DeltaNet | AbsentMixer:
+def delta_net(d: Decoder, layer: int, *, sigmoid: bool = False) -> DeltaNet | AbsentMixer:
     """`attn_qkv` and `attn_gate` (or `ssm_in`), `ssm_beta` and `ssm_alpha` (or `ssm_ba`), and what
     else is `ssm_*` in a block. Files with `ssm_ba` have the value heads of a key head side by side,
-    others have them `key_heads` apart.
+    others have them `key_heads` apart. sigmoid: of `DeltaNetSpec`.
     """
-    at, w, spec = f"blk.{layer}", d.w, _spec(d, tiled=not d.w.has(f"blk.{layer}.ssm_ba.weight"))
+    at, w = f"blk.{layer}", d.w
+    spec = _spec(d, tiled=not w.has(f"{at}.ssm_ba.weight"), sigmoid=sigmoid)
     values = spec.value_heads * spec.value_length
     local = spec if w.share is None else w.share.delta_net(layer, spec)
     if local is None:
@@ -56,7 +57,7 @@ def delta_net(d: Decoder, layer: int) -> DeltaNet | AbsentMixer:
     )
 
 
-def _spec(d: Decoder, tiled: bool) -> DeltaNetSpec:
+def _spec(d: Decoder, *, tiled: bool, sigmoid: bool) -> DeltaNetSpec:
     p = d.p
     key_heads, value_heads = p.integer("ssm.group_count"), p.integer("ssm.time_step_rank")
     inner = p.integer("ssm.inner_size")
@@ -79,4 +80,5 @@ def _spec(d: Decoder, tiled: bool) -> DeltaNetSpec:
         inner // value_heads,
         p.integer("ssm.conv_kernel"),
         tiled,
+        sigmoid,
     )

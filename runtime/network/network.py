@@ -14,7 +14,7 @@ from ..layers.block import Block
 from ..layers.layer_input import LayerInputs, TokenIds
 from ..layers.norm import Norm
 from ..layers.rowwise.altup import leave_streams, left_streams
-from ..layers.streams import StreamEnds
+from ..layers.streams import Ends
 from ..state.cache import CacheSettings
 from ..state.pool import Pool, rows_of, window_of
 from ..state.sequence import State, reserve
@@ -48,7 +48,7 @@ class Network:
     join: Callable[[torch.Tensor], torch.Tensor] | None = None
     stage: Stage | None = None
     n_streams: int = 1
-    streams: StreamEnds | None = None
+    streams: Ends | None = None
 
     @property
     def layers(self) -> range:
@@ -80,7 +80,8 @@ class Network:
             (block.mixer if layer in self.layers else AbsentMixer(), block.device)
             for layer, block in enumerate(self.blocks)
         ]
-        # What layers with two mixers keep for the second one follows (`Decoder.side_by_side`).
+        # What layers with two mixers keep for the second one follows (`Decoder.side_by_side`,
+        # `ngrams`).
         if any(len(block.mixers) > 1 for block in self.blocks):
             seconds = [(*block.mixers[1:], AbsentMixer())[0] for block in self.blocks]
             mixers += [
@@ -112,8 +113,8 @@ class Network:
             if device is not None and block.device != device:
                 continue
             window = window_of(block.mixer, settings, capacity, ubatch)
-            size = block.mixer.state_bytes(rows_of(window, capacity, ubatch), settings)
-            own = size if window else block.mixer.state_bytes(0, settings)
+            size = block.state_bytes(rows_of(window, capacity, ubatch), settings)
+            own = size if window else block.state_bytes(0, settings)
             total += size + (n_sequences - 1) * own
         return total
 

@@ -13,6 +13,7 @@ from ...errors import UsageError
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT
 from ..layers.attention import Attention
+from ..layers.chosen.attention import BlockAttention
 from ..layers.compressed.attention import CompressedAttention
 from ..layers.dense_and_experts import DenseAndExperts
 from ..layers.ffn import GatedFFN, PlainFFN
@@ -21,6 +22,7 @@ from ..layers.mla import MLA
 from ..layers.moe import MoE
 from ..layers.recurrent.delta_net import DeltaNet
 from ..layers.recurrent.kimi_delta import KimiDelta
+from ..layers.recurrent.ngrams import Ngrams
 from ..layers.recurrent.selective import Selective
 from ..layers.recurrent.short_conv import ShortConv
 from ..layers.recurrent.state_space import StateSpace
@@ -79,12 +81,16 @@ def plan_split(
                 if norm is not None:
                     splits.copy(norm.tensor)
             if branch.streams is not None:
-                for name in branch.streams.weights.tensors:
+                for name in branch.streams.tensors:
                     splits.copy(name)
             for module in branch.modules:
                 match module:
                     case Attention():
                         parts = plan_attention(module, splits, parts, _source(module, layers))
+                    case BlockAttention():
+                        parts = plan_attention(module.attention, splits, parts)
+                        for name in module.indexer.tensors:
+                            splits.copy(name)
                     case MLA():
                         parts = plan_latent(module, splits, parts)
                     case CompressedAttention():
@@ -106,6 +112,9 @@ def plan_split(
                     case DenseAndExperts():
                         parts = plan_ffn(module.dense, splits, parts)
                         parts = plan_experts(module.moe, splits, parts, mode)
+                    case Ngrams():
+                        for name in module.tensors:
+                            splits.copy(name)
                     case LayerInput() | AltUpRows():
                         pass  # small; every rank computes all of it
                     case _:

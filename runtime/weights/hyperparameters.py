@@ -107,6 +107,18 @@ class Hyperparameters:
             )
         return tuple(self._bounded(key, x, 0, _MOST) for x in data[:n_layers])
 
+    def integers(self, key: str, n: int, *, least: int = 0, most: int = _MOST) -> tuple[int, ...]:
+        """Return n integers between `least` and `most`. Raise ConfigError, with file and key, for
+        other values.
+        """
+        data = get(self.metadata, self._full(key), list, file=self.file)
+        if len(data) != n or not all(isinstance(x, int) for x in data):
+            raise ConfigError(
+                f"metadata key '{self._full(key)}' has {len(data)} items, expected {n} integers",
+                file=self.file,
+            )
+        return tuple(self._bounded(key, x, least, most) for x in data)
+
     def numbers(
         self,
         key: str,

@@ -24,6 +24,7 @@ from ...layers.moe import MoE
 from ...layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
 from ...layers.recurrent.delta_net import DeltaNet
 from ...layers.recurrent.kimi_delta import KimiDelta
+from ...layers.recurrent.ngrams import Ngrams
 from ...layers.recurrent.short_conv import ShortConv
 from ...layers.recurrent.state_space import StateSpace
 from ...layers.rowwise.altup import AltUpRows
@@ -150,7 +151,7 @@ def check_description(branch: Branch) -> None:
     module = branch.module
     if isinstance(module, AltUpRows):
         raise Slow("no kernels for this kind of layer")
-    if branch.streams is not None:
+    if branch.streams is not None or isinstance(module, Ngrams):
         raise Slow("several residual streams")
     own_norms = isinstance(module, (DenseAndExperts, LayerInput))
     # What has kernels for the stream as it is, with the norm after it alone.

@@ -21,7 +21,7 @@ _L2_EPS = 1e-6  # of the norm of queries and keys, as the models were trained wi
 
 class DeltaNet:
     """Queries, keys and values through a short causal convolution and the gated delta rule; each
-    head is normed, gated by silu(z), and all are joined by `output`.
+    head is normed, gated by silu(z) or sigmoid(z), and all are joined by `output`.
 
     Projections: `qkv` gives queries, keys and values of all heads in this order, and `gate` gives
     z; or `qkvz` gives all four of each key head in turn. `beta` and `alpha` give one number for
@@ -102,6 +102,8 @@ class DeltaNet:
         mixed = [m.flatten(0, 1) for m in mixed]
         y = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         y = self.norm(y).view(rows, s.value_heads * s.value_length)
+        if s.sigmoid:
+            return self.output(y * z.sigmoid())
         if (found := many_rows.gated_product(self.output, z, y)) is not None:
             return found
         gated = many_rows.gate_silu(z, y)
