@@ -47,6 +47,7 @@ RUNNABLE = frozenset(
         "hunyuan-dense",
         "hunyuan-moe",
         "hy_v3",
+        "hy_v4",
         "internlm2",
         "jamba",
         "kimi-linear",

@@ -179,6 +179,7 @@ ARCHITECTURES = [
     Row("ling-3.0-flash", "IQ4_K"),
     Row("deepseek-v4-flash", "IQ4_K", layers=4),
     Row("glm-5.3-flash", "IQ4_K", layers=16),
+    Row("hy4-preview", "IQ4_K", layers=6),
     Row("qwen3.8-flash-next", "IQ4_K", layers=16),
     Row("ling-mini-2.0", "IQ4_K"),
     Row("ling-1t", "IQ4_K", layers=16),

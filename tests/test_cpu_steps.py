@@ -39,7 +39,8 @@ CLOSE = 2e-3
 FAST = ("llama-tiny", "qwen3moe-tiny", "qwen35-tiny", "deepseek-v3", "phi4-mini")
 NOT_PLANNED = (
     *("glm-5", "glm-5.3-flash", "qwen3.8-flash-next", "deepseek-v3.2", "deepseek-v4-flash"),
-    *("gemma3n-e2b", "gemma3n-e4b", "mamba-2.8b", "falcon-mamba-7b", "jamba-v0.1"),
+    *("hy4-preview", "gemma3n-e2b", "gemma3n-e4b"),
+    *("mamba-2.8b", "falcon-mamba-7b", "jamba-v0.1"),
     *("gemma4", "gemma4-31b", "gemma4-e4b", "gemma4-tiny"),
 )
 

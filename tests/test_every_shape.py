@@ -130,6 +130,7 @@ SIZES = {
     "apertus-70b": 70.6,
     "k-exaone": 236,
     "deepseek-v4-flash": 284,
+    "hy4-preview": 770,  # without the block that predicts further tokens
     "glm-5.3-flash": 313.3,  # 320 with the block that predicts further tokens
     "qwen3.8-flash-next": 176,  # 125, and 51 of n-grams
     "step-3.5-flash": 196,  # without blocks that predict further tokens
@@ -151,7 +152,9 @@ LARGER = {
 # Those that kernels evaluate, those that they evaluate in part, and the others.
 KERNELS = [name for name in SHAPES if architectures()[SHAPES[name].architecture].gpu]
 LAYER_BY_LAYER = [
-    name for name in SHAPES if SHAPES[name].architecture in ("deepseek4", "glm5-next", "qwen4exp")
+    name
+    for name in SHAPES
+    if SHAPES[name].architecture in ("deepseek4", "glm5-next", "qwen4exp", "hy_v4")
 ]
 PARTLY = {*SHAPES} - {*KERNELS, *LAYER_BY_LAYER}
 # Rows of 288 elements are no whole words in some types, as kernels of steps read them, and have no

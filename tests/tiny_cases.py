@@ -61,6 +61,7 @@ FAMILIES = (
     "stablelm",
     "phimoe",
     "qwen4exp",
+    "hy_v4",
 )
 
 

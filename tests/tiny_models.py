@@ -100,6 +100,7 @@ def _class_of(case: Case):
     from . import (
         bailing_reference,
         deepseek_reference,
+        hy_v4_reference,
         internlm2_reference,
         minicpm_reference,
         step35_reference,
@@ -109,6 +110,7 @@ def _class_of(case: Case):
     own = (
         bailing_reference,
         deepseek_reference,
+        hy_v4_reference,
         internlm2_reference,
         minicpm_reference,
         step35_reference,

@@ -33,6 +33,18 @@ class SparseAttention(MtpBlocks, LatentAttention):
         # Whether layers have an indexer. Empty: all have.
         self.selects: list[bool] = []
 
+    def indexers(self, default: list[str]) -> list[bool]:
+        """Return whether each layer has an indexer, as `indexer_types` or `default` says; nothing
+        if these say nothing. Raise ConfigError for other words.
+        """
+        types = self.config.strings("indexer_types", default=[]) or default
+        if types and (len(types) != self.n_main or not set(types) <= {"full", "shared"}):
+            raise ConfigError(
+                f"key 'indexer_types' must say full or shared for each of {self.n_main} layers",
+                file=self.config.file,
+            )
+        return [kind == "full" for kind in types]
+
     def family_keys(self) -> dict[str, Value]:
         return {
             **super().family_keys(),
@@ -75,14 +87,7 @@ class GlmMoeDsa(GlmTokens, SparseAttention):
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
-        config = self.config
-        types = config.strings("indexer_types", default=[]) or self._types_by_rule()
-        if types and (len(types) != self.n_main or not set(types) <= {"full", "shared"}):
-            raise ConfigError(
-                f"key 'indexer_types' must say full or shared for each of {self.n_main} layers",
-                file=config.file,
-            )
-        self.selects = [kind == "full" for kind in types]
+        self.selects = self.indexers(self._types_by_rule())
 
     def _types_by_rule(self) -> list[str]:
         """Return what `index_topk_pattern`, or else `index_topk_freq` and `index_skip_topk_offset`,

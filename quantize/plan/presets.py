@@ -272,6 +272,7 @@ IK = RuleSet(
         "gemma3n": ("altup", "laurel", "per_layer_model_proj"),
         # Which llama.cpp does not keep: small, and everything after them depends on them.
         "deepseek4": ("hc_", "compressor_ape.weight", "indexer.proj.weight"),
+        "hy_v4": ("hc_", "indexer.proj.weight"),
         "qwen4exp": ("_inject.weight", "indexer.", "ple_conv1d"),
     },
 )

@@ -136,6 +136,40 @@ _DEEPSEEK_V3 = Shape(
         "rope.scaling.yarn_log_multiplier": f32(0.1),
     },
 )
+
+
+@dataclass(frozen=True)
+class ChoosingShape(Shape):
+    """The shape of a model with several residual streams, and indexers in the layers `owners`
+    alone; those between use what the last one chose.
+    """
+
+    streams: StreamSizes = field(default_factory=StreamSizes)
+    owners: tuple[int, ...] = ()
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of all tensors, in the order of a converted file."""
+        yield from super().tensors()
+        yield from self.streams.ends(self.width)
+
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self.streams.around("attn", self.width)
+        for name, shape in super()._mixer(layer):
+            if layer in self.owners or not name.startswith("indexer."):
+                yield name, shape
+
+    def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self.streams.around("ffn", self.width)
+        yield from super()._feed_forward(layer)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        types = [layer in self.owners for layer in range(self.n_layers)]
+        own = {"attention.indexer.types": array(ValueType.BOOL, types), **self.streams.keys}
+        found = {f"{self.architecture}.{key}": value for key, value in own.items()}
+        return super().metadata(type) | found
+
+
 LATENT_SHAPES: dict[str, Shape] = {
     "deepseek-v2-lite": Shape(
         "deepseek2",
@@ -298,6 +332,28 @@ LATENT_SHAPES: dict[str, Shape] = {
             "rope.scaling.type": string("yarn"),
             "rope.scaling.factor": f32(16.0),
             "rope.scaling.original_context_length": u32(65536),
+        },
+    ),
+    "hy4-preview": ChoosingShape(
+        *("hy_v4", "770B.A49B", 78, 6144, 64, 1, 256, 2048, 120832),
+        *(10000000.0, 1 << 20, 1e-5, 256, 8),
+        n_dense=1,
+        dense_hidden=18432,
+        shared=2048,
+        choice_bias=True,
+        latent=LatentSizes(2048, 512, 192, 64, 256),
+        indexer=IndexerSizes(32, 128, 2048),
+        gate_apart=True,
+        sinks=True,
+        streams=StreamSizes(magnitude=2.0),
+        owners=(0, *range(1, 78, 4)),
+        rotated=64,
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(2.827),
+            "swiglu_clamp_exp": f32(10.0),
         },
     ),
 }

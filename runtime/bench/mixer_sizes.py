@@ -242,15 +242,19 @@ class IndexerSizes:
 
 @dataclass(frozen=True)
 class StreamSizes:
-    """Sizes of several residual streams, as in `StreamSpec`."""
+    """Sizes of several residual streams, as in `StreamSpec`. magnitude: of what layers give, where
+    streams keep what they are; 0 where they are mixed.
+    """
 
     n: int = 4
     iterations: int = 20
     epsilon: float = 1e-6
+    magnitude: float = 0.0
 
     def around(self, part: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of the tensors around a layer. part: `attn` or `ffn`."""
-        yield from self._mixing(f"hc_{part}", (2 + self.n) * self.n, 3, width)
+        numbers, groups = (2 * self.n, 2) if self.magnitude else ((2 + self.n) * self.n, 3)
+        yield from self._mixing(f"hc_{part}", numbers, groups, width)
 
     def ends(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, numpy-order shape) of the tensors after the last layer."""
@@ -266,11 +270,13 @@ class StreamSizes:
     @property
     def keys(self) -> dict[str, Value]:
         """Return the metadata keys of the streams, without the architecture's name."""
-        return {
+        found = {
             "hyper_connection.count": u32(self.n),
-            "hyper_connection.sinkhorn_iterations": u32(self.iterations),
             "hyper_connection.epsilon": f32(self.epsilon),
         }
+        if self.magnitude:
+            return found | {"hyper_connection.magnitude": f32(self.magnitude)}
+        return found | {"hyper_connection.sinkhorn_iterations": u32(self.iterations)}
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,10 @@ class Shape:
             yield "attn_v_b.weight", (heads, s.value, s.kv_rank)
         if self.head_gates:
             yield "attn_gate.weight", (heads, self.width)
+        elif self.gate_apart:
+            yield "attn_gate.weight", (heads * s.value, self.width)
+        if self.sinks:
+            yield "attn_sinks.weight", (heads,)
         yield "attn_output.weight", (self.width, heads * s.value)
         if self.indexer is not None:
             yield from self.indexer.tensors(self.width, s.q_rank)

@@ -14,6 +14,8 @@ from .plan import LANES, NotPlanned, Plan
 def plan_delta_net(plan: Plan, module: DeltaNet, x: Buffer) -> Buffer:
     """Add what the module gives for the normed state x."""
     s, memory = module.spec, plan.memory
+    if s.sigmoid:
+        raise NotPlanned("gates of delta nets by a sigmoid")
     if s.key_length % LANES or s.value_length % LANES or s.convolution < 2:
         raise NotPlanned(f"delta nets with heads of {s.key_length} and {s.value_length} elements")
     inputs, channels, gates = _inputs(plan, module, x)

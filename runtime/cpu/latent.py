@@ -7,7 +7,7 @@ import torch
 
 from ...formats.types import ggml_type
 from ..layers.latent import Joined, PerHead
-from ..layers.mla import MLA
+from ..layers.mla import MLA, has_more
 from ..simd.operations import operation
 from ..simd.products import Rows
 from ..simd.step import attention as attention_step
@@ -25,6 +25,8 @@ def plan_latent(plan: Plan, module: MLA, x: Buffer) -> Buffer:
     s, memory = module.spec, plan.memory
     if module.indexer is not None or module.top_k:
         raise NotPlanned("attention that chooses positions")
+    if has_more(module):
+        raise NotPlanned("sinks, or gates of elements, of latent attention")
     width = s.cache_width
     if width % UNIT or s.rope_length % LANES or s.kv_rank % UNIT or s.nope_length % UNIT:
         raise NotPlanned(f"latent vectors of {s.kv_rank} and keys of {s.rope_length} elements")

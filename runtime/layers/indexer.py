@@ -22,7 +22,7 @@ class Indexer:
     key_length); every token sees the `top_k` positions with the largest scores.
 
     Queries come from the latent query, `k` and `weights` from the hidden state. The first
-    `rope.n_rot` elements of queries and keys are rotated.
+    `rope.n_rot` elements of queries and keys are rotated, or the last ones (`rope_last`).
     """
 
     def __init__(
@@ -60,9 +60,16 @@ class Indexer:
         k = self.k_norm(self.k(x))[:, None]
         if s.rope_length:
             angles = batch.angles(self.rope)
-            q, k = self.rope(q, angles), self.rope(k, angles)
+            q, k = self._rotated(q, angles), self._rotated(k, angles)
         k = k[:, 0]
         return q, k, self.weights(x) * (s.heads * s.key_length) ** -0.5
+
+    def _rotated(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """Return x float32[rows, heads, key_length] with its first or last elements rotated."""
+        if not self.spec.rope_last:
+            return self.rope(x, angles)
+        kept = x.shape[-1] - self.rope.n_rot
+        return torch.cat([x[..., :kept], self.rope(x[..., kept:].contiguous(), angles)], dim=-1)
 
     def select(self, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return bool[n, total]: the positions that the last n of `total` see, for q and weights of

@@ -28,6 +28,18 @@ _SCORES_MIB = 64  # of scores of the absorbed form at a time
 _BUFFER_MIB = 512  # of keys and values of the naive form at a time
 
 
+def has_more(module: MLA) -> bool:
+    """Return whether the module has what no kernels and programs evaluate: sinks, gates of
+    elements, or an indexer that rotates its last elements.
+    """
+    indexer = module.indexer
+    return (
+        module.sinks is not None
+        or module.spec.gate_length > 1
+        or (indexer is not None and indexer.spec.rope_last)
+    )
+
+
 class MLA(LooksBack):
     """softmax(scale * Q K^T + causal mask) V with keys [W_k c | k_rope] and values W_v c for the
     latent vector c of each position. k_rope is one rotated key for all heads.
@@ -40,8 +52,9 @@ class MLA(LooksBack):
 
     `q` (after `q_a` and `q_norm`, if the query has a latent vector too) projects to heads [nope |
     rope]. `kv_a` projects to [c | k_rope], and `kv_norm` norms c. `gate` gives a number for each
-    head, whose sigmoid multiplies the results of the head. With `top_k`, tokens see
-    so many positions at most, which the indexer chose here, or in the last layer that has one.
+    head, or for each of its elements, whose sigmoid multiplies the results of the head. `sinks`,
+    float32[heads], are scores of each head that take part in the softmax only. With `top_k`, tokens
+    see so many positions at most, which the indexer chose here, or in the last layer that has one.
     """
 
     window = 0
@@ -61,12 +74,13 @@ class MLA(LooksBack):
         indexer: Indexer | None = None,
         top_k: int = 0,
         gate: Linear | None = None,
+        sinks: torch.Tensor | None = None,
         switches: Switches = Switches(),
     ):
         self.spec, self.q, self.kv_a, self.kv_norm, self.up = spec, q, kv_a, kv_norm, up
         self.output, self.rope, self.q_a, self.q_norm = output, rope, q_a, q_norm
         self.indexer, self.top_k, self.switches = indexer, top_k, switches
-        self.gate = gate
+        self.gate, self.sinks = gate, sinks
 
     @property
     def _index_width(self) -> int:
@@ -137,7 +151,7 @@ class MLA(LooksBack):
             batch.scratch["selection"] = [sequence.seen for sequence in sequences]
         mixed = self._mix(q, sequences)
         if self.gate is not None:
-            mixed = mixed * self.gate(x).sigmoid()[..., None]
+            mixed = mixed * self.gate(x).sigmoid().unflatten(-1, (self.spec.heads, -1))
         return self.output(mixed.reshape(len(x), self.spec.heads * self.spec.value_length))
 
     def _normed(self, q: torch.Tensor) -> torch.Tensor:
@@ -190,7 +204,8 @@ class MLA(LooksBack):
         mixed = q.new_empty(len(q), s.heads, s.value_length)
         for first in range(0, s.heads, step):
             heads = slice(first, first + step)
-            mixed[:, heads] = self._naive_heads(q[:, heads], rows, heads, sequence.seen)
+            sinks = None if self.sinks is None else self.sinks[heads]
+            mixed[:, heads] = self._naive_heads(q[:, heads], rows, heads, sequence.seen, sinks)
         return mixed
 
     def _heads_at_a_time(self, keys: int) -> int:
@@ -204,22 +219,28 @@ class MLA(LooksBack):
         return 4 * keys * (s.nope_length + s.value_length + 2 * max(s.key_length, s.value_length))
 
     def _naive_heads(
-        self, q: torch.Tensor, rows: torch.Tensor, heads: slice, seen: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        rows: torch.Tensor,
+        heads: slice,
+        seen: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attend with some heads, for q float32[n, heads, key_length] of these and rows of the
-        cache.
+        """Attend with some heads, for q float32[n, heads, key_length] and sinks of these, and rows
+        of the cache.
         """
         s = self.spec
         k, v = self.up.keys_and_values(rows[:, s.rope_length :], heads)
         k_rope = rows[:, None, : s.rope_length].expand(-1, q.shape[1], -1)
         k = torch.cat([k_rope, k], dim=-1)
-        if not self.switches.flash_attention:
+        if not self.switches.flash_attention or sinks is not None:
             return attend_with_scores(
                 q[None],
                 k[None],
                 v[None],
                 s.scale,
                 self.switches.attention_buffer,
+                sinks=sinks,
                 mask=seen,
             )[0]
         # Kernels without a matrix of scores want keys and values of one length.
@@ -260,5 +281,8 @@ class MLA(LooksBack):
             scores = q[piece] @ sequence.rows.T
             if seen is not None:
                 scores.masked_fill_(~seen[piece, None], float("-inf"))
-            mixed[piece] = scores.softmax(dim=-1) @ values
+            if self.sinks is not None:
+                sinks = self.sinks[:, None].expand(len(scores), -1, 1)
+                scores = torch.cat([scores, sinks], dim=-1)
+            mixed[piece] = scores.softmax(dim=-1)[..., :total] @ values
         return hadamard(mixed, block)[..., s.rope_length :] if block else mixed

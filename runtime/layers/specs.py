@@ -195,7 +195,8 @@ class MLASpec:
     `rope_length` for all heads. q_rank: length of the latent query; 0 if queries are projected
     directly. Query and key heads have nope_length + rope_length elements, value heads value_length.
     absorb: new tokens of a sequence below which keys and values are not rebuilt from the latent
-    vectors; queries and results are projected instead.
+    vectors; queries and results are projected instead. gate_length: gates of a head, where there
+    are gates.
     """
 
     heads: int
@@ -207,6 +208,7 @@ class MLASpec:
     scale: float
     absorb: int = 128
     temperature: Temperature | None = None
+    gate_length: int = 1
 
     @property
     def cache_width(self) -> int:
@@ -224,7 +226,8 @@ class IndexerSpec:
     """The selection of positions of sparse attention (DeepSeek-V3.2, 2025).
 
     Every token sees the `top_k` positions with the best scores of `heads` small heads. own: this
-    layer computes the selection; others use the one of the last layer that did.
+    layer computes the selection; others use the one of the last layer that did. rope_last: the last
+    elements are rotated, not the first ones.
     """
 
     heads: int
@@ -232,6 +235,7 @@ class IndexerSpec:
     rope_length: int
     top_k: int
     own: bool = True
+    rope_last: bool = False
 
 
 @dataclass(frozen=True)

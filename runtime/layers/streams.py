@@ -100,6 +100,35 @@ class HyperConnection:
         return (weights[..., None] * y[:, None] + mixed).flatten(1)
 
 
+class KeepingConnection:
+    """What is around a layer of a model whose streams keep what they are: it reads the sum of
+    streams times sigmoid(a) + epsilon; stream k becomes itself plus magnitude * sigmoid(b_k) +
+    epsilon times what the layer gives. a and b are the numbers of `weights`.
+    """
+
+    def __init__(self, weights: StreamWeights, magnitude: float):
+        self.weights, self.magnitude = weights, magnitude
+
+    @property
+    def tensors(self) -> Iterator[str]:
+        """The names of its tensors, which are whole on every rank."""
+        return self.weights.tensors
+
+    def before(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the layer reads, float32[rows, width], and the weights that `after` needs,
+        for h float32[rows, n * width].
+        """
+        s = self.weights.spec
+        a, b = self.weights.numbers(h, [s.n, s.n])
+        return joined(h, a.sigmoid() + s.epsilon), self.magnitude * b.sigmoid() + s.epsilon
+
+    def after(self, h: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the streams after the layer, float32[rows, n * width], for those before it and
+        what it gives, float32[rows, width]. weights: of `before`.
+        """
+        return h + (weights[..., None] * y[:, None]).flatten(1)
+
+
 class StreamEnds:
     """The `n` streams before the first layer, all alike, and what they become after the last one:
     the sum of each times sigmoid(a) + epsilon, or without weights their mean.
@@ -218,5 +247,5 @@ class GatedEnds:
         return self.mixer(h)[0]
 
 
-Connection = HyperConnection | GatedConnection
+Connection = HyperConnection | KeepingConnection | GatedConnection
 Ends = StreamEnds | GatedEnds

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import ConfigError
@@ -49,9 +49,11 @@ class LatentParts:
         rotates: bool = True,
         rope: Rope | None = None,
         eps: float = _LATENT_EPS,
+        element_gates: bool = False,
     ) -> LatentParts:
         """rotates: heads know their positions. rope: how they rotate, where that is not pairs of
-        neighbours with the scaling of the file. eps: of norms of latent vectors. ConfigError for
+        neighbours with the scaling of the file. eps: of norms of latent vectors. element_gates:
+        gates are for each element of the results of heads. ConfigError for
         sizes that contradict each other.
         """
         p = d.p
@@ -74,6 +76,8 @@ class LatentParts:
             absorb=d.w.switches.absorb,
             temperature=temperature,
         )
+        if element_gates:
+            spec = replace(spec, gate_length=spec.value_length)
         if rope is None:
             rope = cls._rope(d, rotated, "norm") if rotates else Rope.none("norm", rotated)
         dense = p.integer("leading_dense_block_count", 0, least=0)
@@ -85,7 +89,8 @@ class LatentParts:
 
     def attention(self, layer: int, indexer: Indexer | None = None, *, top_k: int = 0) -> Any:
         """The attention of a block: queries directly or through a latent vector, the up-projection
-        per head, joined, or both, and gates of heads if the file has them. top_k: see `MLA`.
+        per head, joined, or both, and gates and sinks of heads if the file has them. top_k: see
+        `MLA`.
         """
         d, s, at, w = self.d, self.spec, f"blk.{layer}", self.d.w
         local = s if w.share is None else w.share.latent(layer, s)
@@ -100,7 +105,10 @@ class LatentParts:
         else:
             q = self._product(layer, "attn_q", d.width, head_rows)
         if w.has(f"{at}.attn_gate.weight"):
-            more["gate"] = self._product(layer, "attn_gate", d.width, s.heads)
+            rows = s.heads * s.gate_length
+            more["gate"] = self._product(layer, "attn_gate", d.width, rows)
+        if w.has(f"{at}.attn_sinks.weight"):
+            more["sinks"] = w.vector(f"{at}.attn_sinks.weight", s.heads, masks=True)
         return MLA(
             local,
             q=q,
@@ -135,12 +143,19 @@ class LatentParts:
         return PerHead(k_b, v_b, f"{joined}.weight", w.observe)
 
     def chooses(
-        self, owners: Collection[int], style: str, *, pools: bool = False
+        self,
+        owners: Collection[int],
+        style: str,
+        *,
+        pools: bool = False,
+        rope_last: bool = False,
+        key_eps: float = _KEY_EPS,
     ) -> Callable[[int], Any]:
         """Return the attention of a block, by its number, to positions that an indexer chooses: its
         own in the blocks `owners`, in others the last one before. style: how the indexers rotate.
-        pools: they choose pools of positions, if the file says so. ConfigError for sizes that
-        contradict each other.
+        pools: they choose pools of positions, if the file says so. rope_last: they rotate the last
+        elements. key_eps: of the norm of their keys. ConfigError for sizes that contradict each
+        other.
         """
         p, sparse, s = self.d.p, self.d.w.switches.sparse_attention, self.spec
         spec = IndexerSpec(
@@ -148,6 +163,7 @@ class LatentParts:
             p.integer("attention.indexer.key_length"),
             s.rope_length,
             p.integer("attention.indexer.top_k"),
+            rope_last=rope_last,
         )
         pool = p.integer("attention.indexer.kpool", 0, least=0) if pools else 0
         if pool and (spec.top_k % pool or not p.flag("attention.indexer.kpool_select_tail", False)):
@@ -162,7 +178,7 @@ class LatentParts:
         def attention(layer: int) -> Any:
             indexer = None
             if sparse and layer in owners:
-                indexer = self._indexer(layer, spec, rope, pool)
+                indexer = self._indexer(layer, spec, rope, key_eps, pool)
             else:
                 self.d.w.skip(f"blk.{layer}.indexer.")
                 if pool:
@@ -171,7 +187,9 @@ class LatentParts:
 
         return attention
 
-    def _indexer(self, layer: int, spec: IndexerSpec, rope: Rope, pool: int = 0) -> Indexer:
+    def _indexer(
+        self, layer: int, spec: IndexerSpec, rope: Rope, key_eps: float, pool: int
+    ) -> Indexer:
         """pool: so many positions have one key together; 0: each has its own."""
         d, at = self.d, f"blk.{layer}.indexer"
 
@@ -184,7 +202,7 @@ class LatentParts:
         parts: dict[str, Any] = {
             "q": product(".attn_q_b", self.spec.q_rank, spec.heads * n),
             "k": product(".attn_k", d.width, n),
-            "k_norm": LayerNorm(d.w.vector(f"{norm}.weight", n), bias, _KEY_EPS, norm),
+            "k_norm": LayerNorm(d.w.vector(f"{norm}.weight", n), bias, key_eps, norm),
             "weights": product(".proj", d.width, spec.heads),
             "rope": rope,
         }

@@ -113,7 +113,7 @@ def plan_latent(module: MLA, splits: TensorSplits, parts: Parts) -> Parts:
         multiple(s.value_length, splits.column_unit(module.output.name)),
     )
     if module.gate is not None:
-        unit = least_common(unit, splits.row_unit(module.gate.name))
+        unit = least_common(unit, multiple(s.gate_length, splits.row_unit(module.gate.name)))
     if isinstance(up, Joined):
         rows = s.nope_length + s.value_length
         unit = least_common(unit, multiple(rows, splits.row_unit(up.kv_b.name)))
@@ -130,7 +130,10 @@ def plan_latent(module: MLA, splits: TensorSplits, parts: Parts) -> Parts:
             splits.copy(f"{norm.name}.weight")
     splits.rows(stem(module.q.name), [[scaled(held, s.key_length)] for held in heads])
     if module.gate is not None:
-        splits.rows(stem(module.gate.name), [[held] for held in heads])
+        splits.rows(stem(module.gate.name), [[scaled(held, s.gate_length)] for held in heads])
+    if module.sinks is not None:
+        name = f"{output.rpartition('.')[0]}.attn_sinks.weight"
+        splits.vector(name, [[held] for held in heads])
     if isinstance(up, Joined):
         splits.rows(stem(up.kv_b.name), [[scaled(held, rows)] for held in heads])
     elif isinstance(up, PerHead):

@@ -19,7 +19,7 @@ from ...layers.block import AttentionAndFFN, AttentionAndStateSpace, Block, Bran
 from ...layers.dense_and_experts import DenseAndExperts
 from ...layers.ffn import GatedFFN, PlainFFN
 from ...layers.layer_input import LayerInput
-from ...layers.mla import MLA
+from ...layers.mla import MLA, has_more
 from ...layers.moe import MoE
 from ...layers.norm import HeadLayerNorm, LayerNorm, Norm, RMSNorm
 from ...layers.recurrent.delta_net import DeltaNet
@@ -186,6 +186,10 @@ def check_description(branch: Branch) -> None:
     elif isinstance(module, PlainFFN):
         if module.spec.activation not in ("silu", "gelu", "gelu_erf", "relu_squared", "xielu"):
             raise Slow(f"activation {module.spec.activation}")
+    elif isinstance(module, MLA) and has_more(module):
+        raise Slow("sinks, or gates of elements, of latent attention")
+    elif isinstance(module, DeltaNet) and module.spec.sigmoid:
+        raise Slow("gates of delta nets by a sigmoid")
     elif not isinstance(
         module, (DeltaNet, KimiDelta, ShortConv, StateSpace, MLA, AbsentMixer, AbsentRows)
     ):
