@@ -26,6 +26,7 @@ MULTIMODAL = {
     "Llama4ForConditionalGeneration": "llama4",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    "Qwen4ExpForConditionalGeneration": "qwen4exp",
     "Step3p7ForConditionalGeneration": "step35",
 }
 OTHER_NAMES = (
