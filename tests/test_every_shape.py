@@ -343,7 +343,8 @@ def test_memory_is_known_before_anything_is_loaded(opened):
 def test_attention_of_steps_has_kernels_where_a_block_has_99_kb(opened):
     """With every type of cache, as on an RTX; also latent attention with `-khad`."""
     limit, types = 97 << 10, attention_shape.TYPES
-    mixers = [mixer for block in opened[1].network.blocks for mixer in block.mixers]
+    name, model = opened
+    mixers = [mixer for block in model.network.blocks for mixer in block.mixers]
     latent = {(m.spec, m.top_k) for m in mixers if isinstance(m, MLA)}
     for (s, top_k), type, turned in itertools.product(latent, types, (0, 64)):
         if turned and (ggml_type(type).is_float or name in UNEVEN):
