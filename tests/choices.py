@@ -47,8 +47,8 @@ def recorded(monkeypatch) -> Iterator[Choices]:
             route(self, h, norm, eps, matrix, ids, *rest)
             keep(ids)
 
-        def positions(scores, top_k):
-            seen = best(scores, top_k)
+        def positions(scores, top_k, *counts):
+            seen = best(scores, top_k, *counts)
             numbers = torch.arange(seen.shape[1], device=seen.device)
             chosen = torch.where(seen, numbers, -1).sort(dim=-1, descending=True).values
             missing = top_k - chosen.shape[1]

@@ -35,6 +35,8 @@ OTHER_NAMES = (
     "ExaoneMoEForCausalLM",
     "HyV3ForCausalLM",
     "LFM2ForCausalLM",
+    "PhiMoEForCausalLM",
+    "StableLMEpochForCausalLM",
 )  # of classes that have a case
 ALONE = "Mistral4ForCausalLM"  # the text model of the case mistral4
 PLACES = {

@@ -104,18 +104,18 @@ def test_kernels_evaluate_all_that_they_are_said_to_of_random_models(name, tmp_p
 def test_generate_names_an_architecture_that_cannot_run_before_its_tokenizer(tmp_path, capsys):
     """The vocabulary of such a file may need an unsupported tokenizer as well."""
     keys = {
-        "general.architecture": string("mamba"),
+        "general.architecture": string("dbrx"),
         "tokenizer.ggml.model": string("llama"),
         "tokenizer.ggml.pre": string("nothing-known"),
     }
     with open_gguf(shared("golden/convert/llama/expected-f32.gguf")) as source:
-        path = write_gguf(tmp_path / "mamba.gguf", source, metadata=keys)
+        path = write_gguf(tmp_path / "dbrx.gguf", source, metadata=keys)
     assert main(["generate", "--device", "cpu", "-m", str(path), "-p", "a", "-n", "1"]) == 1
     told = capsys.readouterr().err
-    assert "architecture 'mamba' cannot run yet; the runtime supports " in told
+    assert "architecture 'dbrx' cannot run yet; the runtime supports " in told
     assert f"supports {', '.join(sorted(architectures()))}\n" in told
     assert "tokenizer" not in told
-    with pytest.raises(ArchitectureError, match="'mamba' cannot run yet"):
+    with pytest.raises(ArchitectureError, match="'dbrx' cannot run yet"):
         load_model(path)
 
 
